@@ -91,6 +91,30 @@ def test_it_takes_the_place_of_a_node_that_leaves(start_job: StartJob) -> None:
     check_losses(job, script=TINY, least=8)
 
 
+def test_a_node_gives_its_place_away_waits_in_the_same_process_and_takes_it_back(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1", "--verify-state", "1"))
+    job.wait(StandbyReady)
+    goes_on(job)
+    before, pids = job.all(GenerationStarted)[-1].members, job.pids("node-1")
+    job.call("move", "node-1")
+    begun = job.wait(GenerationStarted, reason="move")
+    assert begun.members == tuple("standby-0" if name == "node-1" else name for name in before)
+    assert job.wait(NodeMoved, from_node="node-1", to_node="standby-0").reason == "move"
+    assert job.wait(StandbyReady, node="node-1").warm_s == 0.0
+    job.call("move", "standby-0", "--to", "node-1")
+    job.wait(NodeMoved, from_node="standby-0", to_node="node-1")
+    job.wait(StandbyReady, node="standby-0", since=job.wait(StandbyReady, node="node-1").seq)
+    job.signal_node("node-2")
+    assert job.wait(GenerationStarted, reason="replace").members == tuple(
+        "standby-0" if name == "node-2" else name for name in before
+    )
+    assert job.pids("node-1") == pids, "it is the same process all along"
+    goes_on_until_interrupted(job)
+    assert {event.world_size for event in job.all(StepCommitted)} == {3}
+    assert {event.node for event in job.all(FailureDetected)} == {"node-2"}
+    check_losses(job, script=TINY, least=8)
+
+
 def test_one_whose_script_raises_in_a_shadow_step_stays_cold_and_nobody_has_failed(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", "--cold", options=("--standbys", "1"))
     last = job.wait(StandbyFailed, again=False)

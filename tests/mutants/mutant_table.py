@@ -30,6 +30,7 @@ JOINING = "coordination/generations/swap.py"
 HEARING = "coordination/hearing.py"
 STOPPING = "coordination/generations/stopping.py"
 FAILURES = "coordination/failures/failures.py"
+DEPARTURES = "coordination/nodes/departures.py"
 ADMISSION = "coordination/nodes/admission.py"
 ABSENCES = "coordination/nodes/absences.py"
 COORDINATOR = "coordination/coordinator.py"
@@ -133,22 +134,22 @@ MUTANTS = (
     Mutant(
         name="ignores_the_terms_of_stops",
         file=GENERATIONS,
-        old="        if order.term < self.term or order.generation < self.number or repeated:\n",
-        new="        if order.generation < self.number or repeated:\n",
+        old="        if order.term < self.term or order.generation < max(self.number, self._over) or repeated:\n",
+        new="        if order.generation < max(self.number, self._over) or repeated:\n",
         why="a coordinator that was superseded must not stop anybody",
     ),
     Mutant(
         name="obeys_stops_of_old_generations",
         file=GENERATIONS,
-        old="        if order.term < self.term or order.generation < self.number or repeated:\n",
+        old="        if order.term < self.term or order.generation < max(self.number, self._over) or repeated:\n",
         new="        if order.term < self.term or repeated:\n",
         why="an old Stop freezes a worker for which nobody waits any more",
     ),
     Mutant(
         name="begins_an_old_generation",
         file=GENERATIONS,
-        old="plan.generation <= max(self.number, self._stopped)",
-        new="plan.generation < max(self.number, self._stopped)",
+        old="plan.generation <= self._newest",
+        new="plan.generation < self._newest",
         why="a generation that was broken, or is in force, is not begun again",
     ),
     Mutant(
@@ -386,9 +387,16 @@ MUTANTS = (
     ),
     # ---- who is there ----
     Mutant(
+        name="lets_leavers_go_at_once",
+        file=DEPARTURES,
+        old="(self._ledger.proven >= one.step or not self._turn.members.unfinished(plan))",
+        new="one.owed",
+        why="who has left counts until the others have gone on: whoever takes its place may not have the state yet",
+    ),
+    Mutant(
         name="takes_back_anybody",
         file=ADMISSION,
-        old="        if _was_expelled(record, hello):\n",
+        old="        if _was_expelled(self._turn.planned, hello):\n",
         new="        if False:\n",
         why="a node that was expelled in its absence comes back with fresh workers only",
         quick=True,

@@ -96,8 +96,8 @@ WITNESS_MUTANTS = (
     Mutant(
         name="a_joiner_knows_no_step",
         file=WORKER,
-        old="        self._sent = tuple(passed)\n",
-        new="        self._sent = ()\n",
+        old="        self._copy.sent = tuple(passed)\n",
+        new="        self._copy.sent = ()\n",
         why="who was sent a state may be the last one alive",
     ),
     Mutant(

@@ -89,9 +89,8 @@ class Coordinator:
         Args:
             checkpoints: intact ones that lie in the checkpoint directory; they count where the record knows of none.
         """
-        turn = self.turn
+        turn, first = self.turn, self.record.term == 0
         turn.now = self._last_tick = now
-        first = self.record.term == 0
         self.parts.progress.begin(now, first=first)
         since = self.record.run_since if self.config.takeover else 0.0
         turn.change(term=self.record.term + 1, run_since=since or now, born=self.record.born or now)
@@ -153,6 +152,7 @@ class Coordinator:
         plan = self.record.plan
         if plan is None or self.parts.stopping.stop is not None or self.over is not None:
             return  # (while reports are awaited nobody knows who a member is)
+        self.parts.departures.look(plan)
         if at_boundary := self.parts.progress.release():
             self.parts.failures.made_good()
         self.parts.look_at_what_is_saved()
@@ -187,7 +187,7 @@ class Coordinator:
     def _settled(self) -> GenerationPlan | None:
         """The plan in force, where nothing is about to change it; else None."""
         plan = self.record.plan
-        if plan is None or plan.last:
+        if plan is None or plan.last or self.members.owed:
             return None
         calm = self.parts.state is JobState.RUNNING and self.record.pending is None and not self.parts.absences.promised
         return plan if calm and self.members.entered(plan) else None
@@ -214,7 +214,7 @@ class Coordinator:
         node = self._admission.let_in(connection, hello)
         if node is None:
             return
-        if not node.returning and not node.standby:
+        if not node.returning and not node.aside:
             self.parts.newcomers.came(node)
         generation = self.turn.generation
         ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}

@@ -135,10 +135,10 @@ class Hearing:
         if self._turn.record.outcome:
             self._turn.order(attach.worker, msg.JobDone())
             return
-        if node.standby:
-            if node.complete and not node.returning:
-                self._parts.progress.costs.measured(Cost.START, self._turn.now - node.came)
-            return  # (it is warmed up once the others train)
+        if node.standby and node.complete and not node.returning:
+            self._parts.progress.costs.measured(Cost.START, self._turn.now - node.came)
+        if node.aside:
+            return  # (a standby is warmed up once the others train)
         self._parts.newcomers.attached(node, is_new=attach.worker not in self._turn.planned_on(node.name))
         self._parts.kept_ranks.came(attach.worker, node.came)
         if node.complete:
@@ -241,7 +241,12 @@ class Hearing:
             self._parts.closing.fail(message.why)
 
     def _raised(self, node: Node, message: msg.Raised) -> None:
-        self._parts.raisers.raised(node, message)
+        if node.standby:
+            self._parts.standbys.raised(node, message.worker, message.detail)
+        elif node.owed:  # (the others have done that step without it)
+            node.workers[message.worker].raised = True
+        else:
+            self._parts.raisers.raised(node, message)
 
     def _complaint(self, node: Node, message: msg.Complaint) -> None:
         pending = self._turn.record.pending

@@ -62,8 +62,10 @@ class JobParts:
         self.standbys = Standbys(turn, config, self.progress.costs)
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
-        self.departures = Departures(turn, config, self.ledger, self.stopping, self.absences)
         self.replacing = Replacing(turn, config, self.standbys, self.newcomers)
+        self.departures = Departures(
+            turn, config, self.ledger, self.stopping, self.absences, self.standbys, self.replacing
+        )
         self.closing = Closing(turn, config, self.stopping, self.ending)
         #: why a node was turned away last
         self.misfit = ""
@@ -71,7 +73,14 @@ class JobParts:
         self.ladder = Ladder(turn, config)
         self.kept_ranks = KeptRanks(turn, config)
         self.failures = Failures(
-            turn, self.progress, self.stopping, self.joining, self.absences, self.classes, self.ladder, self.standbys
+            turn,
+            self.progress,
+            self.stopping,
+            self.joining,
+            self.absences,
+            self.classes,
+            self.ladder,
+            (self.standbys.failed, self.departures.failed),
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)

@@ -25,7 +25,6 @@ from holdfast.protocol.messages.agent import CoordinatorMessage, NodeOrder, ToWo
 from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints, WorkerOrder
 from holdfast.protocol.messages.worker import Complaint
 from holdfast.protocol.names import index_of, node_of
-from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 
@@ -33,11 +32,13 @@ E = TypeVar("E", bound=AnyEvent)
 
 
 class _Named:
-    """The workers that two plans name, gone through once for both."""
+    """The workers that two plans name, and those that are owed: gone through once for all."""
 
-    def __init__(self, *plans: GenerationPlan | None) -> None:
-        self.plans = plans
-        self.workers = dict.fromkeys(worker for plan in plans if plan is not None for worker in plan.workers)
+    def __init__(self, record: Record) -> None:
+        self.of = record.plan, record.pending, record.leaving
+        plans = [plan.workers for plan in self.of[:2] if plan is not None]
+        owed = [one.owed for one in record.leaving]
+        self.workers = dict.fromkeys(worker for workers in (*plans, *owed) for worker in workers)
         self.by_node: defaultdict[str, list[str]] = defaultdict(list)
         for worker in self.workers:
             self.by_node[node_of(worker)].append(worker)
@@ -57,7 +58,7 @@ class Turn:
         self.now = 0.0
         self.position = self.recorded = position
         self._begun_at = position
-        self._named = _Named(None, None)
+        self._named = _Named(record)
         self._changed = False
         self._events: list[AnyEvent] = []
         self._sends: list[Instruction] = []
@@ -69,7 +70,7 @@ class Turn:
 
     @property
     def planned(self) -> KeysView[str]:
-        """The workers that the current or the pending plan names."""
+        """The workers that the current or the pending plan names, and those that have left but count still."""
         return self._plans_named.workers.keys()
 
     def planned_on(self, node: str) -> list[str]:
@@ -78,9 +79,9 @@ class Turn:
 
     @property
     def _plans_named(self) -> _Named:
-        plan, pending = self.record.plan, self.record.pending
-        if self._named.plans[0] is not plan or self._named.plans[1] is not pending:
-            self._named = _Named(plan, pending)
+        record, of = self.record, self._named.of
+        if of[0] is not record.plan or of[1] is not record.pending or of[2] is not record.leaving:
+            self._named = _Named(record)
         return self._named
 
     def is_member(self, worker: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from holdfast.coordination.inputs import Drain, Shutdown, Undrain
-from holdfast.errors import EXIT_INTERRUPTED, RefusedError, UnreachableError
+from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Undrain
+from holdfast.errors import EXIT_INTERRUPTED, BadInputError, RefusedError, UnreachableError
 from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.places_taken import PlacesTaken
@@ -154,15 +154,15 @@ class SimCluster:
         if not self.over:
             self.world.timeline.after(0.5, self.interrupt)
 
-    def drain(self, name: str) -> None:
-        """Ask a node to leave; what is refused is refused."""
+    def ask(self, request: Drain | MoveNodes) -> None:
+        """Ask for something of nodes; what is refused is refused."""
         if self.coordinator is not None:
-            self.coordinator.deliver(self._ask_to_leave, self.coordinator, name)
+            self.coordinator.deliver(self._ask, self.coordinator, request)
 
     @staticmethod
-    def _ask_to_leave(shell: CoordinatorShell, name: str) -> None:
-        with contextlib.suppress(RefusedError, UnreachableError):
-            shell.feed(Drain((name,)))
+    def _ask(shell: CoordinatorShell, request: Drain | MoveNodes) -> None:
+        with contextlib.suppress(BadInputError, RefusedError, UnreachableError):
+            shell.feed(request)
 
     def undrain(self) -> None:
         """Let a quarantined or drained node come back, and start its agent again."""

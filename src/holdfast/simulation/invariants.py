@@ -6,7 +6,6 @@ the newest persisted plan applies it; a decision that undoes the step takes it o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NoReturn
 
 from holdfast.coordination.coordinator import Coordinator
@@ -24,6 +23,7 @@ from holdfast.simulation.durable import wrong_source
 from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wrong_end, wronged
 from holdfast.simulation.faults.kept_work import KeptWork
 from holdfast.simulation.faults.plans import FaultKind
+from holdfast.simulation.faults.who_counts import WhoCounts, wrongly_taken_in
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts import broken_guarantee, shape_of
 from holdfast.simulation.world import START, Peer, World
@@ -45,14 +45,12 @@ class Checker:
         self._work = KeptWork(world.plan)
         self._record: Record | None = None
         self._barred: set[str] = set()  # (who is let back may still hear of an earlier refusal)
-        #: those of the record's plans: they count
-        self._counted: frozenset[str] = frozenset()
+        self._counts = WhoCounts()
         #: parts of a reduction that were found right, and for which state and step: nearly all members have the same
         self._right: tuple[tuple[int, int], tuple[int, ...]] = ((0, 0), ())
         #: generation -> the workers of its plan
         self._members: dict[int, tuple[str, ...]] = {}
         self._term = 0
-        self._expelled: set[str] = set()
         self._commits: dict[int, Commit] = {}
         self._last: ev.AnyEvent | None = None
         #: when a step was committed last, or the job ended
@@ -76,10 +74,15 @@ class Checker:
             if wrong := self._work.reported(message, whole=worker.whole):
                 self._fail(wrong)
 
-    def began(self, worker: Peer, order: msg.Begin, accepted: bool) -> None:
-        """A Begin reached a worker."""
-        if accepted:
-            self._promised.discard(worker.id)
+    def began(self, worker: Peer, order: msg.Begin | msg.StandBy, accepted: bool) -> None:
+        """A Begin reached a worker; or the word that it has left its generation, and promises nothing any more."""
+        left = isinstance(order, msg.StandBy)
+        if not accepted and not (left and worker.machine.plan is None):
+            return
+        self._promised.discard(worker.id)
+        if left or worker.id in self._counts.were_owed:  # (others have what it had of a step, too, perhaps)
+            self._work.left(worker.id)
+        else:
             self._work.began(worker.id, order)
 
     def issues(self, worker: Peer, kind: str) -> None:
@@ -117,7 +120,7 @@ class Checker:
             self._fail(f"{worker.id} applied step {step} with other parts than each micro-batch once: {reduced}")
         if training.wrong_v(plan, reduced, commit):
             self._fail(f"{worker.id} applied step {step} with other samples or logged values than its own: {commit}")
-        if worker.id in self._counted:
+        if worker.id in self._counts.workers:
             self.holds(worker)
             known = self._commits.setdefault(step, commit)
             if not training.same_bits(known, commit):
@@ -136,7 +139,7 @@ class Checker:
     def holds(self, worker: Peer) -> None:
         """A worker holds a state (applied, received or loaded): it must be that of the decided lineage."""
         step = worker.machine.applied or 0
-        if worker.id not in self._counted:
+        if worker.id not in self._counts.workers:
             return
         if self._truth.setdefault(step, worker.state) != worker.state:
             self._fail(f"{worker.id} has another state of step {step} than the lineage")
@@ -163,7 +166,7 @@ class Checker:
         """An input is handled; return what may have no effect: all of an expelled worker, but its saved parts."""
         message = event.message if isinstance(event, Received) else None
         said = message.message if isinstance(message, msg.FromWorker) else None
-        counts = said is None or said.worker not in self._expelled or isinstance(said, msg.CheckpointNews)
+        counts = said is None or said.worker not in self._counts.expelled or isinstance(said, msg.CheckpointNews)
         self._stale = None if counts else said
         return self._stale
 
@@ -179,21 +182,20 @@ class Checker:
         self._term, self._writer = record.term, machine
         before, self._record = self._record, record
         self._barred |= barred(record)
+        again = self._counts.take(record)
         if before is not None and before.plan is record.plan and before.pending is record.pending:
             return
         if record.plan is not None:
             self._members[record.plan.generation] = record.plan.workers
         plans = [plan for plan in (record.plan, record.pending) if plan is not None]
-        self._counted = frozenset(worker for plan in plans for worker in plan.workers)
         if before is None:
             return
         for plan in plans:
             self._guarantees(plan)
         if record.generation < before.generation or record.lineage < before.lineage:
             self._fail(f"generation or lineage went back: {before} {record}")
-        self._taken_in_again(self._counted & self._expelled)
-        if before.plan is not None:
-            self._expelled.update(worker for worker in before.plan.workers if worker not in self._counted)
+        if wrong := wrongly_taken_in(again, self._world):
+            self._fail(wrong)
         promoted = (
             record.plan is not None
             and before.pending is not None
@@ -208,14 +210,6 @@ class Checker:
         wrong = broken_guarantee(plan, shape) if shape is not None else ""
         if wrong:
             self._fail(f"generation {plan.generation}: {wrong}")
-
-    def _taken_in_again(self, workers: Iterable[str]) -> None:
-        """Expelled workers are members again: only right for one that never heard that it was in a generation."""
-        for worker in workers:
-            process = self._world.worker(worker)
-            if process is not None and process.machine.generation > 0:
-                self._fail(f"{worker} was expelled in generation {process.machine.generation} and is a member again")
-            self._expelled.discard(worker)
 
     def _decided(self, record: Record) -> None:
         """A decision is written: what it undoes never counted, and its members with state must be able to follow."""
@@ -367,7 +361,7 @@ class Checker:
 
     def _nobody_knows(self, step: int) -> None:
         """The loss of a step is unknown: never while somebody lives who counts, and holds what it has led to."""
-        for worker in self._counted:
+        for worker in self._counts.workers:
             process = self._world.worker(worker)
             if process is not None and (process.machine.applied or 0) >= step:
                 self._fail(f"step {step} was committed without its loss, although {worker} lives")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from machinery import Job, attach, hello, w
+from machinery import Job, attach, hello, reduced, w
 
 from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.inputs import Drain, Undrain
+from holdfast.coordination.instructions import Instruction
 from holdfast.coordination.nodes.departures import RETRY_STEPS
 from holdfast.errors import EXIT_DONE, BadInputError, RefusedError, UnreachableError
 from holdfast.protocol import events as ev
@@ -25,6 +26,85 @@ def entered(job: Job, *nodes: str, generation: int, at: int = 1) -> None:
         job.say(msg.Entered(worker=w(node), generation=generation, applied=at))
 
 
+def gone_on(job: Job, step: int, *nodes: str, generation: int = 2) -> None:
+    """These enter a generation, and apply its first step; the first one's word brings about what is looked at."""
+    entered(job, *nodes, generation=generation, at=step - 1)
+    said: list[Instruction] = []
+    for node in nodes:
+        job.step(step, node, generation=generation)
+        said += job.last
+    job.last = said
+
+
+def leaves() -> Job:
+    """n1 of n0 to n2 has left after step 1, and nobody has gone on yet."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    return job
+
+
+def test_whoever_has_left_is_taken_back_where_the_others_are_lost_before_they_went_on() -> None:
+    job = leaves()
+    job.lose("n0")
+    stops = job.orders(msg.Stop)
+    assert stops.keys() == {w("n1"), w("n2")}, "it is asked what it has, too"
+    assert stops[w("n1")].generation == 2
+    job.lose("n2")
+    reported(job, "n1")
+    begun = job.said(ev.GenerationStarted)[-1]
+    assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
+    assert not [event for event in job.events if isinstance(event, ev.NodeLeft) and event.node == "n1"]
+    assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
+
+
+def test_whoever_has_left_and_is_lost_at_once_disturbs_nobody() -> None:
+    job = leaves()
+    job.lose("n1")
+    assert job.machine.parts.stopping.stop is None
+    (left,) = job.said(ev.NodeLeft)
+    assert (left.node, left.reason) == ("n1", "drained")
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    gone_on(job, 2, "n0", "n2")
+    assert job.said(ev.StepCommitted)[-1].step == 2
+
+
+def test_a_coordinator_that_takes_over_knows_who_has_left_and_counts_still() -> None:
+    job = leaves()
+    job.boot(takeover=True)
+    for node in ("n0", "n2"):
+        job.connect(hello(node, kept=(attach(w(node)), msg.Begun(worker=w(node), generation=2))))
+    report = msg.Report(worker=w("n1"), term=1, generation=1, applied=1, step=2, phase=msg.Phase.COMPUTE)
+    job.connect(hello("n1", kept=(attach(w("n1")), msg.Begun(worker=w("n1"), generation=1), report)))
+    assert not job.sent(msg.Refused)
+    reported(job, "n0", "n2")
+    reported(job, "n1")
+    assert job.said(ev.GenerationStarted)[-1].members == ("n0", "n2")
+    gone_on(job, 2, "n0", "n2", generation=3)
+    assert [event.node for event in job.said(ev.NodeLeft)] == ["n1"]
+    assert [one.node for one in job.machine.record.drained] == ["n1"]
+
+
+def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
+    """n1 was stopped before it had applied step 2, which the others end with: nobody waits for n1."""
+    job = Job().start()
+    job.step(1)
+    job.feed(Drain(("n1",)))
+    job.lose("n2")
+    v = reduced(1.0)
+    job.report("n0", 2, passed=msg.Passed(step=2, commit=v["reduced"]))
+    job.report("n1", 1)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n0",), DecisionKind.REDO)
+    entered(job, "n0", generation=2, at=2)
+    assert job.machine.record.position.step == 1, "no step is announced that is beyond who is owed"
+    job.say(msg.Finished(worker=w("n0"), generation=2, step=2))
+    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+    assert [event.reason for event in job.said(ev.NodeLeft)] == ["drained"]
+    assert job.said(ev.JobFinished)
+
+
 def test_a_node_leaves_at_the_end_of_a_step_and_nobody_has_failed() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
@@ -32,14 +112,14 @@ def test_a_node_leaves_at_the_end_of_a_step_and_nobody_has_failed() -> None:
     job.step(1)
     assert job.machine.parts.stopping.stop is not None
     reported(job, "n0", "n1", "n2")
-    (left,) = job.said(ev.NodeLeft)
-    assert (left.node, left.reason) == ("n1", "drained")
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.reason, begun.members, begun.decision) == ("drain", ("n0", "n2"), DecisionKind.REDO)
+    assert not job.said(ev.NodeLeft), "it is owed until the others have gone on without it"
+    gone_on(job, 2, "n0", "n2")
+    (left,) = job.said(ev.NodeLeft)
+    assert (left.node, left.reason) == ("n1", "drained")
     (end,) = job.sent(msg.EndNode)
     assert (end.exit_code, end.alone) == (EXIT_DONE, True)
-    entered(job, "n0", "n2", generation=2)
-    job.step(2, "n0", "n2", generation=2)
     (recovered,) = job.said(ev.Recovered)
     assert (recovered.action, recovered.detect_s) == ("shrink", 0.0)
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
@@ -51,6 +131,7 @@ def test_whoever_has_left_comes_back_only_when_it_may_whoever_coordinates() -> N
     job.feed(Drain(("n1",)))
     job.step(1)
     reported(job, "n0", "n1", "n2")
+    gone_on(job, 2, "n0", "n2")
     job.boot(takeover=True)
     job.connect(hello("n1", kept=(attach(w("n1", "b")),)))
     (refused,) = job.sent(msg.Refused)
@@ -70,6 +151,9 @@ def test_a_node_that_is_asked_twice_leaves_once_and_one_that_has_left_is_asked_i
         job.feed(Undrain("n1"))
     job.step(1)
     reported(job, "n0", "n1", "n2")
+    job.feed(Drain(("n1",)))
+    gone_on(job, 2, "n0", "n2")
+    assert job.machine.record.leaving == ()
     job.feed(Drain(("n1",)))
     assert job.machine.record.leaving == ()
 
@@ -108,6 +192,7 @@ def test_a_member_that_has_what_nobody_else_has_stays_until_others_have_it() -> 
         assert job.machine.parts.stopping.stop is None
         job.step(step, generation=2)
     reported(job, "n0", "n1", "n2", at=1 + RETRY_STEPS)
+    gone_on(job, 2 + RETRY_STEPS, "n0", "n2", generation=3)
     assert job.said(ev.NodeLeft)[0].node == "n1"
 
 
@@ -154,6 +239,7 @@ def test_a_coordinator_that_takes_over_goes_on_with_it() -> None:
         job.connect(hello(node, kept=stands))
     job.step(1)
     reported(job, "n0", "n1", "n2")
+    gone_on(job, 2, "n0", "n2")
     assert [event.node for event in job.said(ev.NodeLeft)] == ["n1"]
 
 

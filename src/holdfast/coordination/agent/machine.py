@@ -66,6 +66,7 @@ from holdfast.protocol.messages.orders import (
     LookAround,
     Posted,
     PruneCheckpoints,
+    StandBy,
     Stop,
     Void,
     Warm,
@@ -91,8 +92,7 @@ from holdfast.protocol.state import SnapshotPart
 #: how a node ends where the job is done but a script failed after it
 TAIL_FAILED = 3
 #: until a coordinator has said its own
-LEASE_S = 3.0
-WATCH_S = 0.1
+LEASE_S, WATCH_S = 3.0, 0.1
 
 
 class AgentMachine:
@@ -288,8 +288,8 @@ class AgentMachine:
         match order:
             case BeginNode(plan=change) | PrepareNode(plan=change):
                 return change.rest.term >= self.term
-            case Stop(term=term) | Arm(term=term) | Void(term=term) | PruneCheckpoints(term=term) | Warm(term=term):
-                return term >= self.term
+            case Stop() | Arm() | Void() | PruneCheckpoints() | Warm() | StandBy():
+                return order.term >= self.term
             case _:
                 return True  # carries no term: the connection's Welcome vouches for it
 

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.messages.agent import WorkerDown
-from holdfast.protocol.messages.orders import Begin, JobDone, Order, Warm
+from holdfast.protocol.messages.orders import Begin, JobDone, Order, StandBy, Warm
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
@@ -123,6 +123,11 @@ class WorkerPlace:
             self.done = True
         elif isinstance(order, Warm):
             self.warming = Begun not in self.latest and Entered not in self.latest
+        elif isinstance(order, StandBy):
+            # What it has promised is of no use, and what comes first in a step it has gone through long ago.
+            self.latest = {kind: kept for kind, kept in self.latest.items() if kind is Attach}
+            self.top = self.top_generation = self.told = 0
+            self.keep(Warmed(worker=self.worker, seconds=0.0))
         elif isinstance(order, Begin):
             # From here on it is not fresh any more, whether it has come to reading this or not.
             self.keep(Begun(worker=self.worker, generation=order.plan.generation))

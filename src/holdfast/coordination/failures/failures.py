@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from holdfast.coordination.failures.budget import WINDOW_S
@@ -14,7 +14,6 @@ from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.absences import Absences
-from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_FAILED
@@ -37,8 +36,9 @@ class Failures:
         absences: Absences,
         classes: Classes,
         ladder: Ladder,
-        standbys: Standbys,
+        aside: Sequence[Callable[[Failure], bool]],
     ) -> None:
+        """`aside`: take in a failure of somebody who is no member, and tell whether it was."""
         self._classes = classes
         self._ladder = ladder
         self._cause, self._raised = "", False
@@ -47,11 +47,11 @@ class Failures:
         self._stopping = stopping
         self._joining = joining
         self._absences = absences
-        self._standbys = standbys
+        self._aside = aside
 
     def take(self, *failures: Failure) -> None:
         """Take in what failed at one moment: none of it may be a member of what is decided afterwards."""
-        failures = tuple(failure for failure in failures if not self._standbys.failed(failure))
+        failures = tuple(failure for failure in failures if not any(take(failure) for take in self._aside))
         if not failures:
             return
         gone = [worker for failure in failures for worker in self._out(self._classed(failure))]

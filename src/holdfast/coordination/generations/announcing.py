@@ -60,7 +60,7 @@ class Newcomers:
         if len(self._crowd) <= FEW:
             return False
         now, members = self._turn.now, self._turn.members
-        complete, here = members.complete_nodes, len(members.nodes) - len(members.standbys)
+        complete, here = members.complete_nodes, len(members.nodes) - len(members.standbys) - len(members.owed)
         if complete == here == self._max_nodes or now - self._first >= LONGEST_GATHER_S:
             return False
         return now - self._last < (QUIET_S if complete == here else GATHER_S)

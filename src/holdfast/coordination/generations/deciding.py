@@ -16,6 +16,7 @@ from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
 from holdfast.coordination.generations.finishing import TOGETHER, left_alone, with_the_end
 from holdfast.coordination.generations.planner import (
+    fills_the_seats,
     first_assignment,
     held_experts,
     lacks_slots,
@@ -24,7 +25,7 @@ from holdfast.coordination.generations.planner import (
     salvaged,
 )
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
-from holdfast.coordination.generations.stopping import DRAIN, FAILURE
+from holdfast.coordination.generations.stopping import DRAIN, FAILURE, MOVE
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.parts import JobParts
@@ -133,7 +134,7 @@ class Deciding:
                 if self._kept_ranks.waits:
                     return
                 verdict = without or self._verdict({}, arrivals)
-        elif not closing and (leavers := self._departures.among(reports)):
+        elif not closing and (leavers := self._departures.going(reports)):
             verdict, reports, arrivals = self._part_with(leavers, verdict, reports, arrivals)
         stopping.end()
         if self._ending.over is None:
@@ -215,10 +216,11 @@ class Deciding:
         if not isinstance(without, Verdict) or not self._departures.can_go(leavers, [*here, *self._replacing.spare()]):
             self._departures.stay()
             return verdict, reports, arrivals
-        self._departures.go(leavers)
-        taking = self._replacing.stand_in_for(dict.fromkeys(map(node_of, leavers)))
+        taking = self._departures.go(leavers, without.decision.applied)
         left = {worker: report for worker, report in reports.items() if worker not in leavers}
-        return without, left, [*arrivals, *(worker for worker in taking if worker not in arrivals)]
+        names = set(map(node_of, leavers))
+        come = [worker for worker in dict.fromkeys((*arrivals, *taking)) if node_of(worker) not in names]
+        return without, left, come
 
     def _catches_up(self) -> bool:
         """Announce a portion of an outage's steps, where they are too many for the decision's record."""
@@ -316,6 +318,7 @@ class Deciding:
 
     def _restart(self) -> None:
         """Stop all workers and start others, which begin from the newest checkpoint once all of them are there."""
+        self._departures.all_over()
         workers = self._turn.planned
         self._progress.restarts()
         self._turn.change(plan=None, pending=None, decision=None, passed=())
@@ -323,6 +326,7 @@ class Deciding:
 
     def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
         """Write the next generation and tell its members."""
+        self._departures.taken_back(workers)
         record, turn, decision = self._turn.record, self._turn, with_the_end(verdict.decision, self._turn.record)
         experts, moved = held_experts(decision, reports), self._replacing.over()
         whose = {name: lost for name, (lost, _) in moved.items()}
@@ -338,11 +342,11 @@ class Deciding:
         plan = msgspec.structs.replace(plan, last=self._closing.under_way)
         refusal = refusal_after(record.refusal, decision)
         assignment = () if refusal is not None else first_assignment(record, plan, decision, reports, whose)
-        if whose and reason == FAILURE and len(plan.members) == len(record.plan.members if record.plan else ()):
+        if whose and reason == FAILURE and fills_the_seats(record.plan, plan.workers, whose):
             reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
-        self._progress.replaced(moved, DRAIN if reason == DRAIN else FAILURE)
+        self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE)
         if anew:
             bases = (*record.bases, (plan.generation, decision.applied))[-MAX_BASES:]
             turn.change(lineage=plan.generation, bases=bases)

@@ -5,7 +5,7 @@ Axes: L layers, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from holdfast.coordination.config import CoordinatorConfig
@@ -85,11 +85,16 @@ def _seat(worker: str, stand_ins: Mapping[str, str]) -> str:
     return f"{stand_ins[node]}/{index_of(worker)}" if node in stand_ins else seat_of(worker)
 
 
+def fills_the_seats(before: GenerationPlan | None, workers: Iterable[str], stand_ins: Mapping[str, str]) -> bool:
+    """Tell whether workers fill the same places of the same nodes as those of a plan, or of those they stand in for."""
+    return before is not None and set(map(seat_of, before.workers)) == {_seat(worker, stand_ins) for worker in workers}
+
+
 def _in_their_seats(before: GenerationPlan | None, workers: list[str], stand_ins: Mapping[str, str]) -> list[str]:
-    """Return workers in rank order: where they fill the same places of the same nodes as before, as these were."""
-    seats = {seat_of(worker): rank for rank, worker in enumerate(before.workers)} if before is not None else {}
-    if seats.keys() != {_seat(worker, stand_ins) for worker in workers}:
+    """Return workers in rank order: where they fill the same places as before, as these were."""
+    if before is None or not fills_the_seats(before, workers, stand_ins):
         return workers
+    seats = {seat_of(worker): rank for rank, worker in enumerate(before.workers)}
     return sorted(workers, key=lambda worker: seats[_seat(worker, stand_ins)])
 
 

@@ -17,6 +17,8 @@ from holdfast.protocol.names import node_of
 FAILURE = "failure"
 #: somebody leaves in good order
 DRAIN = "drain"
+#: somebody gives its place to a standby
+MOVE = "move"
 
 
 class Stopping:

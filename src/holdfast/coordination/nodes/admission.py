@@ -61,6 +61,8 @@ class Admission:
         node = turn.members.add(hello, connection, turn.now, standby=waits)
         if waits:
             self._standbys.came(node)
+        elif self._departures.owes(hello.node):
+            turn.members.owe(hello.node)
         node.returning = self._absences.knows(hello.node)
         self._snapshots.hold(node, hello.snapshots)
         welcome = Welcome(
@@ -123,7 +125,7 @@ class Admission:
             return Refused(why=f"the job is {record.outcome}", exit_code=exit_code)
         if known is not None:
             return self._name_taken(known)
-        if _was_expelled(record, hello):
+        if _was_expelled(self._turn.planned, hello):
             why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
             return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
         return None
@@ -159,13 +161,12 @@ def _misfit(record: Record, hello: Hello) -> str | None:
     return None
 
 
-def _was_expelled(record: Record, hello: Hello) -> bool:
+def _was_expelled(planned: Set[str], hello: Hello) -> bool:
     """True where the node holds workers that were in a generation and are in none any more."""
     # (Whoever has applied a step was told to begin, or has prepared.)
     begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}
     left = {kept.worker for kept in hello.kept if isinstance(kept, WorkerDown) and kept.left}
-    plans = [plan for plan in (record.plan, record.pending) if plan]
-    return not all(any(plan.rank(worker) is not None for plan in plans) for worker in begun - left)
+    return not begun - left <= planned
 
 
 def send_away_all(turn: Turn, why: str) -> None:

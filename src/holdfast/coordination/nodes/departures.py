@@ -1,31 +1,39 @@
 """Nodes that leave in good order: asked to go, they train on to a step's end, and go once nothing is lost with them.
 
 Leaving is no failure. The others are stopped and go on without them as after a loss (DESIGN.md 3), but all have
-reported: whoever leaves counts until it is decided that what it has is with others, too. So a failure beside it is no
-worse than it would have been before.
+reported: whoever leaves counts until it is decided that what it has is with others, too. From that decision on it is
+owed: it keeps what it has, its report counts where the others fail, and it is taken back where it is needed. Only where
+a step has passed without it after the decided one has everybody the state that it leads to (whoever took its place,
+too): then it goes, or is a standby from there on. So a failure beside it is no worse than it would have been before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+import msgspec
+
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.failures.ladder import LEFT_AS
 from holdfast.coordination.generations.planner import lacks_slots, shortage, slots_of
-from holdfast.coordination.generations.stopping import DRAIN, Stopping
+from holdfast.coordination.generations.stopping import DRAIN, MOVE, Stopping
+from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.nodes.replacing import Replacing
+from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
-from holdfast.errors import EXIT_DONE, BadInputError, RefusedError, UnreachableError
+from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.events import NodeLeft
-from holdfast.protocol.messages.agent import EndNode
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import EndNode, Refused
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
 
-DRAINED = "drained"
+DRAINED, MOVED = "drained", "moved"
 #: where a node could not go, although it was stopped for that, it is tried again after so many steps
 RETRY_STEPS = 10
 #: of those that have left, so many are remembered
@@ -36,13 +44,22 @@ class Departures:
     """Who is to go, who goes now, and who has gone."""
 
     def __init__(
-        self, turn: Turn, config: CoordinatorConfig, ledger: StepLedger, stopping: Stopping, absences: Absences
+        self,
+        turn: Turn,
+        config: CoordinatorConfig,
+        ledger: StepLedger,
+        stopping: Stopping,
+        absences: Absences,
+        standbys: Standbys,
+        replacing: Replacing,
     ) -> None:
         self._turn = turn
         self._config = config
         self._ledger = ledger
         self._stopping = stopping
         self._absences = absences
+        self._standbys = standbys
+        self._replacing = replacing
         #: the step before which nobody is stopped again for a node that could not go
         self._not_before = 0
 
@@ -61,9 +78,10 @@ class Departures:
         turn, new = self._turn, self.check(names, to, stays=stays)
         if not new:
             return
-        targets = dict(zip(names, to, strict=False))
-        asked = (Departure(node=name, since=turn.now, stays=stays, to=targets.get(name, "")) for name in new)
-        turn.change(leaving=(*turn.record.leaving, *asked))
+        known, targets = {one.node: one for one in turn.record.leaving}, dict(zip(names, to, strict=False))
+        asked = (known.get(name, Departure(node=name, since=turn.now)) for name in new)
+        asked = (msgspec.structs.replace(one, stays=stays, to=targets.get(one.node, "")) for one in asked)
+        turn.change(leaving=(*(one for one in turn.record.leaving if one.node not in new), *asked))
         self._not_before = 0
 
     def check(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> list[str]:
@@ -90,7 +108,7 @@ class Departures:
                 raise UnreachableError(f"there is no node {name!r}: the nodes are {known}")
         if record.outcome:
             raise RefusedError(f"the job is {record.outcome}: nobody need leave it")
-        before = {one.node for one in record.leaving}
+        before = {one.node for one in record.leaving if stays or not one.stays}
         new = [name for name in names if name not in before and name not in gone]
         if new and stays:
             self._check_standbys(new)
@@ -136,20 +154,29 @@ class Departures:
 
     # ---- leaving ----
 
-    @property
-    def _names(self) -> set[str]:
-        return {one.node for one in self._turn.record.leaving}
+    def going(self, workers: Iterable[str]) -> list[str]:
+        """Return those of these workers whose nodes leave once they can, or have left and are owed.
 
-    def among(self, workers: Iterable[str]) -> list[str]:
-        """Return those of these workers whose nodes are to leave."""
-        names = self._names
-        return [worker for worker in workers if node_of(worker) in names] if names else []
+        A node that is to give its place to a standby waits for one that is warm.
+        """
+        leaving = self._turn.record.leaving
+        if not leaving:
+            return []
+        found = self._replacing.targets(one for one in leaving if not one.owed)
+        names = {one.node for one in leaving if one.owed or not one.stays or one.node in found}
+        return [worker for worker in workers if node_of(worker) in names]
 
     def let_go(self) -> None:
         """Let those go that are members of nothing."""
         for one in self._turn.record.leaving:
             if not self._turn.planned_on(one.node):
-                self._go(one.node)
+                self._settle(one)
+
+    def look(self, plan: GenerationPlan) -> None:
+        """The others train by this plan: let those go that are owed, where nobody needs what they have."""
+        for one in self._turn.record.leaving:
+            if one.owed and (self._ledger.proven >= one.step or not self._turn.members.unfinished(plan)):
+                self._settle(one)
 
     def begin(self, plan: GenerationPlan) -> None:
         """A step was committed just now, so that least is done twice: stop the members where some of them can go.
@@ -159,9 +186,15 @@ class Departures:
         """
         if self._ledger.committed < self._not_before:
             return
-        leavers = self.among(plan.workers)
-        if leavers and not self._only_with(plan, leavers):
-            self._stopping.begin(self._turn.now, reason=DRAIN)
+        leavers = self.going(plan.workers)
+        if not leavers or self._only_with(plan, leavers):
+            return
+        spare = self._replacing.spare()
+        here = [info.id for info in self._turn.members.workers()]
+        if self.can_go(leavers, [*here, *spare]):
+            staying = {one.node for one in self._turn.record.leaving if one.stays}
+            only_moves = staying >= set(map(node_of, leavers))
+            self._stopping.begin(self._turn.now, reason=MOVE if only_moves else DRAIN)
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
         """Tell whether those of these workers that stay have room for everything."""
@@ -172,37 +205,100 @@ class Departures:
         """Those that are to leave have what nobody else has: they stay for now."""
         self._not_before = self._ledger.committed + RETRY_STEPS
 
-    def go(self, leavers: Iterable[str]) -> None:
-        """The plan to come does without these workers: their nodes leave."""
-        for name in dict.fromkeys(map(node_of, leavers)):
-            self._go(name)
+    def go(self, leavers: Collection[str], step: int) -> list[str]:
+        """The plan to come, which begins with the state of `step`, does without these workers: they are owed.
 
-    def _has_left(self, name: str, *, places: int) -> None:
-        """Write down that a node is gone, and with it so many places of the job: a standby had none."""
-        turn, leaving = self._turn, self._turn.record.leaving
-        gone = tuple(one for one in leaving if one.node == name)
-        rest = tuple(one for one in leaving if one.node != name)
-        turn.change(
-            leaving=rest, wanted=max(0, turn.record.wanted - places), drained=(*turn.record.drained, *gone)[-_KEPT:]
-        )
+        Returns:
+            The workers of standbys that take their places in it.
+        """
+        turn, names = self._turn, set(map(node_of, leavers))
+        leaving = [one for one in turn.record.leaving if one.node in names]
+        taking = self._replacing.stand_in_for([one for one in leaving if not one.owed])
+        for one in leaving:
+            owed = tuple(worker for worker in leavers if node_of(worker) == one.node)
+            turn.members.owe(one.node)
+            if not one.owed and not one.stays:
+                turn.change(wanted=max(0, turn.record.wanted - 1))  # (whoever takes its place brings one)
+            self._write(msgspec.structs.replace(one, owed=owed, step=step))
+        return taking
+
+    def taken_back(self, workers: Iterable[str]) -> None:
+        """These are the members of the plan to come: those of them that were owed are members like any others."""
+        names = set(map(node_of, workers))
+        for one in self._turn.record.leaving:
+            if one.owed and one.node in names:
+                self._turn.members.promote(one.node)
+                self._write(msgspec.structs.replace(one, owed=(), step=0))
+
+    def all_over(self) -> None:
+        """Nobody needs the state that anybody has."""
+        for one in self._turn.record.leaving:
+            if one.owed:
+                self._settle(one)
+
+    def owes(self, name: str) -> bool:
+        """Tell whether a node has left, and counts still."""
+        return any(one.owed and one.node == name for one in self._turn.record.leaving)
+
+    def failed(self, failure: Failure) -> bool:
+        """Take in a failure of a node that is owed: it is not needed, as it seems; False: it is of another."""
+        turn, found = self._turn, [one for one in self._turn.record.leaving if one.node == failure.node and one.owed]
+        if not found:
+            return False
+        node, why = turn.members.nodes.get(failure.node), failure.evidence.detail or str(failure.kind)
+        if node is not None and not failure.worker:
+            if failure.kind is FailureKind.HANG:
+                turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+            if failure.kind is not FailureKind.CONNECTION_LOST:
+                turn.close(node.connection)
+            turn.members.remove(node.name)
+        self._absences.lost(failure.node)
+        self._settle(found[0], f"it was lost as it left: {why}")
+        return True
+
+    def _write(self, entry: Departure) -> None:
+        leaving = self._turn.record.leaving
+        self._turn.change(leaving=tuple(entry if one.node == entry.node else one for one in leaving))
+
+    def _settle(self, one: Departure, why: str = "") -> None:
+        """A node goes for good, or is a standby from here on."""
+        turn, node, record = self._turn, self._turn.members.nodes.get(one.node), self._turn.record
+        was_standby = node is not None and node.standby
+        turn.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
+        self._ledger.without(one.owed)
+        for worker in one.owed:
+            self._stopping.forget(worker)
+        if one.stays:
+            if one.owed:
+                turn.emit(NodeLeft, node=one.node, reason=MOVED, detail=why)
+            if node is not None and one.owed:
+                self._standbys.returned(node)
+            return
+        gone, places = Departure(node=one.node, since=one.since), not was_standby and not one.owed
+        turn.change(drained=(*record.drained, gone)[-_KEPT:], wanted=max(0, record.wanted - places))
+        if node is not None:
+            turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {one.node} is drained", alone=True))
+            self._forget(node)
+        if not was_standby and (one.owed or node is not None):
+            turn.emit(NodeLeft, node=one.node, reason=DRAINED, detail=why)
 
     def depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
         """A node goes: forget it, and say so; return the workers that are gone with it."""
-        workers = self._turn.members.remove(node.name)
-        self._absences.lost(node.name)
-        if not node.standby:  # (else it was never of the job)
+        workers = self._forget(node)
+        owed = next((one for one in self._turn.record.leaving if one.owed and one.node == node.name), None)
+        if owed is not None:
+            self._settle(owed, detail or f"it has left: {reason}")
+        elif not node.standby:  # (else it was never of the job)
             self._turn.emit(NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
         return workers
 
-    def _go(self, name: str) -> None:
-        turn, node = self._turn, self._turn.members.nodes.get(name)
-        self._has_left(name, places=0 if node is not None and node.standby else 1)
-        if node is None:
-            return
-        turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {name} is drained", alone=True))
-        for worker in self.depart(node, DRAINED):
+    def _forget(self, node: Node) -> tuple[str, ...]:
+        workers = self._turn.members.remove(node.name)
+        self._absences.lost(node.name)
+        for worker in workers:
             self._ledger.forget(worker)
             self._stopping.forget(worker)
+        return workers
 
     # ---- whether it can be ----
 

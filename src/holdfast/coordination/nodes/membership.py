@@ -69,6 +69,8 @@ class Node:
     snapshots: NodeSnapshots | None = None
     #: waits to take another's place, and counts in no world
     standby: bool = False
+    #: has left the world in good order; what it has counts until it is proven that nobody needs it
+    owed: bool = False
     #: of the script and arguments that it has
     digest: str = ""
 
@@ -86,7 +88,12 @@ class Node:
     @property
     def counts(self) -> bool:
         """True where a generation may name it."""
-        return self.complete and not self.standby
+        return self.complete and not self.aside
+
+    @property
+    def aside(self) -> bool:
+        """True where it counts in no world."""
+        return self.standby or self.owed
 
     def has_place_for(self, worker: str) -> bool:
         """Tell whether the place that a worker's id names is there, and nobody's."""
@@ -137,6 +144,8 @@ class Membership:
         #: how many nodes run all of their workers, and how many wait to take others' places: these count nowhere else
         self.complete_nodes = 0
         self.standbys: dict[str, Node] = {}
+        #: those that have left in good order, and count as members until that is proven to have lost nothing
+        self.owed: dict[str, Node] = {}
         self._by_connection: dict[int, Node] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._came = 0
@@ -179,17 +188,38 @@ class Membership:
         return node
 
     def promote(self, name: str) -> Node:
-        """A standby is a node like any other from here on."""
-        node = self.standbys.pop(name)
-        node.standby = False
-        self.complete_nodes += node.complete
+        """A standby, or a node that has left the world, is one like any other from here on."""
+        node = self._take_out(name)
+        self.complete_nodes += node.counts
+        return node
+
+    def owe(self, name: str) -> Node:
+        """A node has left the world, and what it has counts still."""
+        node = self._take_out(name)
+        node.owed, self.owed[name] = True, node
+        return node
+
+    def demote(self, name: str) -> Node:
+        """A node is a standby from here on; it is told of as one that has come where it takes another's place."""
+        node = self._take_out(name)
+        node.standby, self.standbys[name] = True, node
+        node.announced, node.returning = (), False
+        return node
+
+    def _take_out(self, name: str) -> Node:
+        """Let a node be none of the world's, nor a standby, nor owed; its caller says what it is."""
+        node = self.nodes[name]
+        self.complete_nodes -= node.counts
+        self.standbys.pop(name, None)
+        self.owed.pop(name, None)
+        node.standby = node.owed = False
         self._outside = (None, {})
         return node
 
     @property
     def regular(self) -> list[Node]:
-        """The nodes that are no standbys."""
-        return [node for node in self.nodes.values() if not node.standby]
+        """The nodes that are of the world, or are to be: no standbys, and none that has left."""
+        return [node for node in self.nodes.values() if not node.aside]
 
     def failed(self, name: str) -> None:
         """The machine of a node has failed: what has, may again, also where it stays or comes back."""
@@ -207,6 +237,7 @@ class Membership:
             self.drop(node, worker)
         del self.nodes[name]
         self.standbys.pop(name, None)
+        self.owed.pop(name, None)
         self._by_connection.pop(node.connection, None)
         return gone
 
@@ -216,7 +247,7 @@ class Membership:
         info = node.workers[attach.worker] = self._workers[attach.worker] = WorkerInfo(attach)
         self.complete_nodes += node.counts - before
         plan, outside = self._outside
-        if plan is not None and not node.standby and plan.rank(info.id) is None:
+        if plan is not None and not node.aside and plan.rank(info.id) is None:
             outside[info.id] = node
         self._look(info.id, info)
 
@@ -268,9 +299,9 @@ class Membership:
         return node.connection if node else None
 
     def workers(self) -> Iterator[WorkerInfo]:
-        """All live workers but those of standbys, in the order in which their nodes came."""
+        """All live workers but those of standbys and of who has left, in the order in which their nodes came."""
         for node in self.nodes.values():
-            if not node.standby:
+            if not node.aside:
                 yield from node.workers.values()
 
     def everybody(self) -> Iterator[WorkerInfo]:

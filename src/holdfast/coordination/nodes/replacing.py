@@ -15,8 +15,8 @@ from holdfast.coordination.generations.planner import lacks_slots
 from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.record import Departure
 
 
 class Replacing:
@@ -62,14 +62,27 @@ class Replacing:
         standbys = self._turn.members.standbys
         return [worker for name, node in standbys.items() if self._standbys.ready(name) for worker in node.workers]
 
-    def stand_in_for(self, names: Iterable[str]) -> list[str]:
+    def targets(self, leaving: Iterable[Departure]) -> dict[str, tuple[str, str]]:
+        """Return which warm standbys would take the places of nodes that leave, by node, and why it is these."""
+        named = {one.to for one in self._turn.record.leaving if one.to}
+        free = dict.fromkeys(name for name in self._turn.members.standbys if self._standbys.ready(name))
+        found: dict[str, tuple[str, str]] = {}
+        for one in leaving:
+            choice = None
+            if one.to:
+                choice = (one.to, "it was asked for") if one.to in free else None
+            elif one.stays or self._config.spec.recovery.uses_standbys:
+                choice = self._choose(one.node, [name for name in free if name not in named])
+            if choice is not None:
+                found[one.node] = choice
+                del free[choice[0]]
+        return found
+
+    def stand_in_for(self, leaving: Iterable[Departure]) -> list[str]:
         """These nodes leave: let standbys that are warm take their places; return all workers that take any."""
-        for name in names:
-            warm = dict.fromkeys(node_of(worker) for worker in self.spare())
-            found = self._choose(name, warm)
-            if found is not None:
-                self._promote(found[0])
-                self._stand_ins[found[0]] = name, found[1]
+        for name, (standby, why) in self.targets(leaving).items():
+            self._promote(standby)
+            self._stand_ins[standby] = name, why
         return self.workers
 
     def waits(self, plan: GenerationPlan) -> int:

@@ -21,8 +21,8 @@ from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol.events import StandbyFailed, StandbyReady
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.messages.agent import AgentMessage, EndNode, Hello, Leave, Refused, WorkerDown
-from holdfast.protocol.messages.orders import Warm
+from holdfast.protocol.messages.agent import AgentMessage, EndNode, Hello, Leave, Refused, Replace, WorkerDown
+from holdfast.protocol.messages.orders import StandBy, Warm
 from holdfast.protocol.messages.worker import Warmed
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Standby
@@ -66,8 +66,9 @@ class Standbys:
     def waits(self, hello: Hello) -> bool:
         """Tell whether an agent that comes is to wait: it was started for that, and has taken nobody's place yet."""
         known = self._entry(hello.node)
-        promoted = known is not None and known.promoted and known.agent_pid == hello.agent_pid
-        return hello.standby and not promoted and not self._turn.planned_on(hello.node)
+        is_known = known is not None and known.agent_pid == hello.agent_pid
+        waits = not known.promoted if known is not None and is_known else hello.standby
+        return waits and not self._turn.planned_on(hello.node)
 
     def came(self, node: Node) -> None:
         """A standby was let in; one that comes again has as many tries left as before."""
@@ -103,6 +104,21 @@ class Standbys:
             self._write(msgspec.structs.replace(entry, promoted=True, ready=False))
         self._warm_ups.pop(name)
         return self._turn.members.promote(name)
+
+    def returned(self, node: Node) -> None:
+        """A node has left the world in good order, and waits from here on: warm, and what its workers have is void."""
+        turn, raised = self._turn, [info.id for info in node.workers.values() if info.raised]
+        warm = {worker: 0.0 for worker in node.workers if worker not in raised}
+        turn.members.demote(node.name)
+        for worker in raised:
+            self._replace(node, worker)
+        self._warm_ups[node.name] = _WarmUp(warm=warm)
+        self._void |= warm.keys()
+        for worker in warm:
+            turn.order(worker, StandBy(term=turn.record.term, generation=turn.record.generation))
+        self._write(Standby(node=node.name, agent_pid=node.agent_pid, ready=node.complete))
+        if node.complete:
+            turn.emit(StandbyReady, node=node.name, roles=len(warm), warm_s=0.0)
 
     # ---- warming up ----
 
@@ -177,6 +193,16 @@ class Standbys:
             self._gone(node, message.detail or f"it has left: {message.reason}")
             return True
         return False
+
+    def raised(self, node: Node, worker: str, why: str) -> None:
+        """The script of a worker that waits had raised before it did: another process takes its place."""
+        self._replace(node, worker)
+        self._warm_ups[node.name].warm.pop(worker, None)
+        self._cold(node, worker, why)
+
+    def _replace(self, node: Node, worker: str) -> None:
+        self._turn.members.drop(node, worker)
+        self._turn.send(node.connection, Replace(worker=worker))
 
     def failed(self, failure: Failure) -> bool:
         """Take in a failure of a standby; False: it is of another node."""

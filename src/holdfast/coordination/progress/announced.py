@@ -28,12 +28,12 @@ class Progress:
     """Committed steps; continues where the job stands by its events."""
 
     def __init__(self, turn: Turn) -> None:
+        self._turn = turn
         self.ledger = StepLedger(turn.position.step, turn.record.passed)
         if turn.record.plan is not None:
             self._follow(turn.record.plan)
         self.recovery: RecoveryCost | None = None
         self.costs = MeasuredCosts(turn)
-        self._turn = turn
         self._told, self._told_at = turn.position.step, 0.0
         #: when the newest step was committed of which that is known, unix seconds; 0 where it is of none
         self._known_at = 0.0
@@ -163,7 +163,8 @@ class Progress:
             self.recovery.moved_nodes, self.recovery.move_reason = dict(moved), reason
 
     def _follow(self, plan: GenerationPlan) -> None:
-        self.ledger.follow(plan.generation, plan.workers)
+        owed = (worker for one in self._turn.record.leaving for worker in one.owed)
+        self.ledger.follow(plan.generation, (*plan.workers, *owed))
 
     def _announce_all(self, released: Sequence[CommittedStep]) -> bool:
         for done in released:

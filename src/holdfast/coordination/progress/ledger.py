@@ -243,6 +243,11 @@ class StepLedger:
         self._members = tuple(members)
         self._standings.follow(members)
 
+    def without(self, workers: Collection[str]) -> None:
+        """These count no more: nobody waits for them."""
+        self._members = tuple(worker for worker in self._members if worker not in workers)
+        self._standings.follow(self._members)
+
     def more_than(self, at_most: int, *, up_to: int) -> bool:
         """Tell whether the steps after the committed one, up to this one, count as more than so many."""
         if up_to - self.committed > at_most:

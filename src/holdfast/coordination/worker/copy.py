@@ -27,6 +27,8 @@ class StateCopy:
         self.reduced: Commit | None = None
         #: a newer state is to come from a member; what is here stays until that has come whole
         self.keeps = False
+        #: the steps that came with the state, until this node's agent knows them
+        self.sent: tuple[Passed, ...] = ()
         #: the newest steps up to the state's, as far as v is known here; as how many they count
         self.history: deque[Passed] = deque()
         self._weight = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.coordination.worker.tasks import Build, Drop, WorkerInstruction
 from holdfast.protocol.commit import Commit, Flag
-from holdfast.protocol.messages.orders import Arm, Begin, Prepare, Stop, Void
+from holdfast.protocol.messages.orders import Arm, Begin, Prepare, StandBy, Stop, Void
 from holdfast.protocol.plan import Decision, GenerationPlan
 
 
@@ -35,6 +35,8 @@ class KnownGenerations:
         self.pending: PendingGroup | None = None
         self.stop: Stop | None = None
         self._worker = worker
+        #: the newest generation that this worker has left for good, as far as it was told
+        self._over = 0
 
     @property
     def number(self) -> int:
@@ -82,7 +84,7 @@ class KnownGenerations:
     def is_next(self, order: Begin) -> bool:
         """Tell whether a Begin is of a generation that was neither in force nor stopped, with this worker in it."""
         plan = order.plan
-        stale = plan.term < self.term or plan.generation <= max(self.number, self._stopped)
+        stale = plan.term < self.term or plan.generation <= self._newest
         return not stale and plan.rank(self._worker) is not None
 
     def begin(self, order: Begin) -> None:
@@ -92,9 +94,17 @@ class KnownGenerations:
     def freeze(self, order: Stop) -> bool:
         """Take a Stop; False where it is of an old generation, or was taken already."""
         repeated = self.stop is not None and (order.term, order.generation) <= (self.stop.term, self.stop.generation)
-        if order.term < self.term or order.generation < self.number or repeated:
+        if order.term < self.term or order.generation < max(self.number, self._over) or repeated:
             return False
         self.term, self.stop = order.term, order
+        return True
+
+    def stand_by(self, order: StandBy) -> bool:
+        """Be in no generation any more; False: the order is of an old time, or this worker is in one."""
+        if order.term < self.term or (self.plan is not None and not self.frozen) or order.generation < self._newest:
+            return False
+        self.term, self._over = order.term, order.generation
+        self.plan = self.decision = self.stop = None
         return True
 
     def of_pending(self, order: Prepare | Arm | Void) -> list[WorkerInstruction]:
@@ -111,7 +121,7 @@ class KnownGenerations:
         """Build the pending group beside the one in use."""
         plan = order.plan
         known = self.pending.plan.generation if self.pending else 0
-        stale = plan.generation <= max(self.number, self._stopped, known)
+        stale = plan.generation <= max(self._newest, known)
         if plan.term < self.term or stale or self.frozen or plan.rank(self._worker) is None:
             return []
         out = self.leave_pending()
@@ -149,6 +159,6 @@ class KnownGenerations:
         self.plan, self.pending, self.decision = self.pending.plan, None, None
 
     @property
-    def _stopped(self) -> int:
-        """The generation that was stopped last, 0 where it is not frozen."""
-        return self.stop.generation if self.stop else 0
+    def _newest(self) -> int:
+        """The newest generation that this worker was in, or that was stopped."""
+        return max(self.number, self._over, self.stop.generation if self.stop else 0)

@@ -17,7 +17,7 @@ from holdfast.coordination.worker.boundaries import KEEPING, NEXT, UNDER_WAY, In
 from holdfast.coordination.worker.complaints import Complaints
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
-from holdfast.coordination.worker.reporting import report_of
+from holdfast.coordination.worker.reporting import report_of, what_was_sent
 from holdfast.coordination.worker.tasks import (
     Build,
     Compute,
@@ -34,8 +34,8 @@ from holdfast.coordination.worker.tasks import (
 from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void, Warm
-from holdfast.protocol.messages.worker import Applied, Entered, Finished, KnownSteps, Prepared, VoteRefused
+from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, StandBy, Stop, Void, Warm
+from holdfast.protocol.messages.worker import Applied, Entered, Finished, Prepared, VoteRefused
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
 from holdfast.protocol.state import LiveSource
 from holdfast.step_samples import StepSamples
@@ -59,8 +59,7 @@ class WorkerMachine:
         self.worker = worker
         self.samples = samples
         self.generations = KnownGenerations(worker)
-        self.phase = Phase.IDLE
-        self.done = False
+        self.phase, self.done = Phase.IDLE, False
         self._copy = StateCopy()
         #: the generation whose placement of the experts was taken up last
         self._moved_in = 0
@@ -68,8 +67,6 @@ class WorkerMachine:
         self.warming = Warming(worker, self.generations, self._copy, holding)
         self._share, self.wishes = Share(), Wishes()
         self._kept = False  # for others: the script has ended
-        #: the steps that came with a state, until this node's agent knows them
-        self._sent: tuple[Passed, ...] = ()
 
     # ---- what the shell may ask ----
 
@@ -179,10 +176,21 @@ class WorkerMachine:
         self.done = True
         return [] if self.phase is Phase.FINISHED else [Halt()]
 
+    def _stand_by(self, order: StandBy) -> list[WorkerInstruction]:
+        """Have no rank any more, in good order: what is here is of no use to anybody."""
+        if self.phase in UNDER_WAY or self._kept or not self.generations.stand_by(order):
+            return []
+        self._copy.spoil()
+        if self.holding is not None:
+            self.holding.overwrite()
+        self._share, self.phase = Share(), Phase.IDLE
+        return self.generations.leave_pending()
+
     #: what the coordinator orders -> what it leads to
     _ORDERS: ClassVar[Mapping[type, Callable[..., list[WorkerInstruction]]]] = {
         Begin: _begin,
         Stop: _stop,
+        StandBy: _stand_by,
         JobDone: _job_done,
     }
 
@@ -253,7 +261,7 @@ class WorkerMachine:
         self._share.summed = []
         self._copy.spoil()
         self._copy.hold(step, passed)
-        self._sent = tuple(passed)
+        self._copy.sent = tuple(passed)
         return self._report()
 
     def spoilt(self) -> list[WorkerInstruction]:
@@ -276,11 +284,11 @@ class WorkerMachine:
         """The group stands and the decision is carried out."""
         if not self._cross("entered"):
             return []
-        me, generation, here = self.worker, self.generation, self.applied or 0
+        me, here = self.worker, self.applied or 0
         message = Entered(
-            worker=me, generation=generation, applied=here, received_bytes=received_bytes, transfer_s=transfer_s
+            worker=me, generation=self.generation, applied=here, received_bytes=received_bytes, transfer_s=transfer_s
         )
-        return [*self._tell_what_was_sent(), Tell(message)]
+        return [*what_was_sent(me, self._copy), Tell(message)]
 
     def computing(self, micro_batch: int) -> bool:
         """A micro-batch is about to be computed; False: not any more. From here on it is this worker's to finish."""
@@ -386,8 +394,7 @@ class WorkerMachine:
         if not self._cross("finish"):
             return []
         stopped, why, step = self._copy.stops, self.wishes.why, self.applied or 0
-        told = Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why)
-        return [Tell(told)]
+        return [Tell(Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why))]
 
     def keep(self) -> bool:
         """The script has ended: only keep the state from here on. False: none is whole, or it is being changed."""
@@ -435,11 +442,7 @@ class WorkerMachine:
         if stop is None or self._complaints.looking or self.phase in UNDER_WAY:
             return []
         report = report_of(self.worker, stop, self._copy, self.holding, self.phase, self._share.summed, self.generation)
-        return [*self._tell_what_was_sent(), Tell(report)]
-
-    def _tell_what_was_sent(self) -> list[WorkerInstruction]:
-        sent, self._sent = self._sent, ()
-        return [Tell(KnownSteps(worker=self.worker, passed=sent))] if sent else []
+        return [*what_was_sent(self.worker, self._copy), Tell(report)]
 
     def _invalid(self, name: str) -> InvalidTransitionError:
         place = f"generation {self.generation}, phase {self.phase}"

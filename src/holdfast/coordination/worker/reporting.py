@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from holdfast.coordination.worker.copy import StateCopy
+from holdfast.coordination.worker.tasks import Tell
 from holdfast.protocol.messages.orders import Stop
-from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.messages.worker import KnownSteps, Report
 from holdfast.protocol.plan import Phase
 from holdfast.protocol.state import Holding
 
@@ -47,3 +48,9 @@ def report_of(
         reduced=copy.reduced,
         refused=generation if phase is Phase.REFUSED else 0,
     )
+
+
+def what_was_sent(worker: str, copy: StateCopy) -> list[Tell]:
+    """Return what to tell of the steps that have come with a worker's state, once."""
+    sent, copy.sent = copy.sent, ()
+    return [Tell(KnownSteps(worker=worker, passed=sent))] if sent else []

@@ -143,14 +143,24 @@ class Warm(Struct, frozen=True, kw_only=True):
     term: Count
 
 
+class StandBy(Struct, frozen=True, kw_only=True):
+    """To a worker that has left its generation in good order: it has no rank from here on, and is warm.
+
+    Its state is void. What was said of generations up to this one does not concern it any more.
+    """
+
+    term: Count
+    generation: Count
+
+
 class JobDone(Struct, frozen=True, kw_only=True):
     """Every member has finished: the script may end."""
 
 
 #: what a worker's machine takes (coordination.worker); its agent makes it of what was said to the node
-GenerationOrder = Begin | Stop | Prepare | Arm | Void | Warm | JobDone
-#: what is said to one worker; it is for others in its process, but for Warm, and a JobDone that comes late
-WorkerOrder = AskCheckpoint | Inject | Warm | JobDone
+GenerationOrder = Begin | Stop | Prepare | Arm | Void | Warm | StandBy | JobDone
+#: what is said to one worker; it is for others in its process, but for Warm, StandBy, and a JobDone that comes late
+WorkerOrder = AskCheckpoint | Inject | Warm | StandBy | JobDone
 #: what is said to a node's agent, which writes checkpoints for its workers, and hands it on to them
 CheckpointOrder = AcceptCheckpoint | PruneCheckpoints
 Order = GenerationOrder | Posted | LookAround | WorkerOrder | CheckpointOrder

@@ -89,6 +89,34 @@ def standby_plan(seed: int) -> FaultPlan:
     )
 
 
+def move_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed: nodes give their places to standbys, one or more at a time, whatever fails beside it.
+
+    Some of them are asked once more later, when they wait themselves, or have places again.
+    """
+    rng = Random(seed * 101 + 59)
+    plan = rng.choice(_BASES)(seed)
+    nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.5
+    faults: list[Fault] = []
+    for _ in range(rng.choice((1, 2, 3, 4))):
+        at = rng.uniform(0.0, span)
+        kind = FaultKind.MOVE if rng.random() < 0.8 else FaultKind.DRAIN
+        faults += (Fault(kind=kind, time=at, target=rng.randrange(64)) for _ in range(rng.choice((1, 1, 2, 3))))
+        if rng.random() < 0.6:
+            faults.append(_beside(rng, at))
+    return replace(
+        plan,
+        nodes=nodes,
+        start_nodes=min(nodes, plan.start_nodes),
+        standbys=rng.choice((1, 1, 2, 3)),
+        cold_warm_ups=rng.choice((0, 0, 0, 1)),
+        on_loss=rng.choice(("auto", "auto", "standby", "shrink")),
+        restart=False,
+        faults=(*plan.faults[: rng.choice((0, 0, 0, 1))], *faults),
+        crashes=plan.crashes if rng.random() < 0.5 else (),
+    )
+
+
 def _beside(rng: Random, at: float) -> Fault:
     """Return a fault right behind a drain, or at a boundary that comes with it."""
     boundary = rng.choice((*STEP_BOUNDARIES, *OTHER_BOUNDARIES)) if rng.random() < 0.4 else ""

@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 from typing import Protocol
 
-from holdfast.coordination.inputs import Evidence, Failure
+from holdfast.coordination.inputs import Drain, Evidence, Failure, MoveNodes
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.simulation.faults.coverage import AT_WORKERS, Seen
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
@@ -37,7 +37,7 @@ class StruckCluster(Protocol):
 
     def interrupt(self) -> None: ...
 
-    def drain(self, name: str) -> None: ...
+    def ask(self, request: Drain | MoveNodes) -> None: ...
 
     def undrain(self) -> None: ...
 
@@ -237,7 +237,9 @@ class Injector:
             case FaultKind.SILENT_NODE:
                 agent.kill(seen=False)
             case FaultKind.DRAIN:
-                self._cluster.drain(agent.name)
+                self._cluster.ask(Drain((agent.name,)))
+            case FaultKind.MOVE:
+                self._cluster.ask(MoveNodes((agent.name,)))
             case FaultKind.STOP_NODE:
                 agent.stop()
                 timeline.after(fault.duration, agent.resume)

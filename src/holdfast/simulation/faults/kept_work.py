@@ -53,6 +53,11 @@ class KeptWork:
         if report is not None:
             self._before[worker] = report, order.decision
 
+    def left(self, worker: str) -> None:
+        """A worker has no part in the job any more: what it has is of no use."""
+        self._before.pop(worker, None)
+        self._reports.pop(worker, None)
+
     def undone_by(self, decision: Decision, members: Collection[str]) -> str:
         """Say which member's work a decision throws away, "" for none."""
         for worker in members if self._counts else ():

@@ -170,7 +170,7 @@ class SimWorker(Process):
                 return
             case _:
                 instructions = self.machine.order(order)
-        if isinstance(order, msg.Begin):
+        if isinstance(order, msg.Begin | msg.StandBy):
             self.checker.began(self, order, bool(instructions))
         self.obey(instructions)
         boundary = "stopped" if isinstance(order, msg.Stop) else "begun" if isinstance(order, msg.Begin) else ""

@@ -42,6 +42,7 @@ SHARES = {
     "ready": 3,
     "leaving": 3,
     "standbys": 3,
+    "moves": 3,
 }
 #: of the time, at most, where others want to run too: one of these takes as long as fifty of them
 LARGE_SHARE = 0.15

@@ -1,0 +1,221 @@
+"""A node gives its place to a standby, and is one itself from then on, in the same process."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.inputs import Drain, MoveNodes
+from holdfast.coordination.instructions import Instruction
+from holdfast.errors import BadInputError, RefusedError, UnreachableError
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind
+
+
+def waits(job: Job, *names: str, warm: bool = True) -> None:
+    for name in names:
+        job.connect(msgspec.structs.replace(hello(name), standby=True))
+        job.say(attach(w(name)))
+        if warm:
+            job.say(msg.Warmed(worker=w(name), seconds=0.5))
+
+
+def with_standbys(*names: str) -> Job:
+    """Nodes n0 to n2 have committed step 1; these wait, warm."""
+    job = Job().start()
+    job.step(1)
+    waits(job, *names)
+    return job
+
+
+def moves(job: Job, *names: str, step: int = 2, to: tuple[str, ...] = ()) -> None:
+    """These are asked to move, a step is committed, and all have reported."""
+    job.feed(MoveNodes(names, to))
+    job.step(step)
+    for node in ("n0", "n1", "n2"):
+        job.report(node, step)
+
+
+def gone_on(job: Job, step: int, *nodes: str, generation: int = 2) -> None:
+    for node in nodes:
+        job.say(msg.Entered(worker=w(node), generation=generation, applied=step - 1))
+    said: list[Instruction] = []
+    for node in nodes:
+        job.step(step, node, generation=generation)
+        said += job.last
+    job.last = said
+
+
+def members(job: Job) -> tuple[str, ...]:
+    plan = job.machine.record.plan
+    assert plan is not None
+    return tuple(msg.node_of(worker) for worker in plan.workers)
+
+
+def test_the_standby_has_its_rank_and_it_waits_warm_from_there_on() -> None:
+    job = with_standbys("s0")
+    moves(job, "n1")
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.reason, begun.decision, members(job)) == ("move", DecisionKind.REDO, ("n0", "s0", "n2"))
+    begin = job.orders(msg.Begin)[w("s0")]
+    assert begin.assignment[1] == (), "nothing of the step that begins while its state comes"
+    assert not job.said(ev.NodeLeft)
+    gone_on(job, 3, "n0", "s0", "n2")
+    (left,) = job.said(ev.NodeLeft)
+    assert (left.node, left.reason) == ("n1", "moved")
+    (ready,) = job.said(ev.StandbyReady)
+    assert (ready.node, ready.roles, ready.warm_s) == ("n1", 1, 0.0)
+    (moved,) = job.said(ev.NodeMoved)
+    assert (moved.from_node, moved.to_node, moved.reason) == ("n1", "s0", "move")
+    order = next(i.message.order for i in job.last if getattr(getattr(i, "message", None), "worker", "") == w("n1"))
+    assert isinstance(order, msg.StandBy)
+    assert order.generation == 2
+    assert job.machine.record.leaving == job.machine.record.drained == ()
+    assert job.machine.record.wanted == 3
+
+
+def test_it_takes_the_next_place_that_is_lost_in_the_same_process() -> None:
+    job = with_standbys("s0")
+    moves(job, "n1")
+    gone_on(job, 3, "n0", "s0", "n2")
+    job.lose("s0")
+    job.report("n0", 3)
+    job.report("n2", 3)
+    assert members(job) == ("n0", "n1", "n2")
+    assert job.orders(msg.Begin).keys() == {w("n0"), w("n1"), w("n2")}
+    assert [joined.names for joined in job.said(ev.NodesJoined)] == [("n1",)]
+
+
+def test_it_is_taken_back_where_the_others_are_lost_before_the_standby_has_the_state() -> None:
+    job = with_standbys("s0")
+    moves(job, "n1")
+    job.lose("n0")
+    job.lose("n2")
+    job.report("s0", None)
+    job.report("n1", 2)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert begun.decision is DecisionKind.REDO, "nothing is lost"
+    assert set(members(job)) == {"s0", "n1"}
+    assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
+
+
+def test_several_move_at_once_to_whom_they_are_told() -> None:
+    job = with_standbys("s0", "s1")
+    moves(job, "n2", "n0", to=("s1", "s0"))
+    assert members(job) == ("s0", "n1", "s1")
+
+
+def test_it_waits_for_a_standby_that_is_cold_and_for_the_one_that_is_named() -> None:
+    job = with_standbys("s0")
+    waits(job, "s1", warm=False)
+    job.feed(MoveNodes(("n1",), ("s1",)))
+    job.step(2)
+    assert job.machine.parts.stopping.stop is None
+    job.say(msg.Warmed(worker=w("s1"), seconds=1.0))
+    job.step(3)
+    for node in ("n0", "n1", "n2"):
+        job.report(node, 3)
+    assert members(job) == ("n0", "s1", "n2")
+
+
+def test_one_that_loses_its_standby_on_the_way_goes_on_where_it_is_until_another_is_warm() -> None:
+    job = with_standbys("s0")
+    job.feed(MoveNodes(("n1",)))
+    job.step(2)
+    job.lose("s0")
+    for node in ("n0", "n1", "n2"):
+        job.report(node, 2)
+    assert members(job) == ("n0", "n1", "n2")
+    assert [one.node for one in job.machine.record.leaving] == ["n1"]
+    gone_on(job, 3, "n0", "n1", "n2")
+    waits(job, "s1")
+    job.step(4, generation=2)
+    for node in ("n0", "n1", "n2"):
+        job.report(node, 4)
+    assert members(job) == ("n0", "s1", "n2")
+
+
+def test_one_that_is_lost_right_after_disturbs_nobody() -> None:
+    job = with_standbys("s0")
+    moves(job, "n1")
+    job.lose("n1")
+    assert job.machine.parts.stopping.stop is None
+    assert [(left.node, left.reason) for left in job.said(ev.NodeLeft)] == [("n1", "moved")]
+    gone_on(job, 3, "n0", "s0", "n2")
+    assert job.said(ev.StepCommitted)
+
+
+def test_a_process_that_ends_right_after_is_replaced_and_the_next_one_warms_up() -> None:
+    job = with_standbys("s0")
+    moves(job, "n1")
+    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=msg.FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
+    assert job.machine.parts.stopping.stop is None
+    job.say(attach(w("n1", "b")))
+    gone_on(job, 3, "n0", "s0", "n2")
+    job.tick(1.0)
+    warm = [one for one in job.machine.record.standbys if one.node == "n1"]
+    assert [(one.ready, one.promoted, one.tries) for one in warm] == [(False, False, 1)]
+    assert job.machine.members.standbys["n1"].complete
+
+
+def test_a_coordinator_that_takes_over_knows_that_it_waits() -> None:
+    job = with_standbys("s0")
+    moves(job, "n1")
+    gone_on(job, 3, "n0", "s0", "n2")
+    job.boot(takeover=True)
+    job.connect(hello("n1", kept=(attach(w("n1")), msg.Warmed(worker=w("n1"), seconds=0.0))))
+    assert job.sent(msg.Welcome)
+    assert "n1" in job.machine.members.standbys
+    assert job.machine.parts.standbys.ready("n1")
+
+
+def test_one_that_never_heard_that_it_waits_comes_back_with_fresh_processes() -> None:
+    job = with_standbys("s0")
+    moves(job, "n1")
+    gone_on(job, 3, "n0", "s0", "n2")
+    job.boot(takeover=True)
+    job.connect(hello("n1", kept=(attach(w("n1")), msg.Begun(worker=w("n1"), generation=1))))
+    (refused,) = job.sent(msg.Refused)
+    assert refused.retry
+
+
+def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
+    job = with_standbys("s0")
+    wrong = (
+        (BadInputError, "no node is named", (), ()),
+        (BadInputError, "'n1' is named twice", ("n1", "n1"), ()),
+        (BadInputError, "'s0' is named twice", ("n1", "n2"), ("s0", "s0")),
+        (UnreachableError, "no node 'n9': the nodes are n0, n1, n2, s0", ("n9",), ()),
+        (UnreachableError, "no node 's9': the standbys are s0", ("n1",), ("s9",)),
+        (BadInputError, "n2 is in use", ("n1",), ("n2",)),
+        (BadInputError, "n2 is to leave", ("n1", "n2"), ("n2", "n1")),
+        (BadInputError, "s0 is a standby: it has no place to give", ("s0",), ()),
+        (BadInputError, "2 targets are named for node n1", ("n1",), ("s0", "s1")),
+        (RefusedError, "there are 1 standbys for 2; start one", ("n1", "n2"), ()),
+    )
+    for error, said, nodes, to in wrong:
+        with pytest.raises(error, match=said):
+            job.feed(MoveNodes(nodes, to))
+    assert job.machine.record.leaving == ()
+    job.feed(MoveNodes(("n1",), ("s0",)))
+    with pytest.raises(BadInputError, match="standby s0 is to take the place of node n1"):
+        job.feed(MoveNodes(("n2",), ("s0",)))
+
+
+def test_without_a_standby_it_says_what_would_do() -> None:
+    job = Job().start()
+    with pytest.raises(RefusedError, match=r"there is no standby; start one \(holdfast agent --standby\)"):
+        job.feed(MoveNodes(("n1",)))
+
+
+def test_a_node_that_is_to_move_may_be_drained_instead() -> None:
+    job = with_standbys("s0")
+    job.feed(MoveNodes(("n1",)))
+    job.feed(Drain(("n1",)))
+    job.step(2)
+    for node in ("n0", "n1", "n2"):
+        job.report(node, 2)
+    gone_on(job, 3, "n0", "s0", "n2")
+    assert [one.node for one in job.machine.record.drained] == ["n1"]
