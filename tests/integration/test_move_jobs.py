@@ -39,6 +39,11 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
     ):
         assert refused(job, *arguments)[0] == code, arguments
         assert said in refused(job, *arguments)[1]
+    said = job.call("move", "node-1", "--dry-run")
+    assert said.startswith("standby-0 takes the place of node-1 (rank ")
+    assert "why: standby-0 is warm" in said
+    (forecast,) = json.loads(job.call("drain", "node-1", "--dry-run", "--json"))["forecast"]
+    assert (forecast["node"], forecast["to"]) == ("node-1", "standby-0")
     assert status(job)["leaving"] == []
     goes_on_until_interrupted(job)
     assert len(job.all(GenerationStarted)) == 1

@@ -45,6 +45,7 @@ class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Body of POST /drain."""
 
     nodes: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)]
+    dry_run: bool = False
 
 
 class MoveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +53,7 @@ class MoveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     nodes: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)]
     to: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)] = ()
+    dry_run: bool = False
 
 
 class UndrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,6 +26,7 @@ from holdfast.control.registry import JobEntry
 from holdfast.errors import BadInputError, HoldfastError, RefusedError, UnreachableError
 from holdfast.observability.event_lines import decode_event
 from holdfast.protocol.events import ReadEvent
+from holdfast.protocol.messages.forecast import MoveForecast
 
 T = TypeVar("T")
 _URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
@@ -59,6 +60,10 @@ class _Wish(msgspec.Struct):
 
 class _Wishes(msgspec.Struct):
     requests: list[_Wish]
+
+
+class _Forecasts(msgspec.Struct):
+    forecast: list[MoveForecast]
 
 
 class CoordinatorClient:
@@ -129,6 +134,13 @@ class CoordinatorClient:
         """Ask the launcher for more nodes; return the request's number."""
         answer = self._ask("POST", "/nodes", NodesRequest(count=count))
         return self._read(answer.content, _Wish).id
+
+    def forecast(self, nodes: Sequence[str], to: Sequence[str] = (), *, stays: bool) -> list[MoveForecast]:
+        """Return what would come of `move` (`stays`), or of `drain`."""
+        request = MoveRequest(nodes=tuple(nodes), to=tuple(to), dry_run=True)
+        drain = DrainRequest(nodes=tuple(nodes), dry_run=True)
+        answer = self._ask("POST", "/move", request) if stays else self._ask("POST", "/drain", drain)
+        return self._read(answer.content, _Forecasts).forecast
 
     def drain(self, nodes: Sequence[str]) -> None:
         """Have nodes leave in good order; `node_left` says when each has."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
+import msgspec
 import typer
 
 from holdfast.cli.connection import Server
@@ -17,6 +18,8 @@ from holdfast.control.client import CoordinatorClient
 from holdfast.coordination.nodes.injection import FAULTS
 from holdfast.errors import EXIT_FAILED, BadInputError, RefusedError
 from holdfast.protocol.events import NodeMoved
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what moves, to whom, how long and why; do nothing.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -65,12 +68,16 @@ def move(
             show_default="any that is warm",
         ),
     ] = None,
+    dry_run: DryRun = False,
     no_wait: NoWait = False,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
     """Have nodes give their places to standbys, and be standbys themselves; nothing is lost, and training goes on."""
+    if dry_run:
+        _foresee(server, nodes, to or (), stays=True, as_json=as_json)
+        return
     with server.client() as client:
         after = client.status()["events"]
         client.move(nodes, to or ())
@@ -94,6 +101,26 @@ def move(
         raise typer.Exit(EXIT_FAILED)
 
 
+def _foresee(server: Server, nodes: Sequence[str], to: Sequence[str], *, stays: bool, as_json: bool) -> None:
+    """Say what would come of a move, or of a drain."""
+    with server.client() as client:
+        forecast = client.forecast(nodes, to, stays=stays)
+    if as_json:
+        print_json({"forecast": msgspec.to_builtins(forecast)})
+        return
+    for one in forecast:
+        rank = f" (rank {', '.join(map(str, one.ranks))})" if one.ranks else ""
+        if one.moved_bytes is None:
+            what = "a node's state, of a size that is not known before some has moved"
+        else:
+            what = f"{one.moved_bytes / 1e6:.1f} MB"
+        experts = f", {one.expert_replicas} replicas of experts" if one.expert_replicas else ""
+        whose = f"{one.to} takes the place of {one.node}{rank}" if one.to else f"{one.node}{rank} leaves"
+        when = "once a standby is warm" if one.wait_s is None else f"in {one.wait_s:.1f} s at the latest"
+        say(f"{whose} {when}: {what}{experts}; {one.down_s:.3f} s without a step")
+        say(f"  why: {one.why}")
+
+
 def _as_moved(event: NodeMoved) -> dict[str, str | float]:
     return {
         "from_node": event.from_node,
@@ -111,6 +138,7 @@ def drain(
     rolling: Annotated[
         bool, typer.Option("--rolling", help="Every node in turn: each leaves, and is awaited back before the next.")
     ] = False,
+    dry_run: DryRun = False,
     no_wait: NoWait = False,
     as_json: AsJson = False,
     *,
@@ -121,6 +149,11 @@ def drain(
         raise BadInputError("name the nodes that are to leave, or give --rolling: one of both")
     if rolling and no_wait:
         raise BadInputError("--rolling waits for each node: leave out --no-wait")
+    if dry_run:
+        if rolling:
+            raise BadInputError("--dry-run is for nodes that are named: leave out --rolling")
+        _foresee(server, nodes or (), (), stays=False, as_json=as_json)
+        return
     with server.client() as client:
         if rolling:
             left = _roll(client, say=(lambda _: None) if as_json else say)

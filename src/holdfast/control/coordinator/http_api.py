@@ -35,6 +35,7 @@ from holdfast.coordination.inputs import Drain, InjectFault, MoveNodes, SaveStat
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.observability.metrics import CONTENT_TYPE
+from holdfast.protocol.messages.forecast import MoveForecast
 
 T = TypeVar("T")
 #: how long a refusal takes
@@ -138,10 +139,16 @@ class HttpApi:
     """The routes; `status` gives what /status answers, `body_s` is how long a request's body may take."""
 
     def __init__(
-        self, shell: Shell, status: Callable[[], Awaitable[dict[str, Any]]], requests: NodeRequests, body_s: float
+        self,
+        shell: Shell,
+        status: Callable[[], Awaitable[dict[str, Any]]],
+        foresee: Callable[[Drain | MoveNodes], Awaitable[list[MoveForecast]]],
+        requests: NodeRequests,
+        body_s: float,
     ) -> None:
         self._shell = shell
         self._status = status
+        self._foresee = foresee
         self._requests = requests
         self._body_s = body_s
         self._waiting = 0
@@ -215,12 +222,14 @@ class HttpApi:
     async def drain(self, request: Request) -> Response:
         """Have nodes leave in good order."""
         body = await _body(request, DrainRequest, self._body_s)
-        return await self._fed(Drain(nodes=body.nodes))
+        asked = Drain(nodes=body.nodes)
+        return _json({"forecast": await self._foresee(asked)}) if body.dry_run else await self._fed(asked)
 
     async def move(self, request: Request) -> Response:
         """Have nodes give their places to standbys."""
         body = await _body(request, MoveRequest, self._body_s)
-        return await self._fed(MoveNodes(nodes=body.nodes, to=body.to))
+        asked = MoveNodes(nodes=body.nodes, to=body.to)
+        return _json({"forecast": await self._foresee(asked)}) if body.dry_run else await self._fed(asked)
 
     async def undrain(self, request: Request) -> Response:
         """Let a node come back that is quarantined or drained; whoever has started the job starts its agent again."""

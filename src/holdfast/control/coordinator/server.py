@@ -35,12 +35,14 @@ from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import Shutdown, Tick
+from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Tick
+from holdfast.coordination.nodes.foresight import foresee
 from holdfast.counted_log import CountedLog
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_FAILED, BadInputError, HoldfastError, SupersededError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import FileJournal
 from holdfast.observability.metrics import Metrics
+from holdfast.protocol.messages.forecast import MoveForecast
 from holdfast.protocol.record import Record
 
 __all__ = ["ServerSettings", "run_coordinator", "serve"]
@@ -207,7 +209,7 @@ class _Server:
         )
         self._tasks: set[asyncio.Task[object]] = set()
         self._requests = NodeRequests(launched=settings.launched)
-        self._api = HttpApi(self._shell, self._status, self._requests, settings.body_s)
+        self._api = HttpApi(self._shell, self._status, self._foresee, self._requests, settings.body_s)
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:
@@ -329,6 +331,13 @@ class _Server:
     async def _status(self) -> dict[str, Any]:
         job = await self._shell.between_turns(lambda: status_of(self._coordinator, self._metrics.ledger, self._now()))
         return {**job, "events": self._journal.last_seq, "url": self._url, "coordinator_pid": os.getpid()}
+
+    async def _foresee(self, asked: Drain | MoveNodes) -> list[MoveForecast]:
+        """Say what would come of asking nodes to leave, or to move."""
+        parts = self._coordinator.parts
+        if isinstance(asked, Drain):
+            return await self._shell.between_turns(lambda: foresee(parts, asked.nodes))
+        return await self._shell.between_turns(lambda: foresee(parts, asked.nodes, asked.to, stays=True))
 
 
 def steady_time(clock: Clock) -> Callable[[], float]:

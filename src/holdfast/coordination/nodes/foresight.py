@@ -1,9 +1,88 @@
-"""What is foreseen of a node that is to leave: what it waits for."""
+"""What is foreseen of a node that is to leave: what it waits for, what moves, to whom, how long that takes, and why."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from holdfast.coordination.experts.blobs import experts_by_layer
+from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.parts import JobParts
+from holdfast.coordination.progress.costs import Cost
+from holdfast.protocol.messages.forecast import MoveForecast
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
+
+#: what the others stand still for
+_FOR = {Cost.DECISION: "to decide", Cost.BUILD: "for the group", Cost.TRANSFER: "for the state"}
+
+
+def foresee(
+    parts: JobParts, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False
+) -> list[MoveForecast]:
+    """Return what would come of asking these nodes to leave; nothing is changed. The arguments are those of `ask`.
+
+    Raises:
+        BadInputError, UnreachableError, RefusedError: asking would be refused.
+    """
+    new = parts.departures.check(names, to, stays=stays)
+    given = dict(zip(names, to, strict=False))
+    promised = {one.to for one in parts.turn.record.leaving} | set(to)
+    free = sorted(
+        (name for name in parts.members.standbys if name not in promised),
+        key=lambda name: parts.standbys.warm_in_s(name),
+    )
+    found: list[MoveForecast] = []
+    for name in new:
+        target = given.get(name, "")
+        if not target and not parts.members.nodes[name].standby:
+            taking = [one for one in free if stays or parts.standbys.ready(one)]
+            target = taking[0] if taking and (stays or parts.config.spec.recovery.uses_standbys) else ""
+            free = [one for one in free if one != target]
+        found.append(_forecast(parts, name, target))
+    return found
+
+
+def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
+    """Return what comes of one node's leaving; `to`: who takes its place."""
+    costs, plan = parts.progress.costs, parts.turn.record.plan
+    here = parts.turn.planned_on(name)
+    ranks = [] if plan is None else [rank for worker in here if (rank := plan.rank(worker)) is not None]
+    if plan is None or not ranks:
+        why = "it has no rank: nothing moves, and no step waits"
+        return MoveForecast(
+            node=name, to="", ranks=(), expert_replicas=0, moved_bytes=0, wait_s=0.0, down_s=0.0, why=why
+        )
+    replicas = _replicas(parts, plan, ranks)
+    moved = int(costs.of(Cost.STATE)) * len(ranks) if costs.is_measured(Cost.STATE) else None
+    warm_s, left = parts.standbys.warm_in_s(to) if to else 0.0, len(workers_by_node(plan)) - 1
+    pauses = [Cost.DECISION, Cost.BUILD, *([Cost.TRANSFER] if to else [])]
+    if to:
+        first = f"{to} is warm in about {warm_s:.1f} s" if warm_s else f"{to} is warm"
+    else:
+        longer = (left + 1) / max(left, 1)
+        first = f"no standby takes its place: {left} of {left + 1} nodes go on, a step takes {longer:.2f} times as long"
+    known = {True: "", False: " (a guess)"}
+    told = ", ".join(f"{costs.of(one):.3f} s {_FOR[one]}{known[costs.is_measured(one)]}" for one in pauses)
+    return MoveForecast(
+        node=name,
+        to=to,
+        ranks=tuple(ranks),
+        expert_replicas=replicas,
+        moved_bytes=moved if to or replicas else 0,
+        wait_s=None if math.isinf(warm_s) else warm_s + costs.step_s,
+        down_s=sum(map(costs.of, pauses)),
+        why=f"{first}; at the end of a step of {costs.step_s:.3f} s; {told}",
+    )
+
+
+def _replicas(parts: JobParts, plan: GenerationPlan, ranks: Sequence[int]) -> int:
+    """Return how many replicas of experts live at these ranks."""
+    shape, experts = parts.turn.record.expert_shape, plan.expert_plan
+    if shape is None or experts is None:
+        return 0
+    held = (experts_by_layer(experts.placement[rank], shape) for rank in ranks)
+    return sum(len(layer) for layers in held for layer in layers)
 
 
 def waits_for(parts: JobParts, one: Departure) -> str:

@@ -1,0 +1,23 @@
+"""What is said to users of something before it is done."""
+
+from __future__ import annotations
+
+from holdfast.protocol.names import Struct
+
+
+class MoveForecast(Struct, frozen=True, kw_only=True):
+    """What is expected of one node's leaving.
+
+    `to`: who takes its place; "": nobody. `moved_bytes`: None where no node's state has moved in this job yet.
+    `wait_s`: until the others are stopped for it; None where that cannot be said. `down_s`: then no step ends for so
+    long. `why`: what that is made of, and what of it is only guessed.
+    """
+
+    node: str
+    to: str
+    ranks: tuple[int, ...]
+    expert_replicas: int
+    moved_bytes: int | None
+    wait_s: float | None
+    down_s: float
+    why: str
