@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from played_pool import PlayedPool
 
-from holdfast.coordination.pool.inputs import ForgetNode, JobLinked, JobSaid, NodeSaid
+from holdfast.coordination.pool.inputs import ForgetNode, JobLinked, JobSaid, NodeSaid, ResumeJob, SuspendJob
 from holdfast.coordination.pool.instructions import BeginJob, CloseJob, PersistPool, TellJob
 from holdfast.errors import RefusedError, UnreachableError
 from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands
@@ -171,6 +171,18 @@ def test_a_preemptible_job_gives_way_and_goes_on_later() -> None:
     assert pool.of_kind(ev.JobSuspended)[0].preempted
     pool.stands("firm", standing="finished")
     assert len(pool.nodes_of("loose")) == 4
+
+
+def test_a_job_that_goes_on_at_once_has_another_coordinator() -> None:
+    """The one before is closed first: it would have been the new one that was closed, and the job without any."""
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    pool.feed(SuspendJob("one"))
+    pool.feed(ResumeJob("one"))
+    told = pool.job_told["one"]
+    over = JobStands(submission=told.submission, heard=told.version, standing="suspended")
+    out = pool.feed(JobSaid("one", over))
+    assert [type(one) for one in out if isinstance(one, BeginJob | CloseJob)] == [CloseJob, BeginJob]
 
 
 def test_the_queue_says_why() -> None:

@@ -112,6 +112,20 @@ def test_that_it_is_suspended_is_no_news_once_it_goes_on() -> None:
     assert pool.state_of("one") == "suspended"
 
 
+def test_one_that_is_suspended_and_has_been_given_nodes_since_has_to_give_them_back_first() -> None:
+    """It was to go on, and to stop again, before it heard of either: its record has it suspended, and with nodes."""
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.feed(SuspendJob("one"))
+    pool.stands("one", standing="suspended", without={"n1"})
+    pool.feed(ResumeJob("one"))
+    pool.feed(SuspendJob("one"))
+    pool.stands("one", standing="suspended")
+    assert (pool.state_of("one"), set(pool.record.grants)) == ("suspending", {"n1"})
+    pool.stands("one", standing="suspended", without={"n1"})
+    assert (pool.state_of("one"), set(pool.record.grants)) == ("suspended", set())
+
+
 def test_a_job_that_goes_on_before_it_is_suspended_is_queued_once_it_is() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")

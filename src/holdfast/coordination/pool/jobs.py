@@ -72,14 +72,12 @@ class PooledJobs:
                 state.release(grant, by="job")
         if over:
             self._end(job, over, report.why or job.why)
-        elif job.state == "suspending" and report.standing == "suspended" and report.heard >= job.wished_at:
+        elif job.state == "suspending" and _has_left(report, job.wished_at):
             self._suspended(job)
 
     def _suspended(self, job: PooledJob) -> None:
-        """A job is saved: all its grants are over, those too of which it has not heard."""
+        """A job is saved, and has given back all that it was told of: since then it was granted nothing."""
         state = self._state
-        for grant in state.grants_of(job.name):
-            state.release(grant, by="job")
         state.emit(ev.JobSuspended, job=job.name, preempted=job.preempted)
         why = _PREEMPTED if job.preempted else ""
         state.put_job(job, state="queued" if job.preempted else "suspended", submitted_at=state.now, why=why)
@@ -98,3 +96,8 @@ class PooledJobs:
         """Return a job that is not over."""
         job = self._state.jobs.get(name)
         return job if job is not None and job.state not in OVER else None
+
+
+def _has_left(report: JobStands, wished_at: int) -> bool:
+    """Tell whether a job is suspended since it was asked to be; one that was so before may have been given nodes."""
+    return report.standing == "suspended" and report.heard >= wished_at and not report.held

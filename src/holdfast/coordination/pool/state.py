@@ -202,8 +202,8 @@ class PoolState:
         self._first.append(BeginJob(job))
 
     def close_job(self, job: PooledJob) -> None:
-        """A job needs no coordinator any more."""
-        self._sends.append(CloseJob(job.name, job.submission))
+        """A job needs no coordinator any more; one that is begun again in the same call needs another."""
+        self._first.append(CloseJob(job.name, job.submission))
 
     def flush(self, before: Sequence[PoolInstruction] = ()) -> list[PoolInstruction]:
         """Return everything gathered, in order, and start anew; `before`: what comes first of all."""

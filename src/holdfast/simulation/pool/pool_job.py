@@ -1,0 +1,180 @@
+"""A simulated job of a pool: its coordinator trains, loses nodes, leaves them, and keeps its grants in its record."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from holdfast.coordination.pool.holding import Held, give_back, joined, overdue, report
+from holdfast.protocol.pool.sharing import JobShares, JobStanding
+from holdfast.simulation.pool.pool_around import PoolAround
+from holdfast.simulation.pool.pool_world import Crash, JobDisk, Line, NodeComes, PoolWorld
+
+LEASE_S = 3.0
+JOIN_S = 15.0
+
+
+class SimJobCoordinator:
+    """One life of a job's coordinator."""
+
+    def __init__(self, cluster: PoolAround, name: str, submission: int, disk: JobDisk) -> None:
+        self.name = name
+        self.submission = submission
+        self.up = True
+        self.disk = disk
+        self._cluster = cluster
+        self._world: PoolWorld = cluster.world
+        self._pool: Line | None = None
+        #: the nodes that train, by the line to each
+        self.members: dict[str, Line] = {}
+        #: when those were heard last, or began to be waited for
+        self._seen = dict.fromkeys(disk.held.grants, self._world.now)
+        self._doing = ""
+        self._world.later(0.01, 0.5, self._link)
+        self._world.later(0.5, 1.0, self._tick)
+
+    def die(self) -> None:
+        """The coordinator is gone; its nodes train on, or are ended by somebody else."""
+        self.up = False
+        for line in (self._pool, *self.members.values()):
+            if line is not None:
+                line.cut()
+
+    # ---- the pool ----
+
+    def _link(self) -> None:
+        if not self.up or self._pool is not None:
+            return
+        server = self._cluster.server
+        if server is None or not self._world.reaches(self.name, "pool"):
+            self._world.later(0.2, 1.0, self._link)
+            return
+        self._pool = Line(self._world, (self.name, "pool"), (self, server))
+        server.linked(self, self._pool)
+        self._report()
+
+    def _report(self) -> None:
+        if self._pool is not None:
+            disk = self.disk
+            self._pool.send(self, report(disk.held, disk.standing, disk.why))
+
+    def _hear(self, shares: JobShares) -> None:
+        disk = self.disk
+        held = self._cluster.parts.hear(disk.held, shares, self._world.now)
+        if disk.standing in ("finished", "stopped", "failed"):
+            self._report()
+            return
+        standing: JobStanding = "going" if held.wish != "suspend" else disk.standing
+        if not self._write(held, standing):
+            return
+        for node in [node for node in self.members if node not in held.grants]:
+            self._drop(node)
+        self._report()
+        self._look_at_wish()
+
+    def _look_at_wish(self) -> None:
+        wish = self.disk.held.wish
+        if self.disk.standing == "suspended" and self.disk.held.grants:
+            self._all_go("suspended")  # (it was to go on, and to stop again, before it heard of either)
+        if self.disk.standing == "going" and wish != "run" and self._doing != wish:
+            self._doing = wish
+            self._world.later(0.1, 3.0, self._do_wish, wish)
+        if self.disk.held.to_leave:
+            self._world.later(0.1, 2.0, self._leave)
+
+    def _do_wish(self, wish: str) -> None:
+        """The step is over, and the state saved."""
+        self._doing = ""
+        if not self.up or self.disk.held.wish != wish or self.disk.standing != "going":
+            return
+        self._all_go("suspended" if wish == "suspend" else "stopped")
+
+    def _all_go(self, standing: JobStanding, why: str = "") -> None:
+        self._give_back(list(self.disk.held.grants), standing, why)
+
+    def _leave(self) -> None:
+        if self.up and self.disk.standing == "going" and self.disk.held.to_leave:
+            self._give_back(self.disk.held.to_leave)
+
+    def _give_back(self, nodes: Collection[str], standing: JobStanding = "going", why: str = "") -> None:
+        """Do without nodes, by the record first; then tell them, and the pool."""
+        numbers = {node: self.disk.held.grants[node].number for node in nodes}
+        if not self._write(give_back(self.disk.held, nodes), standing, why):
+            return
+        for node, number in numbers.items():
+            if node in self.members:
+                self.members[node].send(self, number)
+                del self.members[node]
+            self._seen.pop(node, None)
+        self._report()
+
+    def _write(self, held: Held, standing: JobStanding, why: str = "") -> bool:
+        disk = self.disk
+        if (held, standing, why) == (disk.held, disk.standing, disk.why):
+            return True
+        try:
+            self._world.writing(self.name)
+        except Crash:
+            self.die()
+            self._cluster.job_died(self)
+            return False
+        before, disk.held, disk.standing, disk.why = disk.held, held, standing, why
+        for node in held.grants:
+            self._seen.setdefault(node, self._world.now)
+        self._cluster.checker.held(self, before, held)
+        return True
+
+    # ---- nodes ----
+
+    def heard(self, line: Line, message: Any) -> None:
+        """Hear the pool, or a node."""
+        if line is self._pool:
+            self._hear(message)
+        elif isinstance(message, NodeComes):
+            node = message.node
+            held = joined(self.disk.held, node, message.grant)
+            if held is None or self.disk.standing != "going":
+                line.cut()  # (it tries again until somebody says that it is another's)
+            elif self._write(held, "going"):
+                self.members[node] = line
+                self._seen[node] = self._world.now
+        else:
+            for node, known in self.members.items():
+                if known is line:
+                    self._seen[node] = self._world.now
+
+    def lost(self, line: Line) -> None:
+        """A line is gone: the node's lease runs."""
+        if line is self._pool:
+            self._pool = None
+            self._world.later(0.05, 1.0, self._link)
+        self.members = {node: known for node, known in self.members.items() if known is not line}
+
+    def _drop(self, node: str) -> None:
+        self.members.pop(node).cut()
+
+    def _tick(self) -> None:
+        if not self.up:
+            return
+        self._world.later(0.9, 1.0, self._tick)
+        now, disk = self._world.now, self.disk
+        if disk.standing != "going":
+            self._report()
+            return
+        late = [node for node, grant in disk.held.grants.items() if grant.came and now - self._seen[node] > LEASE_S]
+        late += overdue(disk.held, now, JOIN_S)
+        if late:
+            self._give_back(late)  # (the hit job goes on without them at once)
+        if not self.up:
+            return
+        self._train()
+
+    def _train(self) -> None:
+        disk, limit_s = self.disk, self.disk.spec.time_limit
+        if self.members:
+            disk.begun_at = disk.begun_at or self._world.now
+            disk.done_s += len(self.members)
+        if disk.done_s >= self._cluster.work_s(self.name):
+            self._all_go("finished", "completed")
+        elif limit_s and disk.begun_at and self._world.now > disk.begun_at + limit_s:
+            self._all_go("stopped", "time_limit")

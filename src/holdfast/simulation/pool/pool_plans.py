@@ -1,0 +1,137 @@
+"""What a simulated pool goes through, drawn from a number: jobs that come and go, and what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from holdfast.coordination.pool.share.policies import POLICIES
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
+
+#: from here on nothing fails any more, and nobody asks for anything: all jobs must end
+QUIET_S = 120.0
+
+
+#: one after the other, so many seconds after the first
+_TO_AND_FRO = ("suspend", "resume", "suspend", "resume")
+_GAPS = (0.0, 4.0, 4.1, 9.0)
+
+
+class PoolFaultKind(StrEnum):
+    """What can happen to a pool."""
+
+    NODE_DIES = "node_dies"
+    NODE_CUT_FROM_POOL = "node_cut_from_pool"
+    NODE_CUT_FROM_JOBS = "node_cut_from_jobs"
+    SERVER_DIES = "server_dies"
+    SERVER_USURPED = "server_usurped"
+    JOB_DIES = "job_dies"
+    JOB_CUT_FROM_POOL = "job_cut_from_pool"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolFault:
+    """Something fails at a time, for some time. `who`: of those that it can strike, by place."""
+
+    kind: PoolFaultKind
+    at: float
+    lasts_s: float
+    who: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visit:
+    """A user asks for something: suspend, resume, stop, weight."""
+
+    at: float
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedJob:
+    """A job, when it is submitted, and how much it has to do, in seconds of one node."""
+
+    spec: JobSpec
+    at: float
+    work_s: float
+    visits: tuple[Visit, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolPlan:
+    """One schedule. `crashes`: before which of its writes the server (or a job's coordinator) dies, by who it is.
+
+    `together`: the jobs' coordinators are in the server's process, and die with it.
+    """
+
+    seed: int
+    policy: str
+    nodes: int
+    reserve: int
+    jobs: tuple[PlannedJob, ...]
+    faults: tuple[PoolFault, ...]
+    crashes: Mapping[str, frozenset[int]]
+    together: bool
+
+
+def pool_plan(seed: int) -> PoolPlan:
+    """Return the schedule of a number."""
+    rng = Random(f"pool {seed}")
+    nodes, policy = rng.randint(1, 8), rng.choice(sorted(POLICIES))
+    reserve = rng.choice((0, 0, 0, 1, 2)) if nodes > 3 else 0
+    jobs = tuple(_job(rng, number, nodes - reserve, policy) for number in range(1, rng.randint(1, 6) + 1))
+    faults = tuple(_fault(rng) for _ in range(rng.choice((0, 1, 2, 4, 8))))
+    crashes = {
+        who: frozenset(rng.sample(range(1, 60), rng.choice((0, 1, 3))))
+        for who in ("pool", *(job.spec.name for job in jobs))
+    }
+    return PoolPlan(
+        seed=seed,
+        policy=policy,
+        nodes=nodes,
+        reserve=reserve,
+        jobs=jobs,
+        faults=faults,
+        crashes=crashes,
+        together=rng.random() < 0.7,
+    )
+
+
+def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
+    preemptible = rng.random() < 0.2
+    least = rng.randint(1, max(1, min(4, room)))
+    most = rng.randint(least, room if policy == "sized" else 8) if room > least else least
+    sizes = tuple(sorted({least, *rng.sample(range(least, most + 1), rng.randint(0, most - least))}))
+    work_s = rng.choice((10.0, 60.0, 250.0)) * rng.uniform(0.5, 1.5)
+    visits = [
+        Visit(at=rng.uniform(0.0, QUIET_S), what=rng.choice(("suspend", "resume", "stop", "weight")))
+        for _ in range(rng.choice((0, 0, 1, 3)))
+    ]
+    if rng.random() < 0.2:  # (somebody who cannot make up his mind)
+        since = rng.uniform(0.0, QUIET_S * 0.8)
+        visits += [Visit(at=since + gap, what=what) for gap, what in zip(_GAPS, _TO_AND_FRO, strict=True)]
+    spec = JobSpec(
+        name=f"job{number}",
+        min_nodes=least,
+        max_nodes=most,
+        sizes=sizes if rng.random() < 0.25 else (),
+        weight=rng.choice((0.5, 1.0, 2.0)),
+        priority=rng.randint(-1, 1),
+        preemptible=preemptible,
+        snooze=rng.choice((0.0, 0.0, 5.0)),
+        time_limit=rng.choice((0.0, 0.0, work_s * rng.uniform(0.3, 3.0))),
+        checkpoint=CheckpointSpec(dir="/kept"),
+    )
+    at = rng.uniform(0.0, QUIET_S * rng.choice((0.1, 0.3, 0.7))) if rng.random() < 0.8 else 0.0
+    return PlannedJob(spec=spec, at=at, work_s=work_s, visits=tuple(sorted(visits, key=lambda visit: visit.at)))
+
+
+def _fault(rng: Random) -> PoolFault:
+    return PoolFault(
+        kind=rng.choice(list(PoolFaultKind)),
+        at=rng.uniform(0.0, QUIET_S * 0.8),
+        lasts_s=rng.choice((0.3, 2.0, 6.0, 20.0)) * rng.uniform(0.5, 1.5),
+        who=rng.randrange(64),
+    )

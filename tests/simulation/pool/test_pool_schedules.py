@@ -1,0 +1,197 @@
+"""Schedules of whole pools: what must hold does, and where a machine is wrong in one place, they find it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, StartGrant
+from holdfast.coordination.pool.holding import Held, hear
+from holdfast.coordination.pool.inputs import JobSaid, NodeGone, PoolInput
+from holdfast.coordination.pool.instructions import BeginJob, EmitPool, PersistPool, PoolInstruction
+from holdfast.coordination.pool.pool import Pool
+from holdfast.coordination.pool.share.interface import Bid
+from holdfast.protocol.messages.pool import NodeGrant
+from holdfast.protocol.pool.record import PooledJob
+from holdfast.protocol.pool.sharing import JobShares
+from holdfast.simulation.pool.pool_around import PoolParts
+from holdfast.simulation.pool.pool_cluster import PoolCluster
+from holdfast.simulation.pool.pool_fuzzing import PoolTally, run_pools
+from holdfast.simulation.pool.pool_plans import PoolFaultKind, pool_plan
+
+#: a wrong machine is found within so many schedules
+MOST = 1500
+
+
+def test_schedules_hold() -> None:
+    tally = run_pools(range(200))
+    assert tally.failed == {}
+    assert tally.moved > 1000
+    assert tally.recalled > 50
+
+
+def test_a_number_is_a_schedule() -> None:
+    stories: list[list[str]] = []
+    for _ in range(2):
+        cluster = PoolCluster(pool_plan(7))
+        cluster.run()
+        stories.append([*cluster.world.story, *map(str, cluster.world.disk.journal)])
+    assert stories[0] == stories[1]
+
+
+def test_schedules_try_everything() -> None:
+    plans = [pool_plan(number) for number in range(300)]
+    assert {fault.kind for plan in plans for fault in plan.faults} == set(PoolFaultKind)
+    assert {plan.policy for plan in plans} == {"equal", "weighted", "priority", "sized"}
+    assert {visit.what for plan in plans for job in plan.jobs for visit in job.visits} == {
+        "suspend",
+        "resume",
+        "stop",
+        "weight",
+    }
+    assert {plan.together for plan in plans} == {True, False}
+    assert any(plan.reserve for plan in plans)
+    assert any(job.spec.preemptible for plan in plans for job in plan.jobs)
+
+
+# ---- machines that are wrong in one place ----
+
+
+class TakesFromTheSilent(Pool):
+    """A node that is out of touch has no owner any more."""
+
+    def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
+        if isinstance(event, NodeGone) and (here := self.state.by_connection.get(event.connection)) is not None:
+            grant = self.state.grants.get(here.name)
+            if grant is not None:
+                self.state.release(grant, by="node")
+        return super().handle(event, now)
+
+
+class TellsFirst(Pool):
+    """What is told is written afterwards."""
+
+    def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
+        return sorted(super().handle(event, now), key=lambda one: isinstance(one, PersistPool | EmitPool))
+
+
+class BelievesOldWords(Pool):
+    """A job that has not heard of a grant is taken to have given it back."""
+
+    def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
+        if isinstance(event, JobSaid):
+            event = JobSaid(event.job, replace(event.report, heard=1 << 40))
+        return super().handle(event, now)
+
+
+class BelievesEverySuspended(Pool):
+    """A job that says that it is suspended has no nodes, whatever it holds."""
+
+    def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
+        if isinstance(event, JobSaid) and event.report.standing == "suspended":
+            event = JobSaid(event.job, replace(event.report, held=frozenset()))
+        return super().handle(event, now)
+
+
+class ShrinksTooFar(Pool):
+    """Jobs are shared out as if one node did for each."""
+
+    def start(self, now: float, url: str, pid: int) -> list[PoolInstruction]:
+        granting = self._granting
+        right = granting.bid
+
+        def bid(job: PooledJob) -> Bid:
+            said = right(job)
+            return Bid(**{**{name: getattr(said, name) for name in Bid.__slots__}, "least": 1, "sizes": ()})
+
+        granting.bid = bid
+        return super().start(now, url, pid)
+
+
+class ForgetsEvents(Pool):
+    """Events that the journal lacks after a crash are not said again."""
+
+    def start(self, now: float, url: str, pid: int) -> list[PoolInstruction]:
+        self._lost = []
+        return super().start(now, url, pid)
+
+
+class ClosesLast(Pool):
+    """A job that goes on at once loses its new coordinator."""
+
+    def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
+        out = super().handle(event, now)
+        begun = [one for one in out if isinstance(one, BeginJob)]
+        rest = [one for one in out if not isinstance(one, BeginJob)]
+        place = next(
+            (place for place, one in enumerate(rest) if not isinstance(one, PersistPool | EmitPool)), len(rest)
+        )
+        return [*rest[:place], *begun, *rest[place:]]
+
+
+class LeavesJobsAlone(Pool):
+    """A job that had a coordinator before the server died has none afterwards."""
+
+    def start(self, now: float, url: str, pid: int) -> list[PoolInstruction]:
+        return [one for one in super().start(now, url, pid) if not isinstance(one, BeginJob)]
+
+
+class StartsAtOnce(Fence):
+    """What belongs to the next grant is started beside what is being ended."""
+
+    def told(self, grant: NodeGrant) -> list[FenceInstruction]:
+        out = super().told(grant)
+        if any(isinstance(one, ReapGrant) for one in out) and grant.grant:
+            self.runs = grant.grant
+            out.append(StartGrant(grant.grant, grant.job, grant.submission))
+        return out
+
+
+class StartsTwice(Fence):
+    """What is over here is started again, if the pool has not heard."""
+
+    def reaped(self, grant: int) -> list[FenceInstruction]:
+        out = super().reaped(grant)
+        if self._told.grant == grant:
+            self.runs = grant
+            out.append(StartGrant(grant, self._told.job, self._told.submission))
+        return out
+
+
+class NeverReaps(Fence):
+    """A node that is nobody's keeps what it has."""
+
+    def told(self, grant: NodeGrant) -> list[FenceInstruction]:
+        return super().told(grant) if grant.grant else []
+
+
+def takes_again(held: Held, shares: JobShares, now: float) -> Held:
+    """A job takes what it has given back."""
+    return replace(hear(replace(held, returned=frozenset()), shares, now), returned=held.returned)
+
+
+WRONG = {
+    "takes_from_the_silent": PoolParts(pool=TakesFromTheSilent),
+    "tells_first": PoolParts(pool=TellsFirst),
+    "believes_old_words": PoolParts(pool=BelievesOldWords),
+    "believes_every_suspended": PoolParts(pool=BelievesEverySuspended),
+    "shrinks_too_far": PoolParts(pool=ShrinksTooFar),
+    "forgets_events": PoolParts(pool=ForgetsEvents),
+    "closes_last": PoolParts(pool=ClosesLast),
+    "leaves_jobs_alone": PoolParts(pool=LeavesJobsAlone),
+    "starts_at_once": PoolParts(fence=StartsAtOnce),
+    "starts_twice": PoolParts(fence=StartsTwice),
+    "never_reaps": PoolParts(fence=NeverReaps),
+    "takes_again": PoolParts(hear=takes_again),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found(name: str) -> None:
+    tally = PoolTally()
+    for first in range(0, MOST, 50):
+        tally.add(run_pools(range(first, first + 50), WRONG[name]))
+        if tally.failed:
+            break
+    assert tally.failed, f"{name} was not found by {tally.schedules} schedules"
+    assert any(why.startswith("InvariantError") for why in tally.failed.values()), tally.failed
