@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
-from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted
+from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted, wait_until
 
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_REFUSED, EXIT_UNREACHABLE
-from holdfast.protocol.events import GenerationStarted, StandbyReady, StepCommitted
+from holdfast.protocol.events import (
+    CheckpointRejected,
+    CheckpointSaved,
+    FailureDetected,
+    GenerationStarted,
+    NodeMoved,
+    RolledBack,
+    StandbyReady,
+    StepCommitted,
+)
 from holdfast.testing.local_job import LocalJob
 
 
@@ -61,3 +71,50 @@ def test_the_last_node_without_a_standby_stays(start_job: StartJob) -> None:
     assert code == EXIT_REFUSED
     assert "there is no standby; start one (holdfast agent --standby)" in said
     goes_on_until_interrupted(job)
+
+
+def test_a_node_gives_its_place_away_and_takes_it_back(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1", "--verify-state", "1"))
+    job.wait(StandbyReady)
+    goes_on(job)
+    before, pids = job.all(GenerationStarted)[-1].members, job.pids("node-1")
+    said = job.call("move", "node-1", "--to", "standby-0")
+    assert "standby-0 has taken node-1's place: " in said
+    after = tuple("standby-0" if name == "node-1" else name for name in before)
+    assert job.all(GenerationStarted)[-1].members == after
+    assert job.wait(NodeMoved, from_node="node-1", to_node="standby-0").reason == "move"
+    wait_until(lambda: "standby: node-1 is warm" in job.call("status"))
+    assert job.pids("node-1") == pids, "in the same process"
+    goes_on(job)
+    assert json.loads(job.call("move", "standby-0", "--json"))["moved"][0]["to_node"] == "node-1"
+    assert job.all(GenerationStarted)[-1].members == before
+    goes_on_until_interrupted(job)
+    assert {event.world_size for event in job.all(StepCommitted)} == {3}
+    assert not job.all(FailureDetected)
+    assert not job.all(RolledBack)
+    check_losses(job, script=TINY, least=9)
+
+
+def test_a_standby_that_is_not_warm_yet_is_waited_for(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1", "--verify-state", "1"))
+    job.wait(StepCommitted, step=1)
+    assert job.call("move", "node-2", "--no-wait").startswith("node-2 gives its place away")
+    assert job.wait(StandbyReady).seq < job.wait(NodeMoved, from_node="node-2").seq
+    goes_on_until_interrupted(job)
+    assert not job.all(FailureDetected)
+    check_losses(job, script=TINY, least=6)
+
+
+def test_the_node_that_writes_checkpoints_moves_and_they_are_whole(start_job: StartJob, tmp_path: Path) -> None:
+    saving = ("--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "1")
+    job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1", "--verify-state", "1", *saving))
+    job.wait(StandbyReady)
+    job.wait(CheckpointSaved)
+    first = job.all(GenerationStarted)[-1].members[0]
+    assert f"standby-0 has taken {first}'s place" in job.call("move", first)
+    moved = job.wait(NodeMoved).seq
+    wait_until(lambda: any(event.seq > moved for event in job.all(CheckpointSaved)))
+    goes_on_until_interrupted(job)
+    assert not job.all(FailureDetected)
+    assert not job.all(CheckpointRejected)
+    check_losses(job, script=TINY, least=6)
