@@ -64,7 +64,14 @@ class JobParts:
         self.stopping = Stopping(turn, self.progress)
         self.replacing = Replacing(turn, config, self.standbys, self.newcomers)
         self.departures = Departures(
-            turn, config, self.ledger, self.stopping, self.absences, self.standbys, self.replacing
+            turn,
+            config,
+            self.ledger,
+            self.stopping,
+            self.absences,
+            self.standbys,
+            self.replacing,
+            self.progress.costs,
         )
         self.closing = Closing(turn, config, self.stopping, self.ending)
         #: why a node was turned away last

@@ -7,6 +7,8 @@ import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.inputs import MoveNodes
+from holdfast.coordination.nodes.foresight import waits_for
+from holdfast.coordination.progress.costs import Cost
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 
@@ -72,3 +74,63 @@ def test_the_last_node_stays_to_its_end() -> None:
     (left,) = job.said(ev.NodeLeft)
     assert (left.node, left.reason) == ("n0", "failed")
     assert "its grace of 30 s" in left.detail
+
+
+def settled(job: Job, *nodes: str) -> ev.NodeLeft:
+    for name in nodes:
+        job.say(msg.Entered(worker=w(name), generation=2, applied=2))
+    job.step(3, *nodes, generation=2)
+    job.step(4, *nodes, generation=2)
+    (left,) = [event for event in job.events if isinstance(event, ev.NodeLeft)]
+    return left
+
+
+def test_it_is_told_how_it_left_it_may_come_back_and_its_place_is_one_to_fill() -> None:
+    job = beside()
+    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    job.step(2)
+    reported(job, 2)
+    left = settled(job, "n0", "n2")
+    assert (left.node, left.reason) == ("n1", "drained")
+    assert left.detail.startswith("told to end with a grace of 30 s, of which ")
+    assert left.detail.endswith("no standby has taken its place: there is none")
+    assert (job.machine.record.drained, job.machine.record.wanted) == ((), 3)
+    job.connect(hello("n1", session="1" * 8))
+    assert job.sent(msg.Welcome)
+
+
+def test_one_that_a_standby_follows_says_nothing_of_lacking_one() -> None:
+    job = beside(warm=True)
+    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    job.step(2)
+    reported(job, 2)
+    assert settled(job, "n0", "s0", "n2").detail.endswith(" s were left")
+    assert job.machine.record.wanted == 3
+
+
+@pytest.mark.parametrize(("grace_s", "waits"), [(60.0, True), (20.0, False)])
+def test_a_cold_standby_is_waited_for_where_the_grace_is_long_enough(grace_s: float, *, waits: bool) -> None:
+    job = beside(warm=False)
+    job.machine.parts.progress.costs.measured(Cost.WARM_UP, 40.0)
+    job.tell("n1", msg.EndNotice(grace_s=grace_s))
+    said = [waits_for(job.machine.parts, one) for one in job.machine.record.leaving]
+    assert said == ["a standby to be warm" if waits else "the end of a step"]
+    job.step(2)
+    assert (job.machine.parts.stopping.stop is None) is waits
+    if not waits:
+        reported(job, 2)
+        assert settled(job, "n0", "n2").detail.endswith("no standby has taken its place: one could have in 40.0 s")
+        return
+    job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+    job.step(3)
+    reported(job, 3)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert begun.members == ("n0", "s0", "n2")
+
+
+def test_with_less_time_than_a_step_takes_the_others_go_on_at_once() -> None:
+    job = beside()
+    for _ in range(5):
+        job.machine.parts.progress.costs.step(10.0, 0.0)
+    job.tell("n1", msg.EndNotice(grace_s=5.0))
+    assert job.machine.parts.stopping.stop is not None

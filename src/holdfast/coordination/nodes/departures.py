@@ -9,6 +9,7 @@ too): then it goes, or is a standby from there on. So a failure beside it is no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
@@ -23,6 +24,7 @@ from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.nodes.replacing import Replacing
 from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, RefusedError, UnreachableError
@@ -52,6 +54,7 @@ class Departures:
         absences: Absences,
         standbys: Standbys,
         replacing: Replacing,
+        costs: MeasuredCosts,
     ) -> None:
         self._turn = turn
         self._config = config
@@ -60,6 +63,9 @@ class Departures:
         self._absences = absences
         self._standbys = standbys
         self._replacing = replacing
+        self._costs = costs
+        #: what is told of those that were given a time, once they have left, by node
+        self._noted: dict[str, str] = {}
         #: the step before which nobody is stopped again for a node that could not go
         self._not_before = 0
 
@@ -131,6 +137,9 @@ class Departures:
             return why
         turn.change(leaving=(*others, Departure(node=name, since=turn.now, until=turn.now + grace_s)))
         self._not_before = 0
+        plan = record.plan
+        if plan is not None and not plan.last and record.pending is None and grace_s < self._costs.step_s:
+            self.begin(plan)  # (at the end of the step it would be gone)
         return ""
 
     def undrain(self, name: str) -> bool:
@@ -163,8 +172,30 @@ class Departures:
         if not leaving:
             return []
         found = self._replacing.targets(one for one in leaving if not one.owed)
-        names = {one.node for one in leaving if one.owed or not one.stays or one.node in found}
+        names = {one.node for one in leaving if one.owed or one.node in found or not (one.stays or self.in_time(one))}
         return [worker for worker in workers if node_of(worker) in names]
+
+    def in_time(self, one: Departure) -> bool:
+        """Tell whether a node that ends at a given time can wait until a standby is warm that takes its place."""
+        return bool(one.until) and self._replaced_in_s() <= one.until - self._turn.now
+
+    def _replaced_in_s(self) -> float:
+        """Return in how many seconds a standby that is cold can have taken a place, as far as is known."""
+        if not self._config.spec.recovery.uses_standbys:
+            return math.inf
+        warm_s = (self._standbys.warm_in_s(name) for name in self._turn.members.standbys)
+        cold_s = min((seconds for seconds in warm_s if seconds > 0), default=math.inf)
+        return cold_s + self._costs.step_s + self._costs.of(Cost.DECISION)
+
+    def _note(self, one: Departure, *, replaced: bool) -> None:
+        """A node that ends at a given time leaves: keep what is told of it."""
+        grace_s, left_s = one.until - one.since, one.until - self._turn.now
+        how = f"told to end with a grace of {grace_s:g} s, of which {max(left_s, 0.0):.1f} s were left"
+        cold_s = self._replaced_in_s()
+        if not replaced:
+            late = f"one could have in {cold_s:.1f} s" if math.isfinite(cold_s) else "there is none"
+            how += f"; no standby has taken its place: {late}"
+        self._noted[one.node] = how
 
     def let_go(self) -> None:
         """Let those go that are members of nothing."""
@@ -213,11 +244,14 @@ class Departures:
         """
         turn, names = self._turn, set(map(node_of, leavers))
         leaving = [one for one in turn.record.leaving if one.node in names]
+        found = self._replacing.targets([one for one in leaving if not one.owed])
         taking = self._replacing.stand_in_for([one for one in leaving if not one.owed])
         for one in leaving:
             owed = tuple(worker for worker in leavers if node_of(worker) == one.node)
             turn.members.owe(one.node)
-            if not one.owed and not one.stays:
+            if one.until and not one.owed:
+                self._note(one, replaced=one.node in found)
+            if not one.owed and not (one.stays or one.until):
                 turn.change(wanted=max(0, turn.record.wanted - 1))  # (whoever takes its place brings one)
             self._write(msgspec.structs.replace(one, owed=owed, step=step))
         return taking
@@ -275,9 +309,12 @@ class Departures:
                 self._standbys.returned(node)
             return
         gone, places = Departure(node=one.node, since=one.since), not was_standby and not one.owed
-        turn.change(drained=(*record.drained, gone)[-_KEPT:], wanted=max(0, record.wanted - places))
+        why = why or self._noted.pop(one.node, "")
+        if not one.until:  # (else it may come again, and its place is one to fill)
+            turn.change(drained=(*record.drained, gone)[-_KEPT:], wanted=max(0, record.wanted - places))
         if node is not None:
-            turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {one.node} is drained", alone=True))
+            left = "has left" if one.until else "is drained"
+            turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {one.node} {left}", alone=True))
             self._forget(node)
         if not was_standby and (one.owed or node is not None):
             turn.emit(NodeLeft, node=one.node, reason=DRAINED, detail=why)

@@ -90,7 +90,7 @@ def waits_for(parts: JobParts, one: Departure) -> str:
     turn = parts.turn
     if one.owed:
         return f"the others, to go on without it from step {one.step}"
-    if one.stays:
+    if one.stays or parts.departures.in_time(one):
         warm = [name for name in turn.members.standbys if parts.standbys.ready(name)]
         if one.to:
             if one.to not in warm:
