@@ -82,6 +82,7 @@ CONTRACT = {
         "experts_moved",
         "micro_batches_kept",
         "micro_batches_redone",
+        "why",
     },
     "job_waiting": {"nodes", "expert_slots", "why"},
     "rebalance_decided": {"step", "adopted", "gain_s", "cost_s", "moves", "why"},

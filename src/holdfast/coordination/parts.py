@@ -62,7 +62,7 @@ class JobParts:
         self.standbys = Standbys(turn, config, self.progress.costs)
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
-        self.replacing = Replacing(turn, config, self.standbys, self.newcomers)
+        self.replacing = Replacing(turn, config, self.standbys, self.newcomers, self.progress.costs)
         self.departures = Departures(
             turn,
             config,

@@ -174,6 +174,7 @@ class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recove
     that were computed, and are once more. None: no step was interrupted, or not known.
     `down_s` runs from the failure (else the last sign of life; for a join, the commit before it) to the first step
     committed after it; for a restart, to the first step that was not committed before it.
+    `why`: where it was chosen, why this and not another.
     """
 
     action: str
@@ -188,6 +189,7 @@ class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recove
     experts_moved: int = 0
     micro_batches_kept: int | None = None
     micro_batches_redone: int | None = None
+    why: str = ""
 
 
 class JobWaiting(Event, frozen=True, kw_only=True, tag_field="event", tag="job_waiting"):

@@ -95,6 +95,15 @@ def lost_experts(shape: ExpertShape, held: Sequence[bytes]) -> list[tuple[int, i
     return [divmod(int(cell), shape.experts) for cell in np.flatnonzero(live == 0)]
 
 
+def fewest_nodes(shape: ExpertShape, held: Sequence[tuple[str, bytes]]) -> int:
+    """Return on how many nodes each expert lives at least, by what the workers on these nodes hold."""
+    by_node: dict[str, IntArray] = {}
+    for node, blob in held:
+        by_node[node] = by_node.get(node, 0) + decode(blob, shape)
+    living = [(counts > 0).astype(np.int64) for counts in by_node.values()]
+    return int(np.sum(living, axis=0).min()) if living else 0
+
+
 def _checked(blob: bytes, shape: ExpertShape) -> IntArray:
     """Return what is in a blob, its layers' ends too."""
     slots = np.frombuffer(blob, dtype=_ID).astype(np.int64)

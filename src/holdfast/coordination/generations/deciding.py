@@ -346,7 +346,7 @@ class Deciding:
             reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
-        self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE)
+        self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE, self._replacing.why)
         if anew:
             bases = (*record.bases, (plan.generation, decision.applied))[-MAX_BASES:]
             turn.change(lineage=plan.generation, bases=bases)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.experts.blobs import fewest_nodes, lost_experts
 from holdfast.coordination.experts.placing import PlacementQuestion, as_before, keep, loads_blob, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.coordination.generations.assignment import keep_summed, round_robin
@@ -225,6 +225,15 @@ def lacks_slots(turn: Turn, config: CoordinatorConfig, workers: Sequence[str] = 
         size = ep_size_of(turn.record.expert_shape, config.spec.experiments.ep_size)
         return bool(workers) and not isinstance(size, Shortage) and not usable(len(workers), size)
     return bool(workers) and shortage(turn.record, turn.members, workers) is not None
+
+
+def copies_left(record: Record, names: Collection[str]) -> int:
+    """Return on how many of these nodes of the plan in force each part of the state lives at least."""
+    plan, shape = record.plan, record.expert_shape
+    if plan is None or plan.expert_plan is None or shape is None:
+        return len(names)
+    held = zip(plan.members, plan.expert_plan.placement, strict=True)
+    return fewest_nodes(shape, [(member.node, blob) for member, blob in held if member.node in names])
 
 
 def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:

@@ -11,9 +11,11 @@ from collections.abc import Collection, Iterable
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.announcing import Newcomers
-from holdfast.coordination.generations.planner import lacks_slots
+from holdfast.coordination.generations.planner import copies_left, lacks_slots
 from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.progress.choosing import NodesLost, Replacement, choose
+from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
@@ -22,11 +24,16 @@ from holdfast.protocol.record import Departure
 class Replacing:
     """The places that are empty, and who takes them."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, standbys: Standbys, newcomers: Newcomers) -> None:
+    def __init__(
+        self, turn: Turn, config: CoordinatorConfig, standbys: Standbys, newcomers: Newcomers, costs: MeasuredCosts
+    ) -> None:
         self._turn = turn
         self._config = config
         self._standbys = standbys
         self._newcomers = newcomers
+        self._costs = costs
+        #: why the places that are empty are filled, or not; "" where no place is
+        self.why = ""
         #: who takes whose place in the next generation, and why it is this one, by node
         self._stand_ins: dict[str, tuple[str, str]] = {}
 
@@ -43,8 +50,9 @@ class Replacing:
 
     def fill(self, plan: GenerationPlan) -> None:
         """The members of a plan that are left have spoken: let standbys take the places of the others."""
-        members = self._turn.members
-        if not members.standbys or not self._config.spec.recovery.uses_standbys:
+        members, self.why = self._turn.members, ""
+        choice = self._weigh(plan)
+        if not members.standbys or not self._config.spec.recovery.uses_standbys or not choice.at_once:
             return
         self._stand_ins = {name: whose for name, whose in self._stand_ins.items() if name in members.nodes}
         for name in self._empty(plan):
@@ -54,6 +62,24 @@ class Replacing:
             standby, why = found
             self._promote(standby)
             self._stand_ins[standby] = name, why
+
+    def _weigh(self, plan: GenerationPlan) -> Replacement:
+        """Say whether standbys take the places that are empty now, and keep why."""
+        empty, recovery = self._empty(plan), self._config.spec.recovery
+        if not empty or recovery.on_node_failure != "auto":
+            return Replacement(at_once=True, why="")
+        members, nodes = self._turn.members, list(workers_by_node(plan))
+        if not any(map(self._standbys.ready, members.standbys)) or lacks_slots(self._turn, self._config):
+            self.why = f"no standby is warm: {len(nodes) - len(empty)} of {len(nodes)} nodes go on"
+            return Replacement(at_once=True, why=self.why)
+        saved_at = self._turn.record.saving.saved_at or self._turn.record.run_since
+        copies = copies_left(self._turn.record, [name for name in nodes if name in members.nodes])
+        back_s = max(0.0, self._turn.now - saved_at)
+        experts = plan.expert_plan is not None
+        loss = NodesLost(nodes=len(nodes), lost=len(empty), copies=copies, back_s=back_s, experts=experts)
+        choice = choose(self._costs, loss, self._turn.now)
+        self.why = choice.why
+        return choice
 
     def spare(self) -> list[str]:
         """Return the workers of standbys that are warm, and may take others' places."""

@@ -157,9 +157,14 @@ class Progress:
         else:
             recovery.action = _replaced(plan.workers, workers)
 
-    def replaced(self, moved: Mapping[str, tuple[str, str]], reason: str) -> None:
-        """These nodes take others' places, which are given with the reason why it is they; `reason`: of the moves."""
+    def replaced(self, moved: Mapping[str, tuple[str, str]], reason: str, why: str) -> None:
+        """These nodes take others' places, which are given with the reason why it is they; `reason`: of the moves.
+
+        Args:
+            why: it is these that are filled, or none.
+        """
         if self.recovery is not None:
+            self.recovery.why = why
             self.recovery.moved_nodes, self.recovery.move_reason = dict(moved), reason
 
     def _follow(self, plan: GenerationPlan) -> None:

@@ -31,6 +31,8 @@ class RecoveryCost:
     #: who has taken whose place, and why it is this one
     moved_nodes: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     move_reason: str = ""
+    #: why this was done, of what could have been
+    why: str = ""
     #: that one member has received
     most_bytes: int = 0
 
@@ -61,4 +63,5 @@ class RecoveryCost:
             "down_s": max(0.0, committed - self.failed),
             "micro_batches_kept": self.micro_batches_kept,
             "micro_batches_redone": self.micro_batches_redone,
+            "why": self.why,
         }

@@ -1,0 +1,114 @@
+"""Whether a standby takes a lost node's place at once, or joins later: by what was measured; the event says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.progress.choosing import NodesLost, choose
+from holdfast.coordination.progress.costs import FIRST_LOSS_S, Cost, MeasuredCosts
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+
+
+def measured(
+    job: Job, *, transfer_s: float, step_s: float = 1.0, swap_s: float = 0.1, build_s: float = 0.1
+) -> MeasuredCosts:
+    costs = job.machine.parts.progress.costs
+    for cost, value in ((Cost.TRANSFER, transfer_s), (Cost.SWAP, swap_s), (Cost.BUILD, build_s)):
+        for _ in range(5):
+            costs.measured(cost, value)
+    for _ in range(64):
+        costs.step(step_s, 0.0)
+    return costs
+
+
+def lost(*, nodes: int = 4, copies: int = 3, back_s: float = 0.0) -> NodesLost:
+    return NodesLost(nodes=nodes, lost=1, copies=copies, back_s=back_s)
+
+
+def test_before_anything_was_measured_it_is_at_once() -> None:
+    choice = choose(MeasuredCosts(), lost(), 0.0)
+    assert choice.at_once
+    assert choice.why.endswith("(guesses)")
+
+
+def test_state_that_comes_while_the_step_is_done_again_costs_nothing() -> None:
+    choice = choose(measured(Job().start(), transfer_s=0.9), lost(), 0.0)
+    assert choice.at_once
+    assert "at once costs 0.00 s of training" in choice.why
+
+
+def test_with_experts_all_wait_for_it() -> None:
+    loss = replace(lost(), experts=True)
+    assert "at once costs 0.90 s of training" in choose(measured(Job().start(), transfer_s=0.9), loss, 0.0).why
+
+
+@pytest.mark.parametrize(("nodes", "at_once"), [(2, True), (64, False)])
+def test_a_long_transfer_is_waited_for_by_few_nodes_and_goes_beside_the_training_of_many(
+    nodes: int, *, at_once: bool
+) -> None:
+    """20 s: all stand still for 19 of them; or one of 2 nodes (of 64) lacks for as long, and a swap follows."""
+    costs = measured(Job().start(), transfer_s=4.0 if nodes == 2 else 20.0)
+    assert choose(costs, lost(nodes=nodes), 0.0).at_once is at_once
+
+
+def test_little_is_no_reason_to_leave_the_usual_way() -> None:
+    costs = measured(Job().start(), transfer_s=1.9)
+    assert choose(costs, lost(nodes=64), 0.0).at_once
+
+
+def test_a_last_copy_that_would_cost_days_is_copied_first() -> None:
+    costs = measured(Job().start(), transfer_s=20.0, build_s=1.0)
+    days_s = 40 * FIRST_LOSS_S
+    assert not choose(costs, lost(nodes=64, copies=2, back_s=days_s), 0.0).at_once
+    choice = choose(costs, lost(nodes=64, copies=1, back_s=days_s), 0.0)
+    assert choice.at_once
+    assert f"would cost {days_s:.0f} s" in choice.why
+
+
+def beside(*, warm: bool = True) -> Job:
+    job = Job(nodes=4).start()
+    job.step(1, "n0", "n1", "n2", "n3")
+    job.connect(msgspec.structs.replace(hello("s0"), standby=True))
+    job.say(attach(w("s0")))
+    if warm:
+        job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+    return job
+
+
+def recovered(job: Job, *members: str) -> ev.Recovered:
+    job.lose("n1")
+    for name in ("n0", "n2", "n3"):
+        job.report(name, 1)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.workers == tuple(map(w, members))
+    for name in members:
+        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+    job.step(2, *members, generation=2)
+    (event,) = job.said(ev.Recovered)
+    return event
+
+
+def test_the_event_says_why_a_standby_has_taken_the_place() -> None:
+    event = recovered(beside(), "n0", "s0", "n2", "n3")
+    assert (event.action, event.why.startswith("a standby that takes the place at once costs")) == ("replace", True)
+
+
+def test_the_event_says_why_it_has_not_and_it_joins_then() -> None:
+    job = beside()
+    measured(job, transfer_s=60.0)
+    event = recovered(job, "n0", "n2", "n3")
+    assert event.action == "shrink"
+    assert "3 of 4 nodes go on" in event.why
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert w("s0") in pending.workers
+
+
+def test_the_event_says_that_no_standby_is_warm() -> None:
+    assert recovered(beside(warm=False), "n0", "n2", "n3").why == "no standby is warm: 3 of 4 nodes go on"
