@@ -29,6 +29,7 @@ CONTRACT = {
     "node_repaired": {"node", "repair", "repair_s"},
     "standby_ready": {"node", "roles", "warm_s"},
     "standby_failed": {"node", "why", "tries", "again"},
+    "straggler_found": {"node", "factor", "action", "why"},
     "node_moved": {"from_node", "to_node", "reason", "down_s", "moved_bytes", "detail"},
     "generation_started": {
         "members",

@@ -21,6 +21,7 @@ from holdfast.protocol.events import (
     StandbyFailed,
     StandbyReady,
     StepCommitted,
+    StragglerFound,
 )
 from holdfast.testing.local_job import LocalJob
 
@@ -112,6 +113,30 @@ def test_a_node_gives_its_place_away_waits_in_the_same_process_and_takes_it_back
     goes_on_until_interrupted(job)
     assert {event.world_size for event in job.all(StepCommitted)} == {3}
     assert {event.node for event in job.all(FailureDetected)} == {"node-2"}
+    check_losses(job, script=TINY, least=8)
+
+
+def test_a_slow_node_gives_its_place_to_a_standby(start_job: StartJob) -> None:
+    options = (
+        "--standbys",
+        "1",
+        "--allow-faults",
+        "--set",
+        "recovery.stragglers=move",
+        "--emulate-compute",
+        "0.1/micro-batch",
+    )
+    job = start_job(*FOREVER, options=options)
+    job.wait(StandbyReady)
+    goes_on(job)
+    job.call("inject", "slow", "node-1", "--times", "3")
+    found = job.wait(StragglerFound, node="node-1")
+    assert found.action == "move"
+    assert found.factor > 1.5
+    assert job.wait(NodeMoved, from_node="node-1").to_node == "standby-0"
+    job.wait(StandbyReady, node="node-1")
+    goes_on_until_interrupted(job)
+    assert not job.all(FailureDetected)
     check_losses(job, script=TINY, least=8)
 
 

@@ -47,6 +47,7 @@ SPEC_OPTIONS = (
     SpecOption("--snapshot-dir", "checkpoint.snapshot_dir", "DIR", RECOVERY),
     SpecOption("--on-node-failure", "recovery.on_node_failure", "auto|standby|shrink|wait|restart-all", RECOVERY),
     SpecOption("--standbys", "recovery.standbys", "N", RECOVERY),
+    SpecOption("--stragglers", "recovery.stragglers", "ask|move|off", RECOVERY),
     SpecOption("--on-process-failure", "recovery.on_process_failure", "auto|shrink|hold", RECOVERY),
     SpecOption("--fault-threshold", "recovery.fault_threshold", "F", RECOVERY),
     SpecOption("--join-window", "recovery.join_window", "TIME", RECOVERY),

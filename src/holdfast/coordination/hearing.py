@@ -63,6 +63,7 @@ class Hearing:
                 inquiry.explained(node, message)
             case msg.OwnTimes():
                 inquiry.stragglers.told(node.name, message)
+                self._parts.straggling.told(node.name, message)
 
     def _noticed(self, node: Node, message: msg.EndNotice) -> None:
         """A node will end; where the job cannot go on without it, it is saved before."""

@@ -18,6 +18,7 @@ from holdfast.coordination.generations.announcing import Newcomers
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.lateness.inquiry import Inquiry
+from holdfast.coordination.lateness.straggling import Straggling
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.membership import Membership
@@ -73,6 +74,7 @@ class JobParts:
             self.replacing,
             self.progress.costs,
         )
+        self.straggling = Straggling(turn, config, self.departures, self.replacing)
         self.closing = Closing(turn, config, self.stopping, self.ending)
         #: why a node was turned away last
         self.misfit = ""

@@ -18,6 +18,7 @@ from holdfast.protocol.node_events import (
     NodesJoined,
     StandbyFailed,
     StandbyReady,
+    StragglerFound,
     WorkersChanged,
 )
 from holdfast.protocol.plan import FaultThreshold
@@ -374,6 +375,7 @@ AnyEvent = (
     | StandbyReady
     | StandbyFailed
     | NodeMoved
+    | StragglerFound
     | GenerationStarted
     | StepCommitted
     | Evaluated

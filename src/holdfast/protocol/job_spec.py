@@ -81,6 +81,13 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(ge=0, description="Nodes beside the job's own that wait, warm, to take the place of one that is lost."),
     ] = 0
+    stragglers: Annotated[
+        Literal["ask", "move", "off"],
+        Meta(
+            description="A node that computes 1.1 times as long as the others' median, for longer than chance has it: "
+            "it is told (ask), or gives its place to a warm standby, too (move)."
+        ),
+    ] = "ask"
     on_process_failure: Annotated[
         Literal["auto", "shrink", "hold"],
         Meta(

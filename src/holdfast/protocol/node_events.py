@@ -63,6 +63,15 @@ class StandbyFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     again: bool
 
 
+class StragglerFound(Event, frozen=True, kw_only=True, tag_field="event", tag="straggler_found"):
+    """A node computes slower than the others. `factor`: times their median; `action`: move, told."""
+
+    node: str
+    factor: float
+    action: str
+    why: str
+
+
 class NodeMoved(Event, frozen=True, kw_only=True, tag_field="event", tag="node_moved"):
     """A node has taken another's place. `reason`: failure, drain, move. `down_s`, `moved_bytes`: of the whole recovery.
 

@@ -108,6 +108,14 @@ class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int = 0
 
 
+class SlowNode(Struct, frozen=True, kw_only=True):
+    """A node that took `factor` times as long as the others: it takes nobody's place `until` then, in unix seconds."""
+
+    node: str
+    factor: float
+    until: float
+
+
 class Standby(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node that was started as a standby, by its agent's process. `tries`: how often it was told to warm up.
 
@@ -152,6 +160,7 @@ class Record(Struct, frozen=True, kw_only=True):
     `run_since`: when this run was begun, unix seconds, whoever coordinates it now. `born`: when the first was.
     `leaving`: nodes that go once they are not needed; `drained`: those that have gone so, and may not come back by
     themselves. `standbys`: of those that have come, and have not been followed by another of their name.
+    `slow`: those that were moved away, or would have been, because they were slow.
     `wanted`: how many nodes the job has had at the most, less those that were drained.
     `costs`: what was measured last of starts, warm-ups and moves, by what it is.
     `bases`: the newest lineages, oldest first: the generation in which each began, and the step that it began with.
@@ -193,6 +202,7 @@ class Record(Struct, frozen=True, kw_only=True):
     leaving: tuple[Departure, ...] = ()
     drained: tuple[Departure, ...] = ()
     standbys: tuple[Standby, ...] = ()
+    slow: tuple[SlowNode, ...] = ()
     wanted: int = 0
     costs: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict[str, tuple[float, ...]])
     outcome: str = ""  # "", finished, failed

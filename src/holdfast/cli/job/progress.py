@@ -127,6 +127,7 @@ _WORDS = dict(
         _line(ev.NodeLeft, lambda e: f"{e.node} left: {e.reason}{f', {e.detail}' if e.detail else ''}"),
         _line(ev.NodeRepaired, lambda e: f"{e.node} trains again after {e.repair_s:.1f} s ({e.repair} repair)"),
         _line(ev.StandbyReady, lambda e: f"standby {e.node} is warm, after {e.warm_s:.1f} s"),
+        _line(ev.StragglerFound, lambda e: f"{e.node} is slow: {e.why}"),
         _line(ev.StandbyFailed, lambda e: f"standby {e.node} is not warm: {e.why}"),
         _line(ev.NodeMoved, lambda e: f"{e.to_node} has taken the place of {e.from_node} in {e.down_s:.2f} s"),
         _line(

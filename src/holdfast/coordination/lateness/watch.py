@@ -25,8 +25,10 @@ AWAY_S = 0.05
 STALLED_S = 0.3
 #: totals are read so often
 LEARN_S = 0.5
-#: workers' own times are told so often: they say who is slow, and nobody waits for that
+#: workers' own times are told so often: they say who is slow, and nobody waits for that;
 TELL_S = 5.0
+#: and so often where one takes that many times as long as before: whether it stays so is for the coordinator to see
+TELL_SOON_S, SLOWED = 1.0, 1.08
 #: told again each time that it has lasted so many times as long
 AGAIN = 1.5
 
@@ -65,6 +67,8 @@ class LateWatch:
         self._learnt_at = self._told_at = -math.inf
         #: how long each worker computes a micro-batch
         self._own: dict[str, RunningMean] = {}
+        #: how many each has computed since the last word, and how long they took together
+        self._since: dict[str, tuple[int, float]] = {}
 
     def learns(self, now: float) -> bool:
         """Tell whether accounts are wanted with the next readings."""
@@ -85,13 +89,24 @@ class LateWatch:
             if world == reading.world:  # (else nobody knows which of it was in which)
                 self._add(worker, world, old, account.totals)
         self._own = {worker: own for worker, own in self._own.items() if worker in accounts}
-        if now - self._told_at < TELL_S or not self._own:
+        if not self._own or now - self._told_at < (TELL_SOON_S if self._slowed else TELL_S):
             return []
-        self._told_at, slow = now, dict(self.times.warnings)
+        since = {worker: computed for worker, computed in self._since.items() if worker in accounts}
+        self._told_at, self._since, slow = now, {}, dict(self.times.warnings)
         self.times.warnings.clear()
         means = {worker: own.mean_s for worker, own in self._own.items()}
         links = {worker: account.link_bytes_per_s for worker, account in accounts.items() if account.link_bytes_per_s}
-        return [OwnTimes(compute_s=means, slow=slow, link_bytes_per_s=links)]
+        return [OwnTimes(compute_s=means, computed=since, slow=slow, link_bytes_per_s=links)]
+
+    @property
+    def _slowed(self) -> bool:
+        """True where a worker takes longer than it did."""
+        own = self._own
+        return any(
+            sum_s > SLOWED * count * own[worker].mean_s
+            for worker, (count, sum_s) in self._since.items()
+            if worker in own
+        )
 
     def _add(self, worker: str, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:
         none = Total(0, 0.0, 0.0)
@@ -102,6 +117,8 @@ class LateWatch:
                 self.times.add(activity, world, Total(count, sum_s, total.longest_s))
                 if activity is Activity.COMPUTE:
                     self._own.setdefault(worker, RunningMean()).add(count, sum_s / count)
+                    before, before_s = self._since.get(worker, (0, 0.0))
+                    self._since[worker] = before + count, before_s + sum_s
 
     def look(self, now: float, readings: Mapping[str, Reading]) -> list[Late]:
         """Return who is late, each activity once, and again where it lasts; set `look_s`."""

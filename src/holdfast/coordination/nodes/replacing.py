@@ -111,6 +111,11 @@ class Replacing:
             self._stand_ins[standby] = name, why
         return self.workers
 
+    @property
+    def slow(self) -> set[str]:
+        """The nodes that were slow lately: they take places where nobody else can."""
+        return {one.node for one in self._turn.record.slow if one.until > self._turn.now}
+
     def waits(self, plan: GenerationPlan) -> int:
         """Return how many nodes the others wait for before they go on."""
         return len(self._empty(plan)) if self._config.spec.recovery.waits_for_nodes else 0
@@ -163,7 +168,8 @@ class Replacing:
         """Return who takes the place of a node, and why; one of its rack, where there is one; None: nobody can."""
         if not candidates:
             return None
-        members = self._turn.members
+        members, slow = self._turn.members, self.slow
+        candidates = [name for name in candidates if name not in slow] or candidates
         rack, first = members.racks.get(lost, ""), next(iter(candidates))
         if not rack:
             return first, ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.names import Count, Rate, Seconds, Struct, Text, WorkerId
@@ -72,13 +73,17 @@ class Late(Struct, frozen=True, kw_only=True):
 
 
 class OwnTimes(Struct, frozen=True, kw_only=True):
-    """What a node's workers take, said every few seconds.
+    """What a node's workers take, said every few seconds, and sooner where one takes longer than before.
 
-    `compute_s`: how long each computes a micro-batch, lately. `slow`: how often since the last word something took
+    `compute_s`: how long each computes a micro-batch, lately. `computed`: how many each has since the last word, and
+    the seconds that they took together. `slow`: how often since the last word something took
     1.1 times as long as usual, by what it was. `link_bytes_per_s`: how fast its data goes out to a peer, where known.
     """
 
     compute_s: Annotated[dict[WorkerId, Seconds], Meta(max_length=1024)]
+    computed: Annotated[dict[WorkerId, tuple[Count, Seconds]], Meta(max_length=1024)] = msgspec.field(
+        default_factory=dict[WorkerId, tuple[Count, Seconds]]
+    )
     slow: Annotated[dict[Activity, Count], Meta(max_length=len(Activity))]
     link_bytes_per_s: Annotated[dict[WorkerId, Rate], Meta(max_length=1024)]
 

@@ -1,0 +1,89 @@
+"""What becomes of a node that computes slower than the others: it gives its place to a standby, or a person is told."""
+
+from __future__ import annotations
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.lateness.slowness import SLOWER, SlowNodes
+from holdfast.coordination.nodes.departures import Departures
+from holdfast.coordination.nodes.replacing import Replacing
+from holdfast.coordination.turn import Turn
+from holdfast.errors import HoldfastError
+from holdfast.protocol.events import StragglerFound
+from holdfast.protocol.messages.progress import OwnTimes
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.record import Departure, SlowNode
+
+#: a node that was slow takes nobody's place for so long, where another can
+AVOIDED_S = 3600.0
+#: one that stays slow, or is time and again, is told of so often
+AGAIN_S = 3600.0
+_KEPT = 1024
+
+
+class Straggling:
+    """`recovery.stragglers`: move, ask or off."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig, departures: Departures, replacing: Replacing) -> None:
+        self._turn = turn
+        self._config = config
+        self._departures = departures
+        self._replacing = replacing
+        self._slow = SlowNodes()
+        #: when it was told of whom
+        self._told: dict[str, float] = {}
+        self._generation = 0
+
+    def told(self, node: str, times: OwnTimes) -> None:
+        """A node tells what its workers have computed since its last word."""
+        plan = self._turn.record.plan
+        if self._config.spec.recovery.stragglers != "off" and plan is not None and self._turn.planned_on(node):
+            self._slow.told(node, times.computed)
+            self._look(plan)
+
+    def _look(self, plan: GenerationPlan) -> None:
+        """See whether a member of the plan in force is slow."""
+        if plan.generation != self._generation:
+            self._generation = plan.generation
+            self._slow.follow({member.node for member in plan.members})
+        self._told = {node: at for node, at in self._told.items() if at > self._turn.now - AGAIN_S}
+        for node, factor in self._slow.found.items():
+            if node not in self._told:
+                self._found(node, factor)
+
+    def _found(self, node: str, factor: float) -> None:
+        policy, leaving = self._config.spec.recovery.stragglers, {one.node for one in self._turn.record.leaving}
+        if node in leaving:
+            return
+        self._told[node] = self._turn.now
+        why = f"it computes {factor:.2f} times as long as the others' median (from {SLOWER:g} on it is slow)"
+        if policy == "move":
+            self._remember(node, factor)
+            if refusal := self._move(node):
+                self._tell(node, factor, "told", f"{why}; it cannot be moved: {refusal}")
+            else:
+                self._tell(node, factor, "move", why)
+            return
+        self._tell(node, factor, "told", f"{why}; `holdfast move {node}` has a standby take its place")
+
+    def _move(self, node: str) -> str:
+        """Have a standby that is warm take a node's place; return why that cannot be."""
+        asked = Departure(node=node, since=self._turn.now, stays=True)
+        to, _ = self._replacing.targets([asked]).get(node, ("", ""))
+        if not to:
+            return "no standby is warm (holdfast run --standbys, holdfast agent --standby)"
+        if to in self._replacing.slow:
+            return f"standby {to} was slow itself"
+        try:
+            self._departures.ask((node,), stays=True)
+        except HoldfastError as error:
+            return str(error)
+        self._slow.begin_anew(node)
+        return ""
+
+    def _remember(self, node: str, factor: float) -> None:
+        others = (one for one in self._turn.record.slow if one.node != node and one.until > self._turn.now)
+        slow = SlowNode(node=node, factor=factor, until=self._turn.now + AVOIDED_S)
+        self._turn.change(slow=(*others, slow)[-_KEPT:])
+
+    def _tell(self, node: str, factor: float, action: str, why: str) -> None:
+        self._turn.emit(StragglerFound, node=node, factor=round(factor, 3), action=action, why=why)

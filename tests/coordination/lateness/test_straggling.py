@@ -1,0 +1,95 @@
+"""What becomes of a node that computes slower than the others."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.lateness.straggling import AGAIN_S, AVOIDED_S
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
+from holdfast.protocol.messages import any_side as msg
+
+Policy = Literal["ask", "move", "off"]
+NODES = ("n0", "n1", "n2")
+
+
+def started(policy: Policy, *standbys: str) -> Job:
+    job = Job(spec=JobSpec(recovery=RecoverySpec(stragglers=policy))).start()
+    job.step(1)
+    for name in standbys:
+        job.connect(msgspec.structs.replace(hello(name), standby=True))
+        job.say(attach(w(name)))
+        job.say(msg.Warmed(worker=w(name), seconds=0.5))
+    return job
+
+
+def words(
+    job: Job, slow: str, times: int, *, factor: float = 1.3, nodes: tuple[str, ...] = NODES
+) -> list[ev.StragglerFound]:
+    """Each node says so many times what it has computed; return what was found."""
+    before = len(job.events)
+    for _ in range(times):
+        for node in nodes:
+            took = 0.5 * (factor if node == slow else 1.0)
+            own = msg.OwnTimes(
+                compute_s={w(node): took / 5}, computed={w(node): (5, took)}, slow={}, link_bytes_per_s={}
+            )
+            job.tell(node, own)
+    return [event for event in job.events[before:] if isinstance(event, ev.StragglerFound)]
+
+
+def test_a_person_is_told_once_with_the_command_and_nothing_is_done() -> None:
+    job = started("ask", "s0")
+    assert words(job, "", 20) == []
+    (found,) = words(job, "n1", 20)
+    assert (found.node, found.action) == ("n1", "told")
+    assert 1.25 < found.factor < 1.35
+    assert "`holdfast move n1`" in found.why
+    assert job.machine.record.leaving == ()
+    job.now += AGAIN_S
+    assert len(words(job, "n1", 2)) == 1, "it is slow still"
+
+
+def test_off_is_off() -> None:
+    job = started("off", "s0")
+    assert words(job, "n1", 40) == []
+
+
+def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> None:
+    job = started("move", "s0")
+    words(job, "", 20)
+    (found,) = words(job, "n1", 20)
+    assert (found.node, found.action) == ("n1", "move")
+    assert [(one.node, one.stays) for one in job.machine.record.leaving] == [("n1", True)]
+    job.step(2)
+    for node in NODES:
+        job.report(node, 2)
+    now = ("n0", "s0", "n2")
+    for node in now:
+        job.say(msg.Entered(worker=w(node), generation=2, applied=2))
+    job.step(3, *now, generation=2)
+    assert job.machine.parts.standbys.ready("n1")
+    assert words(job, "", 20, nodes=now) == []
+    (found,) = words(job, "n2", 20, nodes=now)
+    assert (found.node, found.action) == ("n2", "told")
+    assert "standby n1 was slow itself" in found.why
+    job.lose("n0")
+    job.report("s0", 3)
+    job.report("n2", 3)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert "n1" in {member.node for member in plan.members}, "better slow than not at all"
+
+
+def test_without_a_standby_it_is_told_why_it_cannot_be() -> None:
+    job = started("move")
+    words(job, "", 20)
+    (found,) = words(job, "n1", 20)
+    assert found.action == "told"
+    assert "no standby is warm" in found.why
+    assert [one.node for one in job.machine.record.slow] == ["n1"]
+    job.machine.turn.now += AVOIDED_S
+    assert job.machine.parts.replacing.slow == set()
