@@ -61,7 +61,7 @@ OPTIONS = {
         "--checkpoint-dir",
     },
     "agent": SERVER
-    | {"--node-name", "--advertise", "--rack", "--standby", "--failure-rate", "--workers-per-node"}
+    | {"--node-name", "--advertise", "--rack", "--zone", "--standby", "--failure-rate", "--workers-per-node"}
     | {"--checkpoint-dir", "--checkpoint-every", "--checkpoint-rate", "--snapshot-every", "--snapshot-dir"}
     | {"--expert-slots", "--verify-state", "--preflight", "--grace"}
     | {"--log-dir", "--print", "--module"},
@@ -233,6 +233,7 @@ def busy_port() -> Iterator[int]:
         (["run", "TMP/\x1b[2J\n.py"], "\\x1b[2J .py: give the path"),
         (["coordinator", "--listen", "127.0.0.1:" + "9" * 5000], "it must be HOST:PORT"),
         (["agent", "--rack", "r\n", "--", "SCRIPT"], "--rack is 'r\\n'"),
+        (["agent", "--zone", "z/1", "--", "SCRIPT"], "--zone is 'z/1': use letters"),
         (["agent", "--failure-rate", "0", "--", "SCRIPT"], "--failure-rate is 0: give a number from 0.001 to 1000"),
         (["agent", "--failure-rate", "nan", "--", "SCRIPT"], "--failure-rate is nan"),
         (["events", "TMP"], "cannot be read as an event file"),

@@ -92,3 +92,15 @@ def test_a_node_that_runs_more_workers_than_it_said_is_expelled(worker: str) -> 
     job.say(attach(worker))
     assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n2"]
     assert job.machine.members.worker(worker) is None
+
+
+def test_where_nodes_were_is_remembered_of_the_newest_of_those_that_are_gone() -> None:
+    members = Membership()
+    for number in range(5000):
+        members.add(msg.Hello(**{**_fields(hello(f"n{number}")), "rack": "r1", "zone": "z1"}), number, 0.0)
+        if number:
+            members.remove(f"n{number}")
+    assert members.place_of("n4999") == members.place_of("n0") == ("r1", "z1")
+    assert members.place_of("n1") == ("", "")
+    sizes = [len(held) for held in vars(members).values() if isinstance(held, dict)]
+    assert max(sizes) <= 4096

@@ -26,8 +26,8 @@ def beside(policy: Policy = "auto", *, warm: bool = True) -> Job:
     return job
 
 
-def come(job: Job, name: str, *, warm: bool = True, rack: str = "") -> None:
-    job.connect(msgspec.structs.replace(hello(name), standby=True, rack=rack))
+def come(job: Job, name: str, *, warm: bool = True, rack: str = "", zone: str = "") -> None:
+    job.connect(msgspec.structs.replace(hello(name), standby=True, rack=rack, zone=zone))
     job.say(attach(w(name)))
     if warm:
         job.say(msg.Warmed(worker=w(name), seconds=0.5))
@@ -170,6 +170,39 @@ def test_one_of_the_same_rack_comes_first_and_the_event_says_so() -> None:
         job.say(msg.Entered(worker=w(name), generation=2, applied=1))
     job.step(2, "n0", "s1", "n2", generation=2)
     assert job.said(ev.NodeMoved)[0].detail == "it is in rack r1, too"
+
+
+@pytest.mark.parametrize(
+    ("places", "expected", "detail"),
+    [
+        ([("r0", "z0"), ("r9", "z1"), ("r1", "z1")], "s2", "it is in rack r1, too"),
+        ([("r1", "z0"), ("r1", "z1")], "s1", "it is in rack r1, too"),
+        ([("r0", "z0"), ("r9", "z1")], "s1", "no standby that could is in rack r1; it is in zone z1, too"),
+        ([("r0", "z0"), ("r2", "z2")], "s0", "no standby that could is in rack r1 or zone z1"),
+        ([("", "")], "s0", "no standby that could is in rack r1 or zone z1"),
+    ],
+)
+def test_one_of_the_rack_comes_before_one_of_the_zone_and_that_before_others(
+    places: list[tuple[str, str]], expected: str, detail: str
+) -> None:
+    job = Job()
+    job.boot()
+    for index in range(3):
+        job.connect(msgspec.structs.replace(hello(f"n{index}"), rack=f"r{index}", zone=f"z{index}"))
+        job.say(attach(w(f"n{index}")))
+    for index in range(3):
+        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+    job.step(1)
+    for index, (rack, zone) in enumerate(places):
+        come(job, f"s{index}", rack=rack, zone=zone)
+    job.lose("n1")
+    job.report("n0", 1)
+    job.report("n2", 1)
+    assert members(job) == (w("n0"), w(expected), w("n2"))
+    for name in ("n0", expected, "n2"):
+        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+    job.step(2, "n0", expected, "n2", generation=2)
+    assert job.said(ev.NodeMoved)[0].detail == detail
 
 
 def test_a_later_coordinator_knows_whose_place_was_taken() -> None:

@@ -141,6 +141,15 @@ class NodeOptions:
             rich_help_panel=RECOVERY,
         ),
     ] = ""
+    zone: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where its rack is: a lost node's place is taken by one of its rack, else of its zone.",
+            show_default="none",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = ""
     standby: Annotated[
         bool,
         typer.Option(
@@ -166,8 +175,9 @@ class NodeOptions:
         """
         if self.node_name:
             check_name("--node-name", self.node_name)
-        if not re.fullmatch(RACK_PATTERN, self.rack):
-            raise BadInputError(f"--rack is {self.rack!r}: use letters, digits, dots, dashes, at most 64")
+        for option, name in (("--rack", self.rack), ("--zone", self.zone)):
+            if not re.fullmatch(RACK_PATTERN, name):
+                raise BadInputError(f"{option} is {name!r}: use letters, digits, dots, dashes, at most 64")
         least, most = FAILURE_RATES
         if not least <= self.failure_rate <= most:
             raise BadInputError(f"--failure-rate is {self.failure_rate:g}: give a number from {least:g} to {most:g}")
@@ -269,6 +279,7 @@ def agent(
             cwd=os.getcwd(),
             environment=for_workers(os.environ),
             rack=node.rack,
+            zone=node.zone,
             failure_rate=node.failure_rate,
             standby=node.standby,
             tls_ca=entry.tls_ca,

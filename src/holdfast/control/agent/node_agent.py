@@ -125,6 +125,7 @@ class Agent:
             digest=settings.digest,
             agent_pid=os.getpid(),
             rack=settings.rack,
+            zone=settings.zone,
             failure_rate=settings.failure_rate,
             standby=settings.standby,
             host=socket.gethostname()[:256],

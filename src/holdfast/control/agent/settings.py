@@ -18,9 +18,9 @@ class AgentSettings:
     one of its own. environment: the whole environment of a zygote of its own. log_folder: for the workers' output, a
     file for each, "" for none; shows: whether it is printed as well. tls_ca: certificates to trust, "" for the
     system's. parent: pid of the process to end with, 0 for none. quiet: another process tells the user why the job
-    ended. rack: nodes that may fail together have the same; "" for one of its own. failure_rate: how often the node
-    fails, the usual one being 1. preflight: look whether the node is fit to train, before it joins. standby: it waits
-    without a rank until one of the others is lost or moved.
+    ended. rack: nodes that may fail together have the same; "" for one of its own. zone: where its rack is, "" for
+    none. failure_rate: how often the node fails, the usual one being 1. preflight: look whether the node is fit to
+    train, before it joins. standby: it waits without a rank until one of the others is lost or moved.
     """
 
     spec: JobSpec
@@ -40,6 +40,7 @@ class AgentSettings:
     parent: int = 0
     quiet: bool = False
     rack: str = ""
+    zone: str = ""
     failure_rate: float = 1.0
     preflight: bool = True
     standby: bool = False

@@ -150,6 +150,7 @@ def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
     return {
         "node": node.name,
         "rack": node.rack,
+        "zone": node.zone,
         "standby": ("warm" if coordinator.parts.standbys.ready(node.name) else "cold") if node.standby else "",
         "leaving": any(one.node == node.name for one in coordinator.record.leaving),
         "failure_rate": coordinator.members.failure_rate(node.name),

@@ -22,6 +22,7 @@ class NodeIdentity:
     digest: str
     agent_pid: int
     rack: str = ""
+    zone: str = ""
     host: str = ""
     failure_rate: float = 1.0
     standby: bool = False
@@ -52,6 +53,7 @@ class NodeIdentity:
             workers=self.workers,
             digest=self.digest,
             rack=self.rack,
+            zone=self.zone,
             host=self.host,
             failure_rate=self.failure_rate,
             standby=self.standby,

@@ -13,6 +13,8 @@ from holdfast.protocol.plan import GenerationPlan
 
 #: of a node's failures, so many count
 _MOST_FAILURES = 100
+#: of the nodes that are gone, so many are remembered
+_KEPT = 4096
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Node:
     workers: dict[str, WorkerInfo] = field(default_factory=dict[str, WorkerInfo])
     announced: tuple[int, ...] = ()
     rack: str = ""
+    zone: str = ""
     failure_rate: float = 1.0
     host: str = ""
     #: when it said Hello
@@ -149,8 +152,8 @@ class Membership:
         self._by_connection: dict[int, Node] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._came = 0
-        #: of all nodes that were here
-        self.racks: dict[str, str] = {}
+        #: the racks and zones of those that were here and are not, the newest last
+        self._left_from: dict[str, tuple[str, str]] = {}
         #: how often the machine of a node has failed, since this coordinator's start
         self._failed: dict[str, int] = {}
         self._entered = _RollCall(lambda _, info, plan: info is not None and info.entered >= plan.generation)
@@ -168,6 +171,7 @@ class Membership:
             agent_pid=hello.agent_pid,
             expected=hello.workers,
             rack=hello.rack,
+            zone=hello.zone,
             failure_rate=hello.failure_rate,
             host=hello.host,
             came=now,
@@ -180,7 +184,6 @@ class Membership:
             digest=hello.digest,
         )
         self._came += 1
-        self.racks[node.name] = node.rack
         if standby:
             self.standbys[node.name] = node
         self.nodes[node.name] = node
@@ -229,6 +232,11 @@ class Membership:
         """Return how often a node fails: as it has said, and as much again for each failure that was seen."""
         return self.nodes[name].failure_rate * (1 + self._failed.get(name, 0))
 
+    def place_of(self, name: str) -> tuple[str, str]:
+        """Return the rack and the zone of a node that is here or was; "" for what it did not name."""
+        node = self.nodes.get(name)
+        return (node.rack, node.zone) if node is not None else self._left_from.get(name, ("", ""))
+
     def remove(self, name: str) -> tuple[str, ...]:
         """Forget a node and its workers; return these."""
         node = self.nodes[name]
@@ -236,6 +244,10 @@ class Membership:
         for worker in gone:
             self.drop(node, worker)
         del self.nodes[name]
+        self._left_from.pop(name, None)
+        self._left_from[name] = node.rack, node.zone
+        if len(self._left_from) > _KEPT:
+            del self._left_from[next(iter(self._left_from))]
         self.standbys.pop(name, None)
         self.owed.pop(name, None)
         self._by_connection.pop(node.connection, None)

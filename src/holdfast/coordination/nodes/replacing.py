@@ -165,19 +165,33 @@ class Replacing:
         return [name for name, node in standbys.items() if node.complete]
 
     def _choose(self, lost: str, candidates: Collection[str]) -> tuple[str, str] | None:
-        """Return who takes the place of a node, and why; one of its rack, where there is one; None: nobody can."""
+        """Return who takes the place of a node, and why; None: nobody can.
+
+        One of its rack comes first, then one of its zone; of a rack, one that is in its zone, too.
+        """
         if not candidates:
             return None
         members, slow = self._turn.members, self.slow
         candidates = [name for name in candidates if name not in slow] or candidates
-        rack, first = members.racks.get(lost, ""), next(iter(candidates))
-        if not rack:
-            return first, ""
-        near = next((name for name in candidates if members.nodes[name].rack == rack), None)
-        if near is not None:
-            return near, f"it is in rack {rack}, too"
-        return first, f"no standby that could is in rack {rack}"
+        rack, zone = members.place_of(lost)
+
+        def near(name: str) -> tuple[bool, bool]:
+            its_rack, its_zone = members.place_of(name)
+            return bool(rack) and its_rack == rack, bool(zone) and its_zone == zone
+
+        found = max(candidates, key=near)
+        return found, _whence(rack, zone, *near(found))
 
     def _promote(self, name: str) -> None:
         node = self._standbys.promote(name)
         self._newcomers.attached(node, is_new=True)
+
+
+def _whence(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:
+    """Say whether who takes a place is in the rack and zone that the other has named; "" where it has named none."""
+    if rack and in_rack:
+        return f"it is in rack {rack}, too"
+    if zone and in_zone:
+        return (f"no standby that could is in rack {rack}; " if rack else "") + f"it is in zone {zone}, too"
+    named = [f"{word} {name}" for word, name in (("rack", rack), ("zone", zone)) if name]
+    return f"no standby that could is in {' or '.join(named)}" if named else ""

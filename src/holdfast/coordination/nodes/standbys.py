@@ -6,6 +6,7 @@ Neither at a job's start: it waits for its nodes as it would without any. They a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,8 +30,9 @@ from holdfast.protocol.record import Standby
 
 #: so often one is told to warm up, by agent
 MAX_TRIES = 3
-#: of those that have come, so many are remembered
+#: of those that have come, so many are remembered, and of their workers
 _KEPT = 4096
+_KEPT_WORKERS = 16 * _KEPT
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class Standbys:
         self._costs = costs
         self._warm_ups: dict[str, _WarmUp] = {}
         #: the workers that have begun to warm up, perhaps: what they have is nobody's initial state any more
-        self._void: set[str] = set()
+        self._void: dict[str, None] = {}
 
     # ---- who comes ----
 
@@ -113,7 +115,7 @@ class Standbys:
         for worker in raised:
             self._replace(node, worker)
         self._warm_ups[node.name] = _WarmUp(warm=warm)
-        self._void |= warm.keys()
+        self._spoilt(warm)
         for worker in warm:
             turn.order(worker, StandBy(term=turn.record.term, generation=turn.record.generation))
         self._write(Standby(node=node.name, agent_pid=node.agent_pid, ready=node.complete))
@@ -139,7 +141,7 @@ class Standbys:
                 continue
             self._write(msgspec.structs.replace(entry, tries=entry.tries + 1))
             warm_up.asked, warm_up.since, warm_up.told = set(cold), turn.now, False
-            self._void |= warm_up.asked
+            self._spoilt(cold)
             for worker in cold:
                 turn.order(worker, Warm(term=turn.record.term))
 
@@ -155,7 +157,7 @@ class Standbys:
 
     def warmed(self, node: Node, message: Warmed) -> None:
         """A worker has gone through its shadow steps, or could not; what one says that waits no more is of no use."""
-        self._void.add(message.worker)
+        self._spoilt([message.worker])
         if not node.standby:
             return
         warm_up, worker = self._warm_ups[node.name], message.worker
@@ -180,7 +182,7 @@ class Standbys:
             return False
         if isinstance(message, WorkerDown):
             self._turn.members.drop(node, message.worker)
-            self._void.discard(message.worker)
+            self._void.pop(message.worker, None)
             self._warm_ups[node.name].warm.pop(message.worker, None)
             if message.exit_code == EXIT_BAD_INPUT or message.final:
                 self._refuse(node, message.detail)
@@ -240,7 +242,8 @@ class Standbys:
 
     def _gone(self, node: Node, why: str) -> None:
         """A standby is there no more; it may come again."""
-        self._void.difference_update(self._turn.members.remove(node.name))
+        for worker in self._turn.members.remove(node.name):
+            self._void.pop(worker, None)
         warm_up = self._warm_ups.pop(node.name)
         if not warm_up.told:
             self._tell(node, why)
@@ -271,6 +274,12 @@ class Standbys:
         entry = self._entry(node.name)
         tries = entry.tries if entry is not None else 0
         self._turn.emit(StandbyFailed, node=node.name, why=why[:1000], tries=tries, again=again and tries < MAX_TRIES)
+
+    def _spoilt(self, workers: Iterable[str]) -> None:
+        """These warm up, perhaps, or have: what they have is nobody's initial state any more."""
+        self._void.update(dict.fromkeys(workers))
+        for worker in list(itertools.islice(self._void, max(0, len(self._void) - _KEPT_WORKERS))):
+            del self._void[worker]
 
     # ---- the record ----
 

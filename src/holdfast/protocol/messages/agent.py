@@ -131,6 +131,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     wall: float = 0.0  # what its clock shows, unix seconds: nothing is decided by it
     unfit: Text = ""  # why this node should not train, as it finds itself
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
+    zone: Rack = ""  # nodes of one zone are near each other; "": in none
     failure_rate: FailureRate = 1.0  # how often the node fails, the usual one being 1
     snapshots: NodeSnapshots | None = None  # None: it keeps none
     standby: bool = False
