@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from machinery import Job, applied, attach, commit, hello, kept, reduced, w, written
 
+from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.instructions import EndJob
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol import events as ev
@@ -319,3 +320,33 @@ def test_who_has_raised_with_a_step_that_no_other_has_is_as_good_as_dead_where_t
     assert not job.said(ev.JobFailed)
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n0", "n2"), "redo")
+
+
+def test_where_the_others_have_too_little_room_for_the_experts_they_wait_for_the_process_that_follows() -> None:
+    """Back at a checkpoint, they were to go on without it: the job failed (seeds 24732507595, 24404105864)."""
+    shape = msg.ExpertShape(layers=1, experts=4, slots=2)
+    job, nodes = Job().boot(), ("n0", "n1", "n2")
+    for name in nodes:
+        job.connect(hello(name))
+        job.say(msgspec.structs.replace(attach(w(name), experts=shape), saves=True))
+    for name in nodes:
+        job.say(msg.Entered(worker=w(name), generation=1, applied=0))
+    job.step(1)
+    for part, name in enumerate(nodes):
+        job.say(written(name, 1, "writing-1", part=part, parts=3))
+    job.say(kept("n0", 1, "step-1"))
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.expert_plan is not None
+    held = dict(zip(nodes, plan.expert_plan.placement, strict=True))
+    lost = next(name for name in nodes if lost_experts(shape, [blob for other, blob in held.items() if other != name]))
+    stays, raiser = (name for name in nodes if name != lost)
+    job.lose(lost)
+    job.say(raised(raiser))
+    job.report(stays, 1)
+    job.report(raiser, 1)
+    assert not job.said(ev.JobFailed)
+    assert replaced(job) == [w(raiser)]
+    job.say(attach(w(raiser, "b"), experts=shape))
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (sorted(begun.members), begun.decision) == (sorted((stays, raiser)), "rollback")

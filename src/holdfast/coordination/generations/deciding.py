@@ -131,8 +131,8 @@ class Deciding:
             else:
                 self._kept_ranks.lost(raisers)
                 self._raisers.release(raisers)
-                if self._kept_ranks.waits:
-                    return
+                if self._kept_ranks.waits or lacks_slots(turn, self._config):
+                    return  # (for the processes that follow them)
                 verdict = without or self._verdict({}, arrivals)
         elif not closing and (leavers := self._departures.going(reports)):
             verdict, reports, arrivals = self._part_with(leavers, verdict, reports, arrivals)
