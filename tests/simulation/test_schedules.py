@@ -17,7 +17,7 @@ from holdfast.simulation.families.corrupt_plans import corrupt_plan
 from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.link_plans import link_plan
-from holdfast.simulation.families.membership_plans import leaving_plan, move_plan, standby_plan
+from holdfast.simulation.families.membership_plans import leaving_plan, move_plan, notice_plan, standby_plan
 from holdfast.simulation.families.memory_plans import memory_plan
 from holdfast.simulation.families.script_plans import raising_plan
 from holdfast.simulation.families.storm_plans import storm_plan
@@ -212,6 +212,7 @@ def test_random_plans_cover_every_kind_of_fault_and_size() -> None:
     plans += [raising_plan(0), *(ladder_plan(seed) for seed in range(10)), *(storm_plan(seed) for seed in range(10))]
     plans += [link_plan(seed) for seed in range(40)] + [memory_plan(seed) for seed in range(10)]
     plans += [leaving_plan(0), standby_plan(0), *(move_plan(seed) for seed in range(5))]
+    plans += [notice_plan(seed) for seed in range(5)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {1, 16} <= {plan.nodes for plan in plans}
     assert any(plan.crashes for plan in plans)

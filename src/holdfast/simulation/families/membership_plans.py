@@ -117,6 +117,35 @@ def move_plan(seed: int) -> FaultPlan:
     )
 
 
+def notice_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed: agents are told to end, with more or less time, and some nodes come again later."""
+    rng = Random(seed * 103 + 61)
+    plan = rng.choice(_BASES)(seed)
+    nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.5
+    faults: list[Fault] = []
+    for _ in range(rng.choice((1, 2, 3))):
+        at, grace_s = rng.uniform(0.0, span), rng.choice((0.01, 0.1, 0.5, 3.0))
+        faults += (
+            Fault(kind=FaultKind.NOTICE, time=at, target=rng.randrange(64), duration=grace_s)
+            for _ in range(rng.choice((1, 1, 2)))
+        )
+        if rng.random() < 0.4:
+            faults.append(_beside(rng, at))
+        if rng.random() < 0.5:
+            faults.append(Fault(kind=FaultKind.RETURN, time=at + rng.uniform(0.1, 4.0), target=rng.randrange(64)))
+    return replace(
+        plan,
+        nodes=nodes,
+        start_nodes=min(nodes, plan.start_nodes),
+        standbys=rng.choice((0, 0, 1, 2)),
+        cold_warm_ups=rng.choice((0, 0, 0, 1)),
+        on_loss=rng.choice(("auto", "auto", "standby", "shrink")),
+        restart=False,
+        faults=(*plan.faults[: rng.choice((0, 0, 0, 1))], *faults),
+        crashes=plan.crashes if rng.random() < 0.5 else (),
+    )
+
+
 def _beside(rng: Random, at: float) -> Fault:
     """Return a fault right behind a drain, or at a boundary that comes with it."""
     boundary = rng.choice((*STEP_BOUNDARIES, *OTHER_BOUNDARIES)) if rng.random() < 0.4 else ""

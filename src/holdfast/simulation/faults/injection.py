@@ -238,6 +238,10 @@ class Injector:
                 agent.kill(seen=False)
             case FaultKind.DRAIN:
                 self._cluster.ask(Drain((agent.name,)))
+            case FaultKind.NOTICE:
+                agent.told_to_end(fault.duration)
+                self.extend(fault.duration + _RESCUE_AFTER_S)
+                timeline.after(fault.duration + _RESCUE_AFTER_S, self.rescue)
             case FaultKind.MOVE:
                 self._cluster.ask(MoveNodes((agent.name,)))
             case FaultKind.STOP_NODE:

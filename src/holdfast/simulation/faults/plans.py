@@ -40,6 +40,7 @@ class FaultKind(StrEnum):
     INTERRUPT = "interrupt"  # the job's user wants it to end, saved
     UNDRAIN = "undrain"  # somebody lets a quarantined or drained node come back, and starts its agent again
     DRAIN = "drain"  # somebody wants a node to leave in good order
+    NOTICE = "notice"  # a node's agent is told to end, and may stay so long
     MOVE = "move"  # somebody wants a node to give its place to a standby, and to be one
     CLOCK_JUMP = "clock_jump"  # a node shows another time; and the coordinator's machine, as the next ones will see
     LINK_DOWN = "link_down"  # nothing gets in or out of a node, until the end of the duration

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from holdfast.coordination.agent import instructions as ask
-from holdfast.coordination.agent.identity import NodeIdentity
+from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.lateness.reading import Reading
+from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.machines.saving import SimKeeper, SimWriter
@@ -50,6 +51,7 @@ class SimAgent(Process):
             standby=self.standby,
         )
         self.machine = world.parts.agent(node, world.nonce, world.plans)
+        self._notice = Notice(0.0)
         self._connection: SimConnection | None = None
         self.writer = SimWriter(world, cluster.checker, name, self, self._written)
         self._keeper = SimKeeper(world, name, self, lambda part: self._obey(self.machine.fetched(part, self._now)))
@@ -80,6 +82,18 @@ class SimAgent(Process):
             worker.kill()
         if self._connection is not None:
             self._connection.close_from_below(seen=seen)
+
+    def told_to_end(self, grace_s: float) -> None:
+        """Whoever runs the machine wants its end, and leaves it so much time."""
+        if self._notice.given or not self.machine.ever_welcomed:
+            return
+        self._notice = Notice(grace_s)
+        self._obey(self._notice.give(self._now))
+        self._world.timeline.after(grace_s, self.deliver, self._end_at_last)
+
+    def _end_at_last(self) -> None:
+        self._obey(self._notice.over())
+        self._obey(self.machine.end(EXIT_ENDED, "told to end"))
 
     def stop(self) -> None:
         super().stop()
@@ -143,7 +157,8 @@ class SimAgent(Process):
                 case ask.Reconnect():
                     self.reconnect_to_new()
                 case ask.EndAgent(exit_code):
-                    self.exit_code = exit_code
+                    # (what was told to end may come again)
+                    self.exit_code = None if self._notice.given else exit_code
                     self.kill(seen=True)
 
     def _written(self, news: msg.WorkerMessage) -> None:
@@ -209,6 +224,7 @@ class SimAgent(Process):
             self._connection = connection
             wall = self._now + self._world.troubles(self.name).wall_off_s
             self._obey(self.machine.connected(self._now, wall=wall))
+            self._obey(self._notice.again(self._now))
 
     def disconnected(self, connection: SimConnection) -> None:
         """The connection is gone: connect again, for ever."""

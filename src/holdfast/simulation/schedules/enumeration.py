@@ -11,7 +11,7 @@ from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.level_plans import level_plan
 from holdfast.simulation.families.link_plans import link_plan
-from holdfast.simulation.families.membership_plans import leaving_plan, move_plan, standby_plan
+from holdfast.simulation.families.membership_plans import leaving_plan, move_plan, notice_plan, standby_plan
 from holdfast.simulation.families.memory_plans import memory_plan
 from holdfast.simulation.families.script_plans import beginning_plan, raising_plan, stopping_plan
 from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
@@ -69,6 +69,8 @@ FIRST_LEAVING_SEED = 21_000_000_000
 FIRST_STANDBY_SEED = 22_000_000_000
 #: from here on, random ones in which nodes give their places to standbys
 FIRST_MOVE_SEED = 23_000_000_000
+#: from here on, random ones in which nodes are told to end, and have a little time
+FIRST_NOTICE_SEED = 24_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -142,6 +144,7 @@ FAMILIES: dict[str, range] = {
     "leaving": range(FIRST_LEAVING_SEED, FIRST_LEAVING_SEED + 1_000_000_000),
     "standbys": range(FIRST_STANDBY_SEED, FIRST_STANDBY_SEED + 1_000_000_000),
     "moves": range(FIRST_MOVE_SEED, FIRST_MOVE_SEED + 1_000_000_000),
+    "notices": range(FIRST_NOTICE_SEED, FIRST_NOTICE_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -167,6 +170,7 @@ _RANDOM_PLANS = {
     "leaving": leaving_plan,
     "standbys": standby_plan,
     "moves": move_plan,
+    "notices": notice_plan,
 }
 
 
