@@ -43,6 +43,9 @@ def test_it_takes_the_place_of_a_node_that_is_killed(start_job: StartJob) -> Non
     job.wait(Recovered, action="replace")
     moved = job.wait(NodeMoved)
     assert (moved.from_node, moved.to_node, moved.moved_bytes > 0) == ("node-1", "standby-0", True)
+    job.wait(StandbyReady, node="standby-1")  # (as many wait as before)
+    job.signal_node("node-2")
+    job.wait(NodeMoved, from_node="node-2", to_node="standby-1")
     goes_on_until_interrupted(job)
     assert {event.world_size for event in job.all(StepCommitted)} == {3}
     assert not job.all(RolledBack)
@@ -71,6 +74,7 @@ def test_its_own_death_changes_nothing(start_job: StartJob) -> None:
     (agent,) = [node["agent_pid"] for node in status(job)["nodes"] if node["standby"]]
     os.kill(agent, signal.SIGKILL)
     job.wait(StandbyFailed)
+    job.wait(StandbyReady, node="standby-1")  # (another was started in its stead)
     goes_on_until_interrupted(job)
     assert not job.all(FailureDetected)
     assert len(job.all(GenerationStarted)) == 1
@@ -166,6 +170,6 @@ def test_a_coordinator_that_comes_later_knows_it_and_whose_place_it_takes(start_
     job.signal_node("node-2")
     assert job.wait(GenerationStarted, reason="replace").world_size == 3
     job.wait(NodeMoved, from_node="node-2", to_node="standby-0")
-    assert len(job.all(StandbyReady)) == 1, "that it is warm is known"
+    assert [event.node for event in job.all(StandbyReady)].count("standby-0") == 1, "that it is warm is known"
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY, least=8)

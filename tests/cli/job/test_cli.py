@@ -49,6 +49,8 @@ OPTIONS = {
         "--alert",
         "--flop-per-sample",
         "--peak-flop-per-s",
+        "--on-node-failure",
+        "--stragglers",
         "--on-process-failure",
         "--fault-threshold",
         "--expert-placement",

@@ -47,6 +47,8 @@ _OF_COORDINATORS = SpecGroup(
         "--nodes",
         "--time-limit",
         "--checkpoint-dir",
+        "--on-node-failure",
+        "--stragglers",
         "--on-process-failure",
         "--fault-threshold",
         "--join-window",

@@ -21,9 +21,10 @@ from holdfast.control.agent.snapshots.keeper import remove_snapshots
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
-from holdfast.control.file_limit import file_limit, raise_file_limit
+from holdfast.control.file_limit import few_files, raise_file_limit, room_for_nodes
 from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
+from holdfast.control.launch.refilling import Refilling
 from holdfast.control.launch.settings import LaunchSettings, script_digest
 from holdfast.control.launch.standing import Standing
 from holdfast.control.link.forking import start_zygote
@@ -57,10 +58,6 @@ _SHUTDOWN_PAUSE_S = 0.1
 _ASK_AGAIN_S = 0.5
 _SAVE_S = 45.0
 _UNSAVED_S = 1.0
-#: files that each node takes at the most, beside one for each of its workers: of the launcher, and of its zygote
-_NODE_FILES = 3
-#: files for everything else
-_RESERVED_FILES = 32
 
 
 @contextlib.contextmanager
@@ -92,15 +89,6 @@ def job_folders(settings: LaunchSettings) -> Generator[tuple[Path, Path]]:
         yield settings.job_dir or sockets, sockets
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
-
-
-def room_for_nodes(workers: int) -> int:
-    """Return how many nodes of so many workers a launcher and its zygote may open enough files for."""
-    return (file_limit() - _RESERVED_FILES) // (_NODE_FILES + workers)
-
-
-def _few_files(room: int) -> str:
-    return f"its processes may open as many files as {max(room, 0)} nodes take; raise the limit (ulimit -n)"
 
 
 class Director(Protocol):
@@ -151,6 +139,8 @@ class Launcher:
         self._on_event = on_event
         self._say = say
         self._standing = Standing(checkpoints)
+        self._standbys = set(settings.standby_names)
+        self._refilling = Refilling(settings.standby_names, len(settings.start_names))
         self._director = director
         self._follower = Follower(self.url, self.token)
         self._agents: dict[str, ChildProcess] = {}
@@ -159,6 +149,7 @@ class Launcher:
         self._restarts: list[float] = []
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gave_up = False
         self._tail_failed = False
         self._concluded = False
         self._interrupted = False
@@ -284,7 +275,7 @@ class Launcher:
             shows=settings.log_folder is None,
             parent=os.getpid(),
             quiet=True,
-            standby=node in settings.standby_names,
+            standby=node in self._standbys,
         )
 
     # ---- watching ----
@@ -316,6 +307,9 @@ class Launcher:
             remove_snapshots(self._agent_settings(name))
         if code and not self._over.done() and not self._standing.has_joined(child.pid):
             self._say(f"holdfast: {name} has ended before it joined the job: {describe_exit(code)}")
+        if self._agents[name] is child:
+            self._refilling.ended(name, code)
+            await self._refill()
         if self._over.done() or any(agent.code is None for agent in self._agents.values()):
             return
         if self._director is not None and self._director.patient:
@@ -331,20 +325,37 @@ class Launcher:
             if self._director is not None:
                 self._director.take(event)
             self._standing.take(event)
+            self._refilling.take(event)
             self._on_event(event)
+            await self._refill()
+
+    async def _refill(self) -> None:
+        """Start standbys where some have taken places, or died."""
+        if self._director is not None or self._interrupted or self._over.done():
+            return  # (a director decides which nodes there are)
+        alive = sum(agent.code is None for agent in self._agents.values())
+        room = room_for_nodes(self._spec.workers_per_node) - alive
+        for _ in range(min(self._refilling.missing(alive), room)):
+            name = self._free_name("standby")
+            self._standbys.add(name)
+            self._refilling.started(name)
+            await self.start_node(name)
+        if self._refilling.given_up and not self._gave_up:
+            self._say("holdfast: no more standbys are started: those that were have ended before they were warm")
+        self._gave_up = self._refilling.given_up
 
     async def _serve_requests(self) -> None:
         async for count, name in self._follower.node_requests():
             for asked in range(count):
                 room = room_for_nodes(self._spec.workers_per_node)
                 if sum(agent.code is None for agent in self._agents.values()) >= room:
-                    self._say(f"holdfast: {count - asked} more nodes are not started: {_few_files(room)}")
+                    self._say(f"holdfast: {count - asked} more nodes are not started: {few_files(room)}")
                     break
                 await self.start_node(name or self._free_name())
 
-    def _free_name(self) -> str:
+    def _free_name(self, kind: str = "node") -> str:
         taken = self._agents.keys() | (self._director.names if self._director is not None else frozenset[str]())
-        return next(name for number in itertools.count() if (name := f"node-{number}") not in taken)
+        return next(name for number in itertools.count() if (name := f"{kind}-{number}") not in taken)
 
     # ---- ending ----
 
@@ -420,7 +431,7 @@ async def launch(
         len(settings.start_names) + len(settings.standby_names),
     )
     if nodes > room:
-        raise BadInputError(f"the job begins with {nodes} nodes on this machine: {_few_files(room)}")
+        raise BadInputError(f"the job begins with {nodes} nodes on this machine: {few_files(room)}")
     checkpoints = intact_checkpoints(settings.spec.checkpoint.dir, say)
     with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director)
