@@ -6,9 +6,10 @@ import pytest
 from played_pool import PlayedPool
 
 from holdfast.coordination.pool.inputs import ForgetNode, JobLinked, JobSaid, NodeSaid, ResumeJob, SuspendJob
-from holdfast.coordination.pool.instructions import BeginJob, CloseJob, PersistPool, TellJob
+from holdfast.coordination.pool.instructions import BeginJob, CloseJob, CloseNode, PersistPool, TellJob, TellNode
 from holdfast.errors import RefusedError, UnreachableError
-from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands
+from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeRefused, NodeStands, PoolHello
+from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobStands
 
@@ -106,6 +107,16 @@ def test_of_two_nodes_of_one_name_the_second_is_refused() -> None:
     pool.come("n1", session="c")
     assert pool.closed == [2]
     assert pool.record.nodes["n1"].session == "a"
+
+
+def test_a_node_of_another_version_is_refused_and_says_nothing_of_its_grant() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.go("n1")
+    out = pool.feed(NodeSaid(9, PoolHello(node="n1", session="b", protocol=PROTOCOL + 1)))
+    why = f"node n1 speaks version {PROTOCOL + 1}, and the pool {PROTOCOL}: install the same holdfast"
+    assert out == [TellNode(9, NodeRefused(why=why)), CloseNode(9)]
+    assert pool.record.grants["n1"].number == 1
 
 
 def test_a_node_that_connects_anew_takes_the_place_of_its_old_connection() -> None:

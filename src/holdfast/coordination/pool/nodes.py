@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.coordination.pool.state import Connected, PoolState
 from holdfast.errors import RefusedError, UnreachableError
 from holdfast.protocol.messages.pool import LeavePool, NodeRefused, NodeStands, PoolHello
+from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.pool.events import NodeAdded, NodeForgotten
 from holdfast.protocol.pool.record import PoolNode
 
@@ -19,11 +20,16 @@ class PooledNodes:
         """A node is here: what belongs to an earlier process of its agent died with that."""
         state = self._state
         known, here = state.nodes.get(hello.node), state.here.get(hello.node)
+        if hello.protocol != PROTOCOL:
+            why = (
+                f"node {hello.node} speaks version {hello.protocol}, and the pool {PROTOCOL}: install the same holdfast"
+            )
+            self._refuse(connection, why)
+            return
         if here is not None and here.connection != connection:
             if known is None or known.session != hello.session:
                 why = f"a node of the name {hello.node} is here already: give the other one another (--node-name)"
-                state.send(connection, NodeRefused(why=why))
-                state.close(connection)
+                self._refuse(connection, why)
                 return
             state.close(here.connection)
             self.gone(here.connection)
@@ -38,6 +44,10 @@ class PooledNodes:
             state.release(grant, by="node")
         self.stands(node.name, hello.stands)
         state.tell_node(node.name)
+
+    def _refuse(self, connection: int, why: str) -> None:
+        self._state.send(connection, NodeRefused(why=why))
+        self._state.close(connection)
 
     def stands(self, name: str, stands: NodeStands) -> None:
         """A node says what runs there, and what is over."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.names import Count, Name, Rack, Struct, Text
+from holdfast.protocol.names import PROTOCOL, Count, Name, Rack, Struct, Text
 
 Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,32}$")]
 
@@ -27,7 +27,10 @@ class NodeStands(Struct, frozen=True, kw_only=True):
 
 
 class PoolHello(Struct, frozen=True, kw_only=True):
-    """First message of an agent's connection. `session`: of this agent's process; no other has it."""
+    """First message of an agent's connection. `session`: of this agent's process; no other has it.
+
+    `protocol`: what it speaks.
+    """
 
     node: Name
     session: Session
@@ -35,6 +38,7 @@ class PoolHello(Struct, frozen=True, kw_only=True):
     rack: Rack = ""
     zone: Rack = ""
     stands: NodeStands = NodeStands()
+    protocol: Count = PROTOCOL
 
 
 class NodeAlive(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,57 @@
+"""What a job is told that waits: that would do, and nothing less of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bids import demands
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.coordination.pool.share.dividing import divide
+from holdfast.coordination.pool.share.explaining import what_would_do
+from holdfast.coordination.pool.share.interface import Bid, Demand, Policy
+from holdfast.coordination.pool.share.policies import POLICIES
+
+
+def running(name: str, has: int, least: int, most: int = 8) -> Bid:
+    return Bid(name=name, order=int(name[1:]), least=least, most=most, has=has, admitted=True)
+
+
+def waiting(name: str, least: int, most: int = 8) -> Bid:
+    return Bid(name=name, order=int(name[1:]), least=least, most=most)
+
+
+def said(policy: str, nodes: int, *bids: Bid, of: str) -> list[str]:
+    return what_would_do(POLICIES[policy], Demand(nodes=nodes, bids=bids), of)
+
+
+def test_all_that_would_do() -> None:
+    jobs = (running("j1", 3, 3), running("j2", 3, 2), waiting("j3", 4))
+    assert said("equal", 6, *jobs, of="j3") == ["3 more nodes", "if it asked for 1 node", "the end of j1"]
+
+
+def test_who_is_behind_another_needs_room_for_both() -> None:
+    jobs = (running("j1", 4, 4), waiting("j2", 3), waiting("j3", 1))
+    assert said("equal", 4, *jobs, of="j3") == ["4 more nodes", "the end of j1"]
+
+
+def test_a_sized_job_could_ask_for_less() -> None:
+    jobs = (running("j1", 4, 1, most=4), waiting("j2", 1, most=4))
+    assert said("sized", 7, *jobs, of="j2") == ["1 more node", "if it asked for 3 nodes", "the end of j1"]
+
+
+def test_one_that_does_not_wait_is_told_nothing() -> None:
+    assert said("equal", 4, waiting("j1", 2), of="j1") == []
+    assert said("equal", 4, waiting("j1", 2), of="j9") == []
+
+
+@given(st.sampled_from(list(POLICIES.values())), demands())
+def test_so_many_nodes_more_would_do_and_one_less_would_not(policy: Policy, demand: Demand) -> None:
+    for name, size in divide(policy, demand).nodes.items():
+        for words in what_would_do(policy, demand, name):
+            assert size == 0
+            if "more node" in words:
+                more = int(words.split()[0])
+                assert divide(policy, replace(demand, nodes=demand.nodes + more)).nodes[name]
+                assert not divide(policy, replace(demand, nodes=demand.nodes + more - 1)).nodes[name]
