@@ -54,3 +54,12 @@ class SupersededError(HoldfastError):
 
 class JobFailedError(HoldfastError):
     """The job cannot go on: the message says what was lost."""
+
+
+class TracebackElsewhereError(Exception):
+    """Where something was raised in another process: the cause of the same exception here.
+
+    `frames`: file and line of each frame there, the outermost first.
+    """
+
+    frames: tuple[tuple[str, int], ...] = ()

@@ -69,3 +69,18 @@ def test_what_a_process_has_said_of_its_end_is_the_cause_although_it_was_killed_
     place = ProcessPlace(index=0, worker="n0/0/a", crashed=crashed, hung="its way out has taken 40 s")
     down = place.obituary(-signal.SIGKILL, "train.py")
     assert (down.kind, down.detail) == (FailureKind.EXCEPTION, "ValueError: oops")
+
+
+def test_what_another_process_of_its_has_raised_is_placed_where_that_was(kept: list[Crashed], tmp_path: Path) -> None:
+    script, data = tmp_path / "train.py", tmp_path / "data.py"
+    script.write_text(
+        "from holdfast.errors import TracebackElsewhereError\n"
+        "error, cause = ValueError('oops'), TracebackElsewhereError('there')\n"
+        f"cause.frames = (('/lib/holdfast/loader.py', 3), ({str(data)!r}, 17), ('/lib/site-packages/x.py', 1))\n"
+        "raise error from cause\n"
+    )
+    assert run_script(str(script)) == EXIT_FAILED
+    (crashed,) = kept
+    assert crashed.detail == "ValueError: oops (data.py, line 17)"
+    assert crashed.error is not None
+    assert crashed.error.place == "ValueError (data.py, line 17)"

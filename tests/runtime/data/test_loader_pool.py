@@ -18,6 +18,7 @@ import torch
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.runtime.data.loader_channel import LoaderTracebackError
 from holdfast.runtime.data.loading import MicroBatchLoader
+from holdfast.runtime.data.sampling import SampleOrder
 from holdfast.runtime.data.torch_loader import DataOptions
 
 CPU = torch.device("cpu")
@@ -248,6 +249,7 @@ def test_what_is_raised_in_it_is_raised_here_with_its_traceback(make: Callable[.
     assert isinstance(cause, LoaderTracebackError)
     assert f"loader worker 0, at micro-batch {part} of step 1" in str(cause)
     assert "print(1 / 0)" in str(cause)
+    assert [Path(file).name for file, _ in cause.frames][-2:] == [Path(__file__).name] * 2
     with pytest.raises(RuntimeError, match="AwkwardError: 1 and 2"):
         [make(Harmed(be_awkward)).load(1, part) for part in range(STEP)]
 
@@ -274,6 +276,28 @@ def test_one_that_dies_twice_of_a_micro_batch_is_the_scripts_error(make: Callabl
     assert len(fetched) == 4
     assert len(said) == 1
     assert "of step 1: exit code 7; it was tried twice; with num_workers=0 the script itself fetches" in said[0]
+
+
+def test_of_a_step_that_is_done_again_the_worker_fetches_nothing_itself(make: Callable[..., MicroBatchLoader]) -> None:
+    loader = make(Noisy(), 1, prefetch_factor=1)
+    loader.expect(iter([(3, 0)]))
+    assert set(loader.load(3, 0)[1].tolist()) == {os.getpid()}
+    loader.expect(iter([(3, 2), (3, 1)]))  # (what was another's)
+    assert os.getpid() not in {*loader.load(3, 2)[1].tolist(), *loader.load(3, 1)[1].tolist()}
+    loader.expect(iter([(4, 1)]))
+    assert set(loader.load(4, 1)[1].tolist()) == {os.getpid()}
+
+
+def test_a_micro_batch_that_killed_anothers_loader_workers_kills_ours_and_not_the_worker(
+    make: Callable[..., MicroBatchLoader],
+) -> None:
+    loader = make(Harmed(die), 1, prefetch_factor=1)
+    order = SampleOrder(seed=4, length=6, global_batch=6, micro_batch=2)
+    fatal = next(part for part in range(STEP) if 5 in order.indices(1, part))
+    loader.expect(iter([(1, part) for part in range(STEP) if part != fatal][:1]))
+    loader.expect(iter([(1, fatal)]))
+    with pytest.raises(HoldfastError, match=f"at micro-batch {fatal} of step 1: .*it was tried twice"):
+        loader.load(1, fatal)
 
 
 def test_what_cannot_be_sent_to_it_is_refused_at_once(make: Callable[..., MicroBatchLoader]) -> None:

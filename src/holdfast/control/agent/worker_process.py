@@ -16,7 +16,15 @@ from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.environment import WORKER
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HoldfastError, StepUseError
+from holdfast.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    HoldfastError,
+    StepUseError,
+    TracebackElsewhereError,
+)
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.worker import ScriptError
 
@@ -122,10 +130,15 @@ def _script_part(trace: TracebackType | None, script: str) -> TracebackType | No
 
 
 def _place(error: BaseException, script: str) -> str:
-    """Return where in the user's own code an error came up, in brackets: the last frame beside the script, if any."""
+    """Return where in the user's own code an error came up, in brackets: the last frame beside the script, if any.
+
+    Also where that was in another process of this one's: all nodes' processes name the same place, whoever fetched.
+    """
     folder = os.path.dirname(os.path.abspath(script)) if script else ""
     packages = (f"{os.sep}site-packages{os.sep}", f"{os.sep}holdfast{os.sep}")
     frames = [(os.path.abspath(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error.__cause__, TracebackElsewhereError):
+        frames += [(os.path.abspath(file), line) for file, line in error.__cause__.frames]
     own = [frame for frame in frames if frame[0].startswith(folder) and not any(part in frame[0] for part in packages)]
     return f" ({os.path.basename(own[-1][0])}, line {own[-1][1]})" if own else ""
 

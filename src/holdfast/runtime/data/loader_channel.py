@@ -14,6 +14,7 @@ from enum import IntEnum
 from types import ModuleType
 from typing import Any
 
+from holdfast.errors import TracebackElsewhereError
 from holdfast.runtime.data.parcels import pack, unpack
 
 _MESSAGE = struct.Struct("<BQ")
@@ -111,30 +112,36 @@ class ChannelEnd:
         self._end.close()
 
 
-class LoaderTracebackError(Exception):
+#: an exception as it can travel, where it was raised, its traceback, and file and line of each frame of that
+Failed = tuple[BaseException, str, str, tuple[tuple[str, int], ...]]
+
+
+class LoaderTracebackError(TracebackElsewhereError):
     """Where something was raised in a loader worker: the cause of the same exception here."""
 
-    def __init__(self, where: str, story: str) -> None:
+    def __init__(self, where: str, story: str, frames: tuple[tuple[str, int], ...] = ()) -> None:
         super().__init__(where, story)
+        self.frames = frames
 
     def __str__(self) -> str:
         where, story = self.args
         return f'in {where}:\n"""\n{story}"""'
 
 
-def failure(error: BaseException, where: str) -> tuple[BaseException, str, str]:
+def failure(error: BaseException, where: str) -> Failed:
     """Return an exception as it can travel, where it was raised, and its traceback."""
     story = "".join(traceback.format_exception(error))
+    frames = tuple((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - whatever an exception's own class makes of being pickled
         error = RuntimeError("".join(traceback.format_exception_only(error)).strip())
     error.__traceback__ = None
-    return error, where, story
+    return error, where, story, frames
 
 
-def raised(failure: tuple[BaseException, str, str]) -> BaseException:
+def raised(failure: Failed) -> BaseException:
     """Return the exception of a failure, with its traceback as the cause."""
-    error, where, story = failure
-    error.__cause__ = LoaderTracebackError(where, story)
+    error, where, story, frames = failure
+    error.__cause__ = LoaderTracebackError(where, story, frames)
     return error

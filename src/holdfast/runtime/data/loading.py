@@ -52,6 +52,8 @@ class MicroBatchLoader:
         self._ahead: deque[Key] = deque()
         #: what this process fetches itself
         self._own: Key | None = None
+        #: the step that was begun last, and the one that is done again (0: none)
+        self._begun = self._again = 0
         self._pool = self._make_pool(zygote) if self.options.num_workers else None
 
     @property
@@ -76,11 +78,9 @@ class MicroBatchLoader:
     def expect(self, coming: Iterator[Key]) -> None:
         """Say which micro-batches will be loaded from now on, as things stand: step and number, in their order."""
         if self._pool is not None:
-            self._coming, self._ahead, self._own = takewhile(self._comes, coming), deque(), None
+            self._coming, self._ahead = takewhile(self._comes, coming), deque()
             self._fill(self._pool)
-            if self._ahead and not self._pool.knows(self._ahead[0]):
-                # As after a failure: it is wanted at once, and loader workers may be in the middle of something else.
-                self._own = self._ahead[0]
+            self._begin(self._pool)
             self._want(self._pool)
 
     def load(self, step: int, micro_batch: int) -> Any:
@@ -109,7 +109,7 @@ class MicroBatchLoader:
             self._ahead.appendleft(key)
             self._want(pool)
         # (Where they are only coming up, who waited for them would lose more than time for one micro-batch.)
-        here = key == self._own or not pool.comes(key)
+        here = key == self._own or (step != self._again and not pool.comes(key))
         batch = self._fetched_here(step, micro_batch) if here else pool.take(key)
         while self._ahead.popleft() != key:
             pass
@@ -121,6 +121,20 @@ class MicroBatchLoader:
         wanted = self._data.wanted(step, micro_batch)
         seed_fetch(self.order.seed, step, micro_batch, devices=True)
         return self._data.fetch(step, micro_batch, wanted)
+
+    def _begin(self, pool: LoaderPool) -> None:
+        """A step begins: say whether this process fetches its first micro-batch itself.
+
+        Where nobody was asked for it, it is wanted at once, and loader workers may be in the middle of something else.
+        Not where the step is done again: what was another's may be what that one's loader workers have died of.
+        """
+        self._own = None
+        if not self._ahead:
+            return
+        step = self._ahead[0][0]
+        self._again, self._begun = step if step <= self._begun else 0, step
+        if not self._again and not pool.knows(self._ahead[0]):
+            self._own = self._ahead[0]
 
     def _fill(self, pool: LoaderPool) -> None:
         self._ahead.extend(islice(self._coming, max(0, pool.capacity - len(self._ahead))))
