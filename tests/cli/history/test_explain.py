@@ -133,3 +133,10 @@ def test_bad_input(words: tuple[str, ...], complaint: str, file: Path) -> None:
     result = CliRunner().invoke(app, ["explain", *(str(file) if word == "FILE" else word for word in words)])
     assert isinstance(result.exception, BadInputError)
     assert complaint in str(result.exception)
+
+
+def test_why_it_was_that_of_what_could_have_been_done_is_said() -> None:
+    event = made("step_committed", 1.0, seq=2, step=1, samples=8, world_size=2, step_s=1.0)
+    told = Explanation(event=event, action="replace", chosen="a standby that takes the place at once costs 0.00 s")
+    lines = list(explained(told))
+    assert lines[1:3] == ["recovered by: replace; state, 0.0 MB moved", f"  {told.chosen}"]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.inputs import MoveNodes
+from holdfast.coordination.inputs import MoveNodes, Shutdown
 from holdfast.coordination.nodes.foresight import waits_for
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.messages import any_side as msg
@@ -84,6 +84,39 @@ def test_it_is_told_what_a_node_waits_for() -> None:
     come(job, "s1", warm=True)
     job.feed(MoveNodes(("n1",), ("s0",)))
     assert waited_for(job) == {"n1": "standby s0 to be warm"}
+
+
+def test_of_two_that_are_asked_one_after_the_other_the_second_waits_for_the_first() -> None:
+    job = beside("s0", "s1")
+    job.feed(MoveNodes(("n1",)))
+    assert waited_for(job) == {"n1": "the end of a step"}
+    job.step(2)
+    assert waited_for(job) == {"n1": "the others to report where they stand"}
+    for node in ("n0", "n1", "n2"):
+        job.report(node, 2)
+    job.feed(MoveNodes(("n2",)))
+    assert waited_for(job) == {
+        "n1": "the others, to go on without it from step 2",
+        "n2": "n1, which leaves before it",
+    }
+
+
+def test_of_two_with_one_warm_standby_one_waits_for_the_other_standby() -> None:
+    job = beside("s0")
+    come(job, "s1", warm=False)
+    job.feed(MoveNodes(("n1", "n2")))
+    assert waited_for(job) == {"n1": "the end of a step", "n2": "a standby to be warm"}
+
+
+def test_where_the_job_ends_nobody_is_waited_for() -> None:
+    job = Job().start(saves=True)
+    job.step(1)
+    come(job, "s0", warm=True)
+    job.feed(Shutdown(0, "for a test", save=True))
+    for node in ("n0", "n1", "n2"):
+        job.report(node, 1)
+    job.feed(MoveNodes(("n1",)))
+    assert waited_for(job) == {"n1": "nothing any more: the job ends"}
 
 
 def test_a_join_that_is_being_prepared_comes_first() -> None:

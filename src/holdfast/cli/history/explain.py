@@ -114,8 +114,7 @@ def explained(found: Explanation) -> Iterator[str]:
         if rung.decision:
             yield f"  {rung.decision}"
     if found.action:
-        source = f"state from: {found.state_source}" if found.state_source else "state"
-        yield f"recovered by: {found.action}; {source}, {found.moved_bytes / 1e6:.1f} MB moved"
+        yield from _recovered(found)
     elif found.rungs and not found.over:
         yield "it is not over yet"
     if found.micro_batches_kept is not None or found.micro_batches_redone is not None:
@@ -128,6 +127,13 @@ def explained(found: Explanation) -> Iterator[str]:
         yield f"where the time since the commit before went: {spent}"
     for rejected in found.rejected:
         yield f"not done: {rejected.what}: {rejected.why}"
+
+
+def _recovered(found: Explanation) -> Iterator[str]:
+    source = f"state from: {found.state_source}" if found.state_source else "state"
+    yield f"recovered by: {found.action}; {source}, {found.moved_bytes / 1e6:.1f} MB moved"
+    if found.chosen:
+        yield f"  {found.chosen}"
 
 
 def _failure(failure: FailureDetected) -> Iterator[str]:

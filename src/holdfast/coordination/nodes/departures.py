@@ -369,7 +369,7 @@ class Departures:
         Raises:
             RefusedError: there are too few.
         """
-        before = [one.node for one in self._turn.record.leaving if one.stays]
+        before = [one.node for one in self._turn.record.leaving if one.stays and not one.owed]
         here = len(self._turn.members.standbys)
         if len(before) + len(names) > here:
             found = "there is no standby" if not here else f"there are {here} standbys for {len(before) + len(names)}"

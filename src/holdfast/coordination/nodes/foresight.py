@@ -87,18 +87,19 @@ def _replicas(parts: JobParts, plan: GenerationPlan, ranks: Sequence[int]) -> in
 
 def waits_for(parts: JobParts, one: Departure) -> str:
     """Return what a node that is to leave waits for; where several things lack, what lacks first."""
-    turn = parts.turn
+    turn, leaving = parts.turn, parts.turn.record.leaving
     if one.owed:
         return f"the others, to go on without it from step {one.step}"
     if one.stays or parts.departures.in_time(one):
-        warm = [name for name in turn.members.standbys if parts.standbys.ready(name)]
-        if one.to:
-            if one.to not in warm:
-                return f"standby {one.to} to be warm"
-        elif not warm:
-            return "a standby to be warm"
+        found = parts.replacing.targets(other for other in leaving if not other.owed)
+        if one.node not in found:
+            return f"standby {one.to} to be warm" if one.to else "a standby to be warm"
     if turn.record.plan is None:
         return "the job to begin"
+    if turn.record.plan.last:
+        return "nothing any more: the job ends"
+    if before := [other.node for other in leaving if other.owed]:
+        return f"{', '.join(before)}, which leaves before it"
     if parts.stopping.stop is not None:
         return "the others to report where they stand"
     if turn.record.pending is not None:

@@ -70,7 +70,8 @@ class Explanation:
     """One event, and what it was part of; times in seconds, empty or None where there is nothing to say.
 
     failures: what was detected, each with detector, delay (`after_s`), class and severity. rungs: what was tried, one
-    after the other. action, state_source, moved_bytes, phases, kept, redone: of the recovery, once it is over.
+    after the other. action, state_source, moved_bytes, phases, kept, redone: of the recovery, once it is over; chosen:
+    why it was that, of what could have been done.
     seconds: what the time from the commit before it to its end went into. rejected: what was not done. stood: where
     everybody stood when something hung.
     """
@@ -86,6 +87,7 @@ class Explanation:
     phases: dict[str, float] | None = None
     micro_batches_kept: int | None = None
     micro_batches_redone: int | None = None
+    chosen: str = ""
     seconds: dict[str, float] | None = None
     rejected: tuple[Rejected, ...] = ()
     stood: StacksTaken | None = None
@@ -146,6 +148,7 @@ def _episode(events: Sequence[ReadEvent], episode: Episode, event: ReadEvent) ->
                 },
                 micro_batches_kept=told.micro_batches_kept,
                 micro_batches_redone=told.micro_batches_redone,
+                chosen=told.why,
             )
         case None:
             return known
