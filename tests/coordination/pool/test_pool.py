@@ -206,6 +206,14 @@ def test_the_queue_says_why() -> None:
     assert pool.of_kind(ev.PlanDecided)[-1].waiting.keys() == {"two", "three"}
 
 
+def test_a_job_that_waits_is_told_what_would_do() -> None:
+    pool = PlayedPool(nodes=4)
+    pool.submit("one", least=3)
+    pool.submit("two", least=2)
+    assert pool.pool.explain("two") == ["1 more node", "if it asked for 1 node", "the end of one"]
+    assert pool.pool.explain("one") == pool.pool.explain("three") == []
+
+
 def test_a_job_that_is_over_leaves_its_nodes_to_the_next() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one", least=2)

@@ -19,6 +19,7 @@ from holdfast.coordination.pool.instructions import EmitPool, PoolInstruction
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
 from holdfast.coordination.pool.requests import ask
+from holdfast.coordination.pool.share.explaining import what_would_do
 from holdfast.coordination.pool.state import Connected, PoolConfig, PoolState
 from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands, PoolHello
 from holdfast.protocol.pool.events import AnyPoolEvent, PoolJournalRepaired, PoolStarted
@@ -82,6 +83,11 @@ class Pool:
             self._take(event)
         self._advance()
         return self.state.flush()
+
+    def explain(self, job: str) -> list[str]:
+        """Return what would each let a job begin that waits, in words; why it waits is in the record."""
+        waits = job in self.state.jobs and self.state.jobs[job].state == "queued"
+        return what_would_do(self.config.policy, self._granting.demand(), job) if waits else []
 
     def _take(self, event: PoolInput) -> None:
         match event:
