@@ -120,6 +120,23 @@ def test_a_node_gives_its_place_away_waits_in_the_same_process_and_takes_it_back
     check_losses(job, script=TINY, least=8)
 
 
+def test_a_node_with_the_only_copies_of_experts_hands_them_on_before_it_goes(start_job: StartJob) -> None:
+    """The others have no room for them: the standby joins beside it, and is given them first."""
+    options = ("--expert-slots", "3", "--standbys", "1", "--verify-state", "1")
+    job = start_job(*FOREVER, "--step-seconds", "0.2", script=TINY_MOE, options=options)
+    job.wait(StandbyReady)
+    goes_on(job)
+    assert job.call("move", "node-1")
+    moved = job.wait(NodeMoved, from_node="node-1", to_node="standby-0")
+    assert moved.detail.startswith("it has joined beside it")
+    job.wait(StandbyReady, node="node-1")
+    assert set(job.all(GenerationStarted)[-1].members) == {"node-0", "node-2", "standby-0"}
+    goes_on_until_interrupted(job)
+    assert not job.all(FailureDetected)
+    assert not job.all(RolledBack)
+    check_losses(job, script=TINY_MOE, least=8)
+
+
 def test_a_slow_node_gives_its_place_to_a_standby(start_job: StartJob) -> None:
     options = (
         "--standbys",

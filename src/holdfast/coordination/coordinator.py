@@ -180,8 +180,8 @@ class Coordinator:
             self.parts.stopping.begin(self.turn.now)  # only a restart lets them in
         if self._settled is not None:
             found = self.parts.rebalancing.look(plan, self.parts.ledger.committed, self.parts.progress.costs)
-            if found is not None:
-                self.parts.joining.rearrange(plan, found)
+            if (experts := self.parts.handing_on.look(plan) or found) is not None:
+                self.parts.joining.rearrange(plan, experts)
 
     @property
     def _settled(self) -> GenerationPlan | None:

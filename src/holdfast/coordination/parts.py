@@ -7,6 +7,7 @@ from enum import StrEnum
 from holdfast.coordination.closing import Closing
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.ending import Ending
+from holdfast.coordination.experts.handing_on import HandingOn
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.rebalancing import Rebalancing
 from holdfast.coordination.failures.classes import Classes
@@ -75,6 +76,7 @@ class JobParts:
             self.progress.costs,
         )
         self.straggling = Straggling(turn, config, self.departures, self.replacing)
+        self.handing_on = HandingOn(turn, config, self.loads, self.departures)
         self.closing = Closing(turn, config, self.stopping, self.ending)
         #: why a node was turned away last
         self.misfit = ""

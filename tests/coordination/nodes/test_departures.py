@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from machinery import Job, attach, hello, reduced, w
+from machinery import Job, applied, attach, commit, hello, reduced, w
 
 from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.inputs import Drain, Undrain
@@ -271,8 +271,8 @@ def test_a_drain_that_would_break_the_fault_threshold_says_what_would_do() -> No
     assert [one.node for one in job.machine.record.leaving] == ["n1"]
 
 
-def test_a_node_with_the_only_copy_of_an_expert_is_not_asked_to_go() -> None:
-    """It was stopped for by nobody, and `holdfast drain` waited for ever."""
+def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> None:
+    """It was refused to leave, and before that `holdfast drain` waited for ever."""
     job = with_experts(slots=2, nodes=3)
     plan = job.machine.record.plan
     assert plan is not None
@@ -280,5 +280,23 @@ def test_a_node_with_the_only_copy_of_an_expert_is_not_asked_to_go() -> None:
     assert plan.expert_plan.given == 1, "six slots for four experts"
     held = dict(zip(("n0", "n1", "n2"), plan.expert_plan.placement, strict=True))
     alone = [name for name in held if lost_experts(SHAPE, [blob for other, blob in held.items() if other != name])]
-    with pytest.raises(RefusedError, match="experts live there alone; add nodes"):
-        job.feed(Drain((alone[0],)))
+    job.feed(Drain((alone[0],)))
+    job.step(1)
+    assert job.machine.parts.stopping.stop is None, "not before others have what it has"
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert pending.expert_plan is not None
+    rows = dict(zip(("n0", "n1", "n2"), pending.expert_plan.placement, strict=True))
+    assert rows[alone[0]] == held[alone[0]], "it is where they come from"
+    assert not lost_experts(SHAPE, [blob for name, blob in rows.items() if name != alone[0]])
+    for node in held:
+        job.say(msg.Prepared(worker=w(node), generation=2))
+    swap = commit(1.0, msg.Flag.SWAP)
+    for node in held:
+        job.say(applied(w(node), 1, 2, swap))
+    entered(job, *held, generation=2, at=2)
+    job.step(3, generation=2)
+    assert job.machine.parts.stopping.stop is not None
+    for node, blob in rows.items():
+        job.report(node, 3, state=msg.Holding(dense=True, experts=blob))
+    assert alone[0] not in job.said(ev.GenerationStarted)[0].members

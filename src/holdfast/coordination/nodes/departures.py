@@ -171,9 +171,23 @@ class Departures:
         leaving = self._turn.record.leaving
         if not leaving:
             return []
-        found = self._replacing.targets(one for one in leaving if not one.owed)
-        names = {one.node for one in leaving if one.owed or one.node in found or not (one.stays or self.in_time(one))}
+        found = self._replacing.targets(one for one in leaving if not one.owed and not self._is_beside(one))
+        here = {one.node for one in leaving if one.owed or one.node in found or self._is_beside(one)}
+        names = here | {one.node for one in leaving if not (one.stays or self.in_time(one))}
         return [worker for worker in workers if node_of(worker) in names]
+
+    def enter_beside(self) -> None:
+        """Let standbys join that are to take the places of nodes which have something to hand on to them."""
+        leaving = [one for one in self._turn.record.leaving if not one.owed and not self._is_beside(one)]
+        for name, (standby, _) in self._replacing.targets(leaving).items():
+            self._replacing.promote(standby)
+            entry = next(one for one in leaving if one.node == name)
+            self._write(msgspec.structs.replace(entry, beside=standby))
+
+    def _is_beside(self, one: Departure) -> bool:
+        """Tell whether the standby that takes a node's place has joined, and is there."""
+        node = self._turn.members.nodes.get(one.beside)
+        return node is not None and not node.aside
 
     def in_time(self, one: Departure) -> bool:
         """Tell whether a node that ends at a given time can wait until a standby is warm that takes its place."""
@@ -218,7 +232,7 @@ class Departures:
         if self._ledger.committed < self._not_before:
             return
         leavers = self.going(plan.workers)
-        if not leavers or self._only_with(plan, leavers):
+        if not leavers or self.only_with(plan, leavers):
             return
         spare = self._replacing.spare()
         here = [info.id for info in self._turn.members.workers()]
@@ -244,14 +258,17 @@ class Departures:
         """
         turn, names = self._turn, set(map(node_of, leavers))
         leaving = [one for one in turn.record.leaving if one.node in names]
-        found = self._replacing.targets([one for one in leaving if not one.owed])
-        taking = self._replacing.stand_in_for([one for one in leaving if not one.owed])
+        places = [one for one in leaving if not one.owed and not self._is_beside(one)]
+        found = self._replacing.targets(places).keys() | {one.node for one in leaving if self._is_beside(one)}
+        taking = self._replacing.stand_in_for(places)
         for one in leaving:
             owed = tuple(worker for worker in leavers if node_of(worker) == one.node)
             turn.members.owe(one.node)
             if one.until and not one.owed:
                 self._note(one, replaced=one.node in found)
-            if not one.owed and not (one.stays or one.until):
+            if not one.owed and self._is_beside(one):
+                self._replacing.has_come(one.beside, one.node)
+            if not one.owed and (self._is_beside(one) or not (one.stays or one.until)):
                 turn.change(wanted=max(0, turn.record.wanted - 1))  # (whoever takes its place brings one)
             self._write(msgspec.structs.replace(one, owed=owed, step=step))
         return taking
@@ -390,8 +407,6 @@ class Departures:
         plan, shape = record.plan, record.expert_shape
         if shape is None or plan is None or plan.expert_plan is None or config.spec.experiments.static_experts:
             return ""
-        if self._only_with(plan, [worker for worker in plan.workers if node_of(worker) in names]):
-            return "experts live there alone; add nodes (holdfast scale +1), or give more --expert-slots"
         asked, nodes = plan.expert_plan.asked, len({node_of(worker) for worker in rest})
         if plan.expert_plan.given < asked:
             return ""  # (no worse than it is)
@@ -405,8 +420,8 @@ class Departures:
             )
         return ""
 
-    def _only_with(self, plan: GenerationPlan, leavers: Collection[str]) -> bool:
-        """Tell whether an expert lives on those alone that are to leave: they cannot, before it is moved."""
+    def only_with(self, plan: GenerationPlan, leavers: Collection[str]) -> bool:
+        """Tell whether an expert lives on those alone that are to leave: they cannot, before others have it."""
         shape = self._turn.record.expert_shape
         if shape is None or plan.expert_plan is None:
             return False

@@ -60,7 +60,7 @@ class Replacing:
             if found is None:
                 return
             standby, why = found
-            self._promote(standby)
+            self.promote(standby)
             self._stand_ins[standby] = name, why
 
     def _weigh(self, plan: GenerationPlan) -> Replacement:
@@ -88,6 +88,10 @@ class Replacing:
         standbys = self._turn.members.standbys
         return [worker for name, node in standbys.items() if self._standbys.ready(name) for worker in node.workers]
 
+    def has_come(self, standby: str, leaver: str) -> None:
+        """A standby that has joined beside a node takes its place with the next generation."""
+        self._stand_ins[standby] = leaver, "it has joined beside it, for what had to be handed on"
+
     def targets(self, leaving: Iterable[Departure]) -> dict[str, tuple[str, str]]:
         """Return which warm standbys would take the places of nodes that leave, by node, and why it is these."""
         named = {one.to for one in self._turn.record.leaving if one.to}
@@ -107,7 +111,7 @@ class Replacing:
     def stand_in_for(self, leaving: Iterable[Departure]) -> list[str]:
         """These nodes leave: let standbys that are warm take their places; return all workers that take any."""
         for name, (standby, why) in self.targets(leaving).items():
-            self._promote(standby)
+            self.promote(standby)
             self._stand_ins[standby] = name, why
         return self.workers
 
@@ -129,7 +133,7 @@ class Replacing:
             here = [name for name, node in members.standbys.items() if node.complete]
             if not here:
                 return
-            self._promote(here[0])
+            self.promote(here[0])
 
     def grow(self, plan: GenerationPlan) -> None:
         """Where the job has fewer nodes than it had, let warm standbys join."""
@@ -139,7 +143,7 @@ class Replacing:
         here = {node.name for node in members.regular} | workers_by_node(plan).keys()
         missing = max(0, self._turn.record.wanted - len(here))
         for name in [name for name in members.standbys if self._standbys.ready(name)][:missing]:
-            self._promote(name)
+            self.promote(name)
 
     # ---- inside ----
 
@@ -182,7 +186,8 @@ class Replacing:
         found = max(candidates, key=near)
         return found, _whence(rack, zone, *near(found))
 
-    def _promote(self, name: str) -> None:
+    def promote(self, name: str) -> None:
+        """A standby is a node like any other from here on: it joins, or has a place."""
         node = self._standbys.promote(name)
         self._newcomers.attached(node, is_new=True)
 

@@ -1,0 +1,66 @@
+"""Whoever leaves hands on what only it has: its experts are moved to others first, while all train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.experts.loads import LoadBook
+from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
+from holdfast.coordination.generations.planner import lacks_slots, placement_question
+from holdfast.coordination.nodes.departures import Departures
+from holdfast.coordination.turn import Turn
+from holdfast.planning import Shortage
+from holdfast.protocol.plan import ExpertPlan, GenerationPlan
+
+
+class HandingOn:
+    """Asked where nothing is about to change the plan in force."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, departures: Departures) -> None:
+        self._turn = turn
+        self._config = config
+        self._loads = loads
+        self._departures = departures
+
+    def look(self, plan: GenerationPlan) -> ExpertPlan | None:
+        """Return the placement in which others have what only those have that are to leave; None: nobody waits for it.
+
+        Where the others have no room for it a standby that is to take the place joins beside whoever leaves, first.
+        """
+        leavers = self._departures.going(plan.workers)
+        if not leavers or plan.expert_plan is None or not self._departures.only_with(plan, leavers):
+            return None
+        stayers = [worker for worker in plan.workers if worker not in leavers]
+        if not stayers or lacks_slots(self._turn, self._config, stayers):
+            self._departures.enter_beside()
+            return None
+        held = dict(zip(plan.workers, plan.expert_plan.placement, strict=True))
+        record, members = self._turn.record, self._turn.members
+        question = placement_question(record, members, stayers, held, self._config, self._loads.tokens)
+        experts = _with_all(question) if question is not None else None
+        return _beside_the_leavers(plan, plan.expert_plan, stayers, experts) if experts is not None else None
+
+
+def _with_all(question: PlacementQuestion) -> ExpertPlan | None:
+    """Return a placement that has every expert, whoever held it; None: there is no room."""
+    for solve in (keep, place):
+        found = solve(question)
+        if found is None or isinstance(found, Shortage):
+            continue
+        if not lost_experts(question.shape, list(found.placement)):
+            return found
+    return None
+
+
+def _beside_the_leavers(
+    plan: GenerationPlan, before: ExpertPlan, stayers: Sequence[str], experts: ExpertPlan
+) -> ExpertPlan:
+    """Return the placement of all: whoever leaves keeps what it has, the source of what moves."""
+    placed = dict(zip(stayers, experts.placement, strict=True))
+    rows = zip(plan.workers, before.placement, strict=True)
+    placement = tuple(placed.get(worker, blob) for worker, blob in rows)
+    return msgspec.structs.replace(before, placement=placement, held=before.placement, moves=experts.moves)
