@@ -205,7 +205,7 @@ def busy_port() -> Iterator[int]:
         (["status", "--address", "http://127.0.0.1:9"], "--token-file"),
         (["status", "--token-file", "TMP/none"], "none cannot be read"),
         (["run", "--nodes", "0:4", "SCRIPT"], "--nodes is '0:4': give a number of nodes, or MIN:MAX"),
-        (["run", "--nodes", "4:2", "SCRIPT"], "--nodes is 4:2"),
+        (["run", "--nodes", "4:2", "SCRIPT"], "--nodes is 4:2: the first number must not be above the second"),
         (["run", "--speed", "2", "SCRIPT"], "--speed is 2.0: it counts in a trace; give --availability TRACE"),
         (["run", "--set", "checkpoint.evry=5", "SCRIPT"], "the nearest one is checkpoint.every"),
         (["run", "--set", "checkpoint.every", "SCRIPT"], "write KEY=VALUE"),

@@ -174,7 +174,8 @@ class Launcher:
             finally:
                 await self._end()
         if self._spec.checkpoint.dir and code in (EXIT_ENDED, EXIT_INTERRUPTED):
-            self._say(f"holdfast: {self._standing.line}")
+            line = await asyncio.to_thread(self._standing.line, self._spec.checkpoint.dir)
+            self._say(f"holdfast: {line}")
         return EXIT_FAILED if code == EXIT_DONE and self._tail_failed else code
 
     def interrupt(self, number: signal.Signals) -> None:

@@ -103,7 +103,9 @@ def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
     if spec.max_nodes > _MOST_HERE:
         raise BadInputError(f"{most} is {spec.max_nodes}: it must lie between 1 and {_MOST_HERE} on one machine")
     if spec.min_nodes > spec.max_nodes and least == most:
-        raise BadInputError(f"{most} is {spec.min_nodes}:{spec.max_nodes}: the first number must not be above")
+        raise BadInputError(
+            f"{most} is {spec.min_nodes}:{spec.max_nodes}: the first number must not be above the second"
+        )
     if spec.min_nodes > spec.max_nodes:
         raise BadInputError(f"{least} is {spec.min_nodes}: it must not be above {most}, {spec.max_nodes}")
 

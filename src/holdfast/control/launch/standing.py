@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
+from holdfast.errors import BadInputError
+from holdfast.protocol.checkpoints.directory import DamagedCheckpointError, find_checkpoints, verify
 from holdfast.protocol.events import CheckpointSaved, NodeLeft, NodesJoined, ReadEvent, RolledBack, StepCommitted
 from holdfast.protocol.record import KnownCheckpoint
+from holdfast.storage import said, storage_at
 
 
 class Standing:
@@ -44,11 +48,30 @@ class Standing:
             case _:
                 pass
 
-    @property
-    def line(self) -> str:
-        """What the same command will go on from."""
-        lost = max(0, self._committed - self._saved)
-        if not self._saved:
-            return f"nothing is saved: {lost} steps are lost" if lost else "no step was done yet"
-        where = f"step {self._saved} is saved: the same command goes on from there"
+    def line(self, directory: str) -> str:
+        """Return what the same command will go on from, as the checkpoint directory has it now."""
+        try:
+            saved = newest_saved(directory)
+        except (OSError, BadInputError) as error:
+            why = said(error) if isinstance(error, OSError) else str(error)
+            told = f"step {self._saved} was saved; " if self._saved else ""
+            return f"{told}what is there now cannot be seen in {directory}: {why}"
+        gone = f"step {self._saved} was saved, and is in {directory} no more; " if saved < self._saved else ""
+        lost = max(0, self._committed - saved)
+        if not saved:
+            return gone + (f"nothing is saved: {lost} steps are lost" if lost else "no step was done yet")
+        where = f"{gone}step {saved} is saved: the same command goes on from there"
         return f"{where}; {lost} later steps are lost" if lost else where
+
+
+def newest_saved(directory: str) -> int:
+    """Return the step of the newest checkpoint that is whole as far as its files' sizes tell; 0 where there is none.
+
+    Raises:
+        OSError: the directory cannot be read. BadInputError: it is a URL that cannot be used.
+    """
+    storage = storage_at(directory)
+    for name in reversed(find_checkpoints(storage)):
+        with contextlib.suppress(DamagedCheckpointError):
+            return verify(storage, name.folder, contents=False)
+    return 0

@@ -1,0 +1,60 @@
+"""What an interrupted job says last is what its checkpoint directory holds then, whatever was told before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from holdfast.control.launch.standing import Standing
+from holdfast.protocol.checkpoints.directory import seal, write_file
+from holdfast.protocol.checkpoints.names import CheckpointName
+from holdfast.protocol.events import StepCommitted
+from holdfast.protocol.record import KnownCheckpoint
+from holdfast.storage import storage_at
+
+
+def name_of(step: int) -> CheckpointName:
+    return CheckpointName(step=step, term=1, generation=1)
+
+
+def save(folder: Path, step: int) -> None:
+    storage, name = storage_at(str(folder)), name_of(step)
+    seal(storage, name, [write_file(storage, name.folder, "part", [b"12345"])])
+
+
+def stands(steps: int, saved: int = 0) -> Standing:
+    """So many steps were done; one was told to be saved."""
+    known = KnownCheckpoint(step=saved, name=name_of(saved).folder, term=1, generation=1)
+    standing = Standing([known] if saved else [])
+    event = StepCommitted(
+        time=0.0, job="j", term=1, generation=1, step=steps, loss=None, samples=1, world_size=1, step_s=0.1
+    )
+    standing.take(event)
+    return standing
+
+
+def test_it_says_what_is_there(tmp_path: Path) -> None:
+    assert stands(5).line(str(tmp_path / "none")) == "nothing is saved: 5 steps are lost"
+    assert Standing([]).line(str(tmp_path)) == "no step was done yet"
+    save(tmp_path, 3)
+    save(tmp_path, 5)
+    assert stands(5, 5).line(str(tmp_path)) == "step 5 is saved: the same command goes on from there"
+    assert stands(7, 5).line(str(tmp_path)).endswith("from there; 2 later steps are lost")
+
+
+def test_what_is_gone_or_cut_short_meanwhile_is_said(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    save(tmp_path, 5)
+    (tmp_path / name_of(5).folder / "part").write_bytes(b"12")
+    line = stands(5, 5).line(str(tmp_path))
+    assert line == (
+        f"step 5 was saved, and is in {tmp_path} no more; "
+        "step 3 is saved: the same command goes on from there; 2 later steps are lost"
+    )
+    shutil.rmtree(tmp_path)
+    assert stands(5, 5).line(str(tmp_path)).endswith("no more; nothing is saved: 5 steps are lost")
+
+
+def test_a_directory_that_cannot_be_looked_at_is_said() -> None:
+    line = stands(5, 5).line("nonsense://there/checkpoints")
+    assert line.startswith("step 5 was saved; what is there now cannot be seen in nonsense://there/checkpoints: ")
