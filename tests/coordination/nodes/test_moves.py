@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from machinery import Job, attach, hello, w
+from machinery import Job, applied, attach, commit, hello, w
 
 from holdfast.coordination.inputs import Drain, MoveNodes
 from holdfast.coordination.instructions import Instruction
@@ -219,3 +219,36 @@ def test_a_node_that_is_to_move_may_be_drained_instead() -> None:
         job.report(node, 2)
     gone_on(job, 3, "n0", "s0", "n2")
     assert [one.node for one in job.machine.record.drained] == ["n1"]
+
+
+@pytest.mark.parametrize("request_", [MoveNodes(("n0",)), Drain(("n0",))])
+def test_the_last_node_is_followed_by_a_standby_that_joins_beside_it(request_: MoveNodes | Drain) -> None:
+    """It has the only copy of the state: the standby is given that before it goes."""
+    job = Job(nodes=1).start()
+    job.step(1)
+    waits(job, "s0")
+    job.feed(request_)
+    job.step(2)
+    assert job.machine.parts.stopping.stop is None
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert [member.node for member in pending.members] == ["n0", "s0"]
+    for node in ("n0", "s0"):
+        job.say(msg.Prepared(worker=w(node), generation=2))
+    job.say(applied(w("n0"), 1, 3, commit(1.0, msg.Flag.SWAP)))
+    for node in ("n0", "s0"):
+        job.say(msg.Entered(worker=w(node), generation=2, applied=3))
+    job.step(4, "n0", "s0", generation=2)
+    for node in ("n0", "s0"):
+        job.report(node, 4)
+    assert members(job) == ("s0",)
+    gone_on(job, 5, "s0", generation=3)
+    assert [left.node for left in job.said(ev.NodeLeft)] == ["n0"]
+    assert job.machine.record.wanted == 1
+    assert [moved.to_node for moved in job.events if isinstance(moved, ev.NodeMoved)] == ["s0"]
+
+
+def test_the_last_node_is_not_drained_where_nobody_follows() -> None:
+    job = Job(nodes=1).start()
+    with pytest.raises(RefusedError, match="no node would be left"):
+        job.feed(Drain(("n0",)))

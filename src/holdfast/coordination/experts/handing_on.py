@@ -32,11 +32,13 @@ class HandingOn:
         Where the others have no room for it a standby that is to take the place joins beside whoever leaves, first.
         """
         leavers = self._departures.going(plan.workers)
-        if not leavers or plan.expert_plan is None or not self._departures.only_with(plan, leavers):
+        if not leavers or not self._departures.only_with(plan, leavers):
             return None
         stayers = [worker for worker in plan.workers if worker not in leavers]
         if not stayers or lacks_slots(self._turn, self._config, stayers):
             self._departures.enter_beside()
+            return None
+        if plan.expert_plan is None:
             return None
         held = dict(zip(plan.workers, plan.expert_plan.placement, strict=True))
         record, members = self._turn.record, self._turn.members

@@ -399,6 +399,7 @@ class Departures:
         """Return why the job could not go on, as it is, without these nodes; "" where it could."""
         turn, record, config = self._turn, self._turn.record, self._config
         rest = [info.id for info in turn.members.workers() if node_of(info.id) not in names]
+        rest += self._taking(names)
         if not rest:
             return "no node would be left; add some first (holdfast scale +1), or end the job (holdfast stop)"
         if lacks_slots(turn, config, rest):
@@ -420,9 +421,18 @@ class Departures:
             )
         return ""
 
+    def _taking(self, names: Collection[str]) -> list[str]:
+        """Return the workers of the standbys that would take these nodes' places now."""
+        known, since = {one.node: one for one in self._turn.record.leaving}, self._turn.now
+        found = self._replacing.targets([known.get(name, Departure(node=name, since=since)) for name in names])
+        nodes = self._turn.members.nodes
+        return [worker for standby, _ in found.values() for worker in nodes[standby].workers]
+
     def only_with(self, plan: GenerationPlan, leavers: Collection[str]) -> bool:
-        """Tell whether an expert lives on those alone that are to leave: they cannot, before others have it."""
+        """Tell whether something lives on those alone that are to leave: they cannot, before others have it."""
         shape = self._turn.record.expert_shape
+        if set(plan.workers) <= set(leavers):
+            return True
         if shape is None or plan.expert_plan is None:
             return False
         held = zip(plan.workers, plan.expert_plan.placement, strict=True)
