@@ -60,9 +60,10 @@ bench-recovery: install
 bench-redone: install
 	$(BIN)/python benchmarks/redone.py
 
-# what it costs that a node's part moves to a standby, planned or after a kill, and that a node leaves
+# what it costs that a node's part moves to a standby, planned or after a kill, that a node leaves, and that one is slow
 bench-move: install
 	$(BIN)/python benchmarks/move.py
+	$(BIN)/python benchmarks/stragglers.py
 
 # what a killed process costs on a node that lives, with its rank held and without, and a sample that always raises
 bench-ladder: install

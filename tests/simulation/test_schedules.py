@@ -22,6 +22,7 @@ from holdfast.simulation.families.memory_plans import memory_plan
 from holdfast.simulation.families.script_plans import raising_plan
 from holdfast.simulation.families.storm_plans import storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
+from holdfast.simulation.families.work_plans import straggler_plan
 from holdfast.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, slow_plan, wide_plan
 from holdfast.simulation.schedules.enumeration import (
     FIRST_BASELINE_SEED,
@@ -212,7 +213,7 @@ def test_random_plans_cover_every_kind_of_fault_and_size() -> None:
     plans += [raising_plan(0), *(ladder_plan(seed) for seed in range(10)), *(storm_plan(seed) for seed in range(10))]
     plans += [link_plan(seed) for seed in range(40)] + [memory_plan(seed) for seed in range(10)]
     plans += [leaving_plan(0), standby_plan(0), *(move_plan(seed) for seed in range(5))]
-    plans += [notice_plan(seed) for seed in range(5)]
+    plans += [notice_plan(seed) for seed in range(5)] + [straggler_plan(0)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {1, 16} <= {plan.nodes for plan in plans}
     assert any(plan.crashes for plan in plans)

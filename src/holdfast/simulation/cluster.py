@@ -11,6 +11,7 @@ from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.places_taken import PlacesTaken
 from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultPlan
+from holdfast.simulation.faults.troubles import SLOWER
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.agent import FIRST_STANDBY, SimAgent
 from holdfast.simulation.machines.coordinator import CoordinatorShell
@@ -80,7 +81,7 @@ class SimCluster:
         Two leases, a group's time, and a step of whoever is left alone with all micro-batches.
         """
         timing = self.world.timing
-        alone_s = self.plan.micro_batches * timing.spans["micro_batch"][1]
+        alone_s = self.plan.micro_batches * (timing.spans["micro_batch"][1] + max(SLOWER) * self.plan.work_s)
         slow_s = len(self.plan.slow_work) * self.plan.slow_work_s
         return 2 * self.world.config.lease_s + timing.build_timeout_s + alone_s + slow_s
 

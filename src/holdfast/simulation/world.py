@@ -168,10 +168,11 @@ class World:
         self.timeline.after(self.rng.uniform(*self.timing.spans[span]), process.deliver, action, *args)
 
     def after_work(
-        self, step: int, micro_batch: int, process: Delivers, action: Callable[..., object], *args: Any
+        self, step: int, micro_batch: int, process: Delivers, node: str, action: Callable[..., object], *args: Any
     ) -> None:
-        """The same once a micro-batch is computed, which takes what the plan says."""
+        """The same once a node has computed a micro-batch, which takes what the plan says."""
         took_s = self.rng.uniform(*self.timing.spans["micro_batch"]) + self.plan.longer_s(step, micro_batch)
+        took_s *= self.troubles(node).longer(self.timeline.now)
         self.timeline.after(took_s, process.deliver, action, *args)
 
     def after_disk(self, span: str, process: Delivers, node: str, action: Callable[..., object], *args: Any) -> None:
@@ -274,6 +275,7 @@ def _spec(plan: FaultPlan) -> JobSpec:
         experts=ExpertSpec(placement="mro", rebalance_every=plan.rebalance_every),
         recovery=RecoverySpec(
             on_node_failure="restart-all" if plan.restart else plan.on_loss,
+            stragglers=plan.stragglers,
             on_process_failure="hold" if plan.hold else "auto",
             max_restarts=plan.max_restarts,
             fault_threshold=plan.copies,

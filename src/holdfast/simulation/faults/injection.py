@@ -10,7 +10,7 @@ from holdfast.coordination.inputs import Drain, Evidence, Failure, MoveNodes
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.simulation.faults.coverage import AT_WORKERS, Seen
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.faults.troubles import Partition
+from holdfast.simulation.faults.troubles import SLOWER, Partition
 from holdfast.simulation.machines.agent import SimAgent
 from holdfast.simulation.machines.coordinator import CoordinatorShell
 from holdfast.simulation.machines.worker import SimWorker
@@ -244,6 +244,9 @@ class Injector:
                 timeline.after(fault.duration + _RESCUE_AFTER_S, self.rescue)
             case FaultKind.MOVE:
                 self._cluster.ask(MoveNodes((agent.name,)))
+            case FaultKind.SLOW_NODE:
+                times, until = SLOWER[fault.target // 8 % len(SLOWER)], timeline.now + fault.duration
+                self._world.troubles(agent.name).slowed(times, until)
             case FaultKind.STOP_NODE:
                 agent.stop()
                 timeline.after(fault.duration, agent.resume)

@@ -49,6 +49,7 @@ class FaultKind(StrEnum):
     FLIP = "flip"  # a bit flips in the parts of snapshots that a node holds
     FULL_MEMORY = "full_memory"  # a node has no room for parts of snapshots
     RAISE = "raise"  # a script raises at the next micro-batch that it computes
+    SLOW_NODE = "slow_node"  # a node computes up to twice as long, until the end of the duration
 
 
 class Raises(StrEnum):
@@ -92,6 +93,7 @@ class FaultPlan:
     hold: the ranks of processes that end are kept for those that follow. max_restarts: of a node, within a window.
     raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
     slow_work, slow_work_s: which (step, micro-batch) take so much longer wherever they are computed.
+    work_s: so much longer each takes. stragglers: what becomes of nodes that compute slower than others.
     logs: scripts log values in every step. snapshot_every: steps, 0 for no snapshots; copies: of each part, on as many
     nodes (and of each expert).
     saves_in_time: where checkpoints are kept, the coordinator says when.
@@ -130,6 +132,8 @@ class FaultPlan:
     raises_at: tuple[int, int] = (0, 0)
     slow_work: tuple[tuple[int, int], ...] = ()
     slow_work_s: float = 0.0
+    work_s: float = 0.0
+    stragglers: Literal["ask", "move", "off"] = "ask"
     logs: bool = False
     snapshot_every: int = 0
     copies: int = 2
@@ -146,7 +150,7 @@ class FaultPlan:
 
     def longer_s(self, step: int, micro_batch: int) -> float:
         """Return by how much a micro-batch of a step takes longer than others, in seconds."""
-        return self.slow_work_s if (step, micro_batch) in self.slow_work else 0.0
+        return self.work_s + (self.slow_work_s if (step, micro_batch) in self.slow_work else 0.0)
 
     def wants_the_end(self, step: int, rank: int, world: int) -> bool:
         """Tell whether the script of this rank asks all to stop after this step: in each attempt, that of one."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from holdfast.simulation.clock import Timeline
 
+#: how many times as long the workers of a slow node compute: from less than counts as slow to twice
+SLOWER = (1.05, 1.2, 1.5, 2.0)
+
 
 @dataclass(slots=True)
 class Troubles:
@@ -27,6 +30,17 @@ class Troubles:
     memory_full_until: float = 0.0
     #: writing and renaming a checkpoint end no sooner
     slow_until: float = 0.0
+    #: its workers compute so many times as long
+    work_until: float = 0.0
+    work_times: float = 1.0
+
+    def slowed(self, times: float, until: float) -> None:
+        """Let its workers compute so many times as long, until then."""
+        self.work_times, self.work_until = times, until
+
+    def longer(self, now: float) -> float:
+        """Return how many times as long as others its workers compute."""
+        return self.work_times if now < self.work_until else 1.0
 
 
 @dataclass(slots=True)

@@ -264,7 +264,7 @@ class SimWorker(Process):
             self.page.micro_batch = todo
             value = training.gradient(self.state, task.step, todo)
             made = training.SimGradient(value, self.world.samples.hash_of(task.step, todo))
-            self.world.after_work(task.step, todo, self, self._computed, todo, made)
+            self.world.after_work(task.step, todo, self, self.node, self._computed, todo, made)
             self.boundary("computing")
 
     def _leave_loop(self) -> None:

@@ -16,7 +16,7 @@ from holdfast.simulation.families.memory_plans import memory_plan
 from holdfast.simulation.families.script_plans import beginning_plan, raising_plan, stopping_plan
 from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
-from holdfast.simulation.families.work_plans import work_plan
+from holdfast.simulation.families.work_plans import straggler_plan, work_plan
 from holdfast.simulation.faults.plans import (
     STEP_BOUNDARIES,
     Fault,
@@ -71,6 +71,8 @@ FIRST_STANDBY_SEED = 22_000_000_000
 FIRST_MOVE_SEED = 23_000_000_000
 #: from here on, random ones in which nodes are told to end, and have a little time
 FIRST_NOTICE_SEED = 24_000_000_000
+#: from here on, random ones whose nodes become slow
+FIRST_STRAGGLER_SEED = 25_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -144,6 +146,7 @@ FAMILIES: dict[str, range] = {
     "leaving": range(FIRST_LEAVING_SEED, FIRST_LEAVING_SEED + 1_000_000_000),
     "standbys": range(FIRST_STANDBY_SEED, FIRST_STANDBY_SEED + 1_000_000_000),
     "moves": range(FIRST_MOVE_SEED, FIRST_MOVE_SEED + 1_000_000_000),
+    "stragglers": range(FIRST_STRAGGLER_SEED, FIRST_STRAGGLER_SEED + 1_000_000_000),
     "notices": range(FIRST_NOTICE_SEED, FIRST_NOTICE_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
@@ -170,6 +173,7 @@ _RANDOM_PLANS = {
     "leaving": leaving_plan,
     "standbys": standby_plan,
     "moves": move_plan,
+    "stragglers": straggler_plan,
     "notices": notice_plan,
 }
 

@@ -1,0 +1,58 @@
+"""A node that becomes slow gives its place to a standby, and nobody else does; whatever goes wrong beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import EXIT_DONE
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.families.work_plans import straggler_plan
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.enumeration import FIRST_STRAGGLER_SEED
+from holdfast.simulation.schedules.shrinking import failure
+
+SCHEDULES = 40
+QUIET = FaultPlan(seed=5, nodes=4, start_nodes=4, steps=150, micro_batches=8, work_s=0.5, standbys=1, stragglers="move")
+#: one of them, half as slow again from some time on
+SLOW = Fault(kind=FaultKind.SLOW_NODE, time=60.0, target=80, duration=1000.0)
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_random_schedules_of_slow_nodes(chunk: int) -> None:
+    moved = told = 0
+    for seed in range(FIRST_STRAGGLER_SEED + chunk, FIRST_STRAGGLER_SEED + SCHEDULES, 2):
+        cluster = SimCluster(straggler_plan(seed))
+        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        found = [event for event in cluster.world.journal.events if isinstance(event, ev.StragglerFound)]
+        policy = cluster.plan.stragglers
+        assert not (found and policy == "off")
+        assert policy == "move" or all(event.action == "told" for event in found)
+        moved += sum(event.action == "move" for event in found)
+        told += sum(event.action == "told" for event in found)
+    assert min(moved, told) >= SCHEDULES // 20
+
+
+def test_nobody_is_slow_where_all_take_as_long() -> None:
+    for seed in range(6):
+        cluster = SimCluster(replace(QUIET, seed=seed))
+        assert cluster.run().exit_code == EXIT_DONE
+        assert not [
+            event for event in cluster.world.journal.events if isinstance(event, ev.StragglerFound | ev.NodeMoved)
+        ]
+
+
+def test_the_slow_one_is_moved_once_and_stays_a_standby() -> None:
+    cluster = SimCluster(replace(QUIET, faults=(SLOW,)))
+    assert cluster.run().exit_code == EXIT_DONE
+    events = cluster.world.journal.events
+    (found,) = [event for event in events if isinstance(event, ev.StragglerFound)]
+    (moved,) = [event for event in events if isinstance(event, ev.NodeMoved)]
+    assert (found.action, found.node, moved.reason) == ("move", moved.from_node, "move")
+    assert 1.1 < found.factor < 1.6
+    assert not [event for event in events if isinstance(event, ev.FailureDetected)]
+    (*_, last) = [event for event in events if isinstance(event, ev.GenerationStarted)]
+    assert moved.to_node in last.members
+    assert found.node not in last.members
