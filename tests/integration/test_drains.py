@@ -21,8 +21,10 @@ from holdfast.protocol.events import (
     FailureDetected,
     GenerationStarted,
     NodeLeft,
+    NodeMoved,
     NodesJoined,
     RolledBack,
+    StandbyReady,
     StepCommitted,
 )
 
@@ -82,3 +84,20 @@ def test_told_twice_it_ends_at_once_and_is_lost(start_job: StartJob) -> None:
     job.wait(GenerationStarted, world_size=2)
     wait_until(lambda: not alive(agent))
     goes_on_until_interrupted(job, steps=1)
+
+
+def test_a_standby_takes_the_place_of_one_that_is_told_to_end(start_job: StartJob) -> None:
+    options = ("--grace", "60s", "--standbys", "1", "--verify-state", "1")
+    job = start_job(*FOREVER, "--step-seconds", "0.2", options=options)
+    job.wait(StandbyReady)
+    job.wait(StepCommitted, step=3)
+    agent, _ = job.pids("node-1")
+    os.kill(agent, signal.SIGTERM)
+    job.wait(NodeMoved, from_node="node-1", to_node="standby-0")
+    left = job.wait(NodeLeft, node="node-1", reason="drained")
+    assert left.detail.startswith("told to end with a grace of ")
+    wait_until(lambda: not alive(agent))
+    goes_on_until_interrupted(job)
+    assert {event.world_size for event in job.all(StepCommitted)} == {3}
+    assert not job.all(FailureDetected)
+    check_losses(job, script=TINY, least=6)

@@ -93,10 +93,8 @@ def move(
         elif event is None:
             say(f"{node} has given its place to nobody: `holdfast events` says what has become of it")
         else:
-            mb = event.moved_bytes / 1e6
-            say(
-                f"{event.to_node} has taken {node}'s place: {event.down_s:.3f} s without a step, {mb:.1f} MB have moved"
-            )
+            took = f"{event.down_s:.3f} s from a step's end to the next one's, {event.moved_bytes / 1e6:.1f} MB moved"
+            say(f"{event.to_node} has taken {node}'s place: {took}")
     if not no_wait and None in moved.values():
         raise typer.Exit(EXIT_FAILED)
 
@@ -117,7 +115,7 @@ def _foresee(server: Server, nodes: Sequence[str], to: Sequence[str], *, stays: 
         experts = f", {one.expert_replicas} replicas of experts" if one.expert_replicas else ""
         whose = f"{one.to} takes the place of {one.node}{rank}" if one.to else f"{one.node}{rank} leaves"
         when = "once a standby is warm" if one.wait_s is None else f"in {one.wait_s:.1f} s at the latest"
-        say(f"{whose} {when}: {what}{experts}; {one.down_s:.3f} s without a step")
+        say(f"{whose} {when}: {what}{experts}; {one.down_s:.3f} s from a step's end to the next one's")
         say(f"  why: {one.why}")
 
 

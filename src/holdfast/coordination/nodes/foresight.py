@@ -71,8 +71,8 @@ def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
         expert_replicas=replicas,
         moved_bytes=moved if to or replicas else 0,
         wait_s=None if math.isinf(warm_s) else warm_s + costs.step_s,
-        down_s=sum(map(costs.of, pauses)),
-        why=f"{first}; at the end of a step of {costs.step_s:.3f} s; {told}",
+        down_s=sum(map(costs.of, pauses)) + costs.step_s,
+        why=f"{first}; {told}, and {costs.step_s:.3f} s for the step itself",
     )
 
 

@@ -9,8 +9,8 @@ class MoveForecast(Struct, frozen=True, kw_only=True):
     """What is expected of one node's leaving.
 
     `to`: who takes its place; "": nobody. `moved_bytes`: None where no node's state has moved in this job yet.
-    `wait_s`: until the others are stopped for it; None where that cannot be said. `down_s`: then no step ends for so
-    long. `why`: what that is made of, and what of it is only guessed.
+    `wait_s`: until the others are stopped for it; None where that cannot be said. `down_s`: as `node_moved` will say
+    it, from a step's end to the end of the next. `why`: what that is made of, and what of it is only guessed.
     """
 
     node: str
