@@ -7,44 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import msgspec
 from msgspec.structs import replace
 
-from holdfast.protocol.names import Struct
-from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands, PoolWish
-
-
-class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A grant that a job holds. `since`: when it was told of it, unix seconds. `came`: the node has joined by it."""
-
-    number: int
-    since: float
-    came: bool = False
-    leaving: bool = False
-
-
-class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a job's record has of its pool: grants by node, and those given back of which the pool still speaks.
-
-    `term`, `heard`: of the newest shares that were heard.
-    """
-
-    submission: int
-    term: int = 0
-    heard: int = 0
-    grants: dict[str, HeldGrant] = msgspec.field(default_factory=dict[str, HeldGrant])
-    returned: frozenset[int] = frozenset()
-    wish: PoolWish = "run"
-
-    @property
-    def numbers(self) -> frozenset[int]:
-        """The grants held."""
-        return frozenset(grant.number for grant in self.grants.values())
-
-    @property
-    def to_leave(self) -> tuple[str, ...]:
-        """The nodes to give back, in good order."""
-        return tuple(node for node, grant in self.grants.items() if grant.leaving)
+from holdfast.protocol.pool.held import Held, HeldGrant
+from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands
 
 
 def hear(held: Held, shares: JobShares, now: float) -> Held:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.coordination.pool.fence import Fence, StartGrant
-from holdfast.coordination.pool.holding import Held, hear
+from holdfast.coordination.pool.holding import hear
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.pool.events import AnyPoolEvent
+from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import PooledJob, PoolRecord
 from holdfast.protocol.pool.sharing import JobShares
 from holdfast.simulation.pool.pool_world import JobDisk, Line, LineEnd, PoolWorld

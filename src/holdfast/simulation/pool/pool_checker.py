@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 from holdfast.coordination.pool.fence import StartGrant
-from holdfast.coordination.pool.holding import Held
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted
+from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolRecord
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.pool.pool_around import CoordinatorSeen, NodeSeen, PoolAround

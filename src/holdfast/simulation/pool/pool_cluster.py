@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.pool.holding import Held
 from holdfast.coordination.pool.inputs import PoolRequest, ResumeJob, StopPooled, Submit, SuspendJob, UpdateJob
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
+from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import OVER, PooledJob
 from holdfast.simulation.pool.pool_around import CoordinatorSeen, PoolParts
 from holdfast.simulation.pool.pool_checker import PoolChecker

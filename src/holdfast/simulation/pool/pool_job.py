@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from holdfast.coordination.pool.holding import Held, give_back, joined, overdue, report
+from holdfast.coordination.pool.holding import give_back, joined, overdue, report
+from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobShares, JobStanding
 from holdfast.simulation.pool.pool_around import PoolAround
 from holdfast.simulation.pool.pool_world import Crash, JobDisk, Line, NodeComes, PoolWorld
