@@ -20,10 +20,14 @@ def started(policy: Policy, *standbys: str) -> Job:
     job = Job(spec=JobSpec(recovery=RecoverySpec(stragglers=policy))).start()
     job.step(1)
     for name in standbys:
-        job.connect(msgspec.structs.replace(hello(name), standby=True))
-        job.say(attach(w(name)))
-        job.say(msg.Warmed(worker=w(name), seconds=0.5))
+        warm(job, name)
     return job
+
+
+def warm(job: Job, standby: str) -> None:
+    job.connect(msgspec.structs.replace(hello(standby), standby=True))
+    job.say(attach(w(standby)))
+    job.say(msg.Warmed(worker=w(standby), seconds=0.5))
 
 
 def words(
@@ -82,6 +86,15 @@ def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> 
     plan = job.machine.record.plan
     assert plan is not None
     assert "n1" in {member.node for member in plan.members}, "better slow than not at all"
+
+
+def test_it_is_moved_as_soon_as_a_standby_is_warm_though_it_was_told_of_lately() -> None:
+    job = started("move")
+    words(job, "", 20)
+    assert [found.action for found in words(job, "n1", 40)] == ["told"], "once"
+    warm(job, "s0")
+    assert [found.action for found in words(job, "n1", 20)] == ["move"], "once"
+    assert [(one.node, one.stays) for one in job.machine.record.leaving] == [("n1", True)]
 
 
 def test_without_a_standby_it_is_told_why_it_cannot_be() -> None:

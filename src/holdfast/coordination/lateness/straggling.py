@@ -47,23 +47,25 @@ class Straggling:
             self._slow.follow({member.node for member in plan.members})
         self._told = {node: at for node, at in self._told.items() if at > self._turn.now - AGAIN_S}
         for node, factor in self._slow.found.items():
-            if node not in self._told:
-                self._found(node, factor)
+            self._found(node, factor)
 
     def _found(self, node: str, factor: float) -> None:
         policy, leaving = self._config.spec.recovery.stragglers, {one.node for one in self._turn.record.leaving}
         if node in leaving:
             return
-        self._told[node] = self._turn.now
+        known = node in self._told
         why = f"it computes {factor:.2f} times as long as the others' median (from {SLOWER:g} on it is slow)"
         if policy == "move":
-            self._remember(node, factor)
-            if refusal := self._move(node):
-                self._tell(node, factor, "told", f"{why}; it cannot be moved: {refusal}")
-            else:
+            if not known:
+                self._remember(node, factor)
+            # (again and again: a standby may have become warm since it was told of)
+            refusal = self._move(node)
+            if not refusal:
                 self._tell(node, factor, "move", why)
-            return
-        self._tell(node, factor, "told", f"{why}; `holdfast move {node}` has a standby take its place")
+            elif not known:
+                self._tell(node, factor, "told", f"{why}; it cannot be moved: {refusal}")
+        elif not known:
+            self._tell(node, factor, "told", f"{why}; `holdfast move {node}` has a standby take its place")
 
     def _move(self, node: str) -> str:
         """Have a standby that is warm take a node's place; return why that cannot be."""
@@ -86,4 +88,5 @@ class Straggling:
         self._turn.change(slow=(*others, slow)[-_KEPT:])
 
     def _tell(self, node: str, factor: float, action: str, why: str) -> None:
+        self._told[node] = self._turn.now
         self._turn.emit(StragglerFound, node=node, factor=round(factor, 3), action=action, why=why)
