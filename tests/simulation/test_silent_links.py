@@ -61,3 +61,9 @@ def test_a_replica_whose_state_is_another_ends_the_job_at_its_last_step_too(seed
     """Nodes have joined since, which never had a state of their own to compare: the job waited for theirs for ever."""
     cluster = SimCluster(link_plan(seed))
     assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+
+
+def test_the_only_checkpoint_is_not_removed_because_it_cannot_be_read() -> None:
+    """Its node told a later coordinator of it, as of one that never counted: it was removed, with no other there."""
+    cluster = SimCluster(link_plan(seed := 16535741204))
+    assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"

@@ -254,7 +254,8 @@ class CheckpointBook:
         remaining = tuple(known for known in turn.record.checkpoints if known.name != message.name)
         if len(remaining) == len(turn.record.checkpoints):
             return False
-        turn.change(checkpoints=remaining, unreadable=turn.record.unreadable + 1)
+        superseded = (*turn.record.superseded, message.name)[-MAX_PRUNED:]
+        turn.change(checkpoints=remaining, unreadable=turn.record.unreadable + 1, superseded=superseded)
         turn.emit(CheckpointRejected, name=message.name, why=message.why)
         for node in turn.members.nodes:  # (who could read it counts on it: its step is to be written again)
             turn.order_node(node, PruneCheckpoints(term=turn.record.term, names=(message.name,), remove=False))
@@ -267,10 +268,12 @@ class CheckpointBook:
     def _prune(self, nodes: Iterable[str], names: tuple[str, ...]) -> None:
         """Have checkpoints removed, by the first of these nodes; the others are told that they do not count.
 
-        None that counts is: what was written of it may be told again, late.
+        None that counts is: what was written of it may be told again, late. Nor one that cannot be read, while there is
+        no other: a person may make something of it.
         """
         record = self._turn.record
-        gone = tuple(name for name in names if all(name != known.name for known in record.checkpoints))
+        stays = {known.name for known in record.checkpoints} or set(record.superseded)
+        gone = tuple(name for name in names if name not in stays)
         there = [node for node in dict.fromkeys(nodes) if node in self._turn.members.nodes] if gone else []
         for place, node in enumerate(there):
             self._turn.order_node(node, PruneCheckpoints(term=record.term, names=gone, remove=place == 0))
