@@ -37,7 +37,7 @@ class SimCluster:
         self.plan = plan
         self.world = World(plan, parts or Parts(), keep_trace=keep_trace)
         self.checker = Checker(self.world)
-        self.places = PlacesTaken()
+        self.places = PlacesTaken(waits=plan.on_loss == "wait" and not plan.restart)
         self.agents: dict[str, SimAgent] = {}
         self.coordinator: CoordinatorShell | None = None
         self._coordinators: list[CoordinatorShell] = []
@@ -89,17 +89,26 @@ class SimCluster:
     def _waits_for_a_person(self) -> bool:
         """A job that has not begun waits for all its nodes: one that is out comes when it is undrained.
 
-        One whose nodes are all gone, and not all of them for good, waits for those, or others.
+        One whose nodes are all gone, and not all of them for good, waits for those, or others; and one that is to have
+        as many as before, for each that it has lost.
         """
         record = self.world.store.record
         if record is None:
             return False
         deserted = record.generation > 0 and not any(agent.alive for agent in self.agents.values())
-        return deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
+        return self._lacks_nodes or deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
+
+    @property
+    def _lacks_nodes(self) -> bool:
+        """A job that is to have as many nodes as before says that it waits for some."""
+        shell = self.coordinator
+        return self.places.waits and shell is not None and shell.alive and shell.machine.waiting.need is not None
 
     def _help(self) -> None:
         """Bring what the job waits for."""
-        if any(agent.alive for agent in self.agents.values()):
+        if self._lacks_nodes:
+            self.injector.bring_one()
+        elif any(agent.alive for agent in self.agents.values()):
             self.undrain()
         else:
             self.injector.rescue()

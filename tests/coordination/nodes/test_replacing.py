@@ -120,6 +120,34 @@ def test_wait_takes_even_a_cold_one_and_waits_where_there_is_none() -> None:
     assert members(job) == (w("n0"), w("s0"), w("n3"))
 
 
+def test_wait_does_so_until_the_node_that_comes_back_can_train() -> None:
+    job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure="wait"))).start()
+    job.step(1)
+    job.lose("n1")
+    job.report("n0", 1)
+    job.report("n2", 1)
+    job.connect(msgspec.structs.replace(hello("n1"), session="cafecafe", agent_pid=777))
+    assert job.machine.record.generation == 1, "its worker is not there yet"
+    job.say(attach(w("n1", "b")))
+    assert job.machine.record.generation == 2
+    assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
+
+
+def test_one_that_was_given_a_place_is_lost_and_comes_again_has_it_no_more() -> None:
+    job = beside("wait")
+    job.lose("n1")
+    job.lose("n2")
+    job.report("n0", 1)
+    job.lose("s0")
+    job.connect(msgspec.structs.replace(hello("s0"), standby=True, session="cafecafe", agent_pid=777))
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    assert job.machine.record.generation == 1, "of the three only two are here"
+    job.say(attach(w("s0", "b")))
+    assert job.machine.record.generation == 2
+    assert set(members(job)) == {w("n0"), w("n3"), w("s0", "b")}
+
+
 def test_two_are_lost_and_one_is_replaced() -> None:
     job = beside()
     job.lose("n1")

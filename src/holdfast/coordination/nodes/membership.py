@@ -89,6 +89,11 @@ class Node:
         return len(self.workers) == self.expected
 
     @property
+    def coming(self) -> bool:
+        """True where its agent is here, its workers are not, and never were since it came."""
+        return not (self.complete or self.announced or self.returning)
+
+    @property
     def counts(self) -> bool:
         """True where a generation may name it."""
         return self.complete and not self.aside

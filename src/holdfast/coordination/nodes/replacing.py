@@ -41,12 +41,12 @@ class Replacing:
     def workers(self) -> list[str]:
         """The workers that take others' places in the next generation."""
         nodes = self._turn.members.nodes
-        return [worker for name in self._stand_ins if name in nodes for worker in nodes[name].workers]
+        return [worker for name in self._stand_ins if self._stands_in(name) for worker in nodes[name].workers]
 
     def over(self) -> dict[str, tuple[str, str]]:
         """The next generation is decided: return who takes whose place in it, and why it is this one."""
         stand_ins, self._stand_ins = self._stand_ins, {}
-        return {name: whose for name, whose in stand_ins.items() if name in self._turn.members.nodes}
+        return {name: whose for name, whose in stand_ins.items() if self._stands_in(name)}
 
     def fill(self, plan: GenerationPlan) -> None:
         """The members of a plan that are left have spoken: let standbys take the places of the others."""
@@ -54,7 +54,7 @@ class Replacing:
         choice = self._weigh(plan)
         if not members.standbys or not self._config.spec.recovery.uses_standbys or not choice.at_once:
             return
-        self._stand_ins = {name: whose for name, whose in self._stand_ins.items() if name in members.nodes}
+        self._stand_ins = {name: whose for name, whose in self._stand_ins.items() if self._stands_in(name)}
         for name in self._empty(plan):
             found = self._choose(name, self._candidates())
             if found is None:
@@ -121,8 +121,11 @@ class Replacing:
         return {one.node for one in self._turn.record.slow if one.until > self._turn.now}
 
     def waits(self, plan: GenerationPlan) -> int:
-        """Return how many nodes the others wait for before they go on."""
-        return len(self._empty(plan)) if self._config.spec.recovery.waits_for_nodes else 0
+        """Return how many nodes the others wait for before they go on; one that has just come until it can train."""
+        if not self._config.spec.recovery.waits_for_nodes:
+            return 0
+        coming = {node.name for node in self._turn.members.regular if node.coming}
+        return len(self._empty(plan, coming))
 
     def take_over(self) -> None:
         """Nobody is left, or too few are: whoever is here goes on with the job."""
@@ -147,18 +150,27 @@ class Replacing:
 
     # ---- inside ----
 
-    def _empty(self, plan: GenerationPlan) -> list[str]:
+    def _empty(self, plan: GenerationPlan, without: Collection[str] = ()) -> list[str]:
         """Return the nodes of a plan that are gone and that nobody replaces yet, in rank order.
 
         Nodes that have come meanwhile fill places, too; those of nodes that were drained are none.
+
+        Args:
+            without: these are here, and count as gone.
         """
         turn, members = self._turn, self._turn.members
         drained = {one.node for one in turn.record.drained}
         places = [name for name in workers_by_node(plan) if name not in drained]
-        taken = {whose for name, (whose, _) in self._stand_ins.items() if name in members.nodes}
-        lost = [name for name in places if name not in members.nodes and name not in taken]
-        here = sum(node.complete or node.name in places for node in members.regular)
+        taken = {whose for name, (whose, _) in self._stand_ins.items() if self._stands_in(name)}
+        gone = [name for name in places if name not in members.nodes or name in without]
+        lost = [name for name in gone if name not in taken]
+        here = sum(node.complete or (node.name in places and node.name not in without) for node in members.regular)
         return lost[: max(0, len(places) - here)]
+
+    def _stands_in(self, name: str) -> bool:
+        """Tell whether a node that was given a place has it still: not where it was lost, and has only come again."""
+        node = self._turn.members.nodes.get(name)
+        return node is not None and not node.aside and not node.coming
 
     def _candidates(self) -> list[str]:
         """Return the standbys that may take a place now, in the order in which they came."""

@@ -146,6 +146,34 @@ def notice_plan(seed: int) -> FaultPlan:
     )
 
 
+def waiting_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed: the others wait where a node is lost, for a standby, or until it or another comes."""
+    rng = Random(seed * 107 + 67)
+    plan = rng.choice((*_BASES, storm_plan))(seed)
+    nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.5
+    faults: list[Fault] = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at = rng.uniform(0.0, span)
+        kind = rng.choice((FaultKind.KILL_NODE, FaultKind.KILL_NODE, FaultKind.SILENT_NODE, FaultKind.DRAIN))
+        faults.append(Fault(kind=kind, time=at, target=rng.randrange(64)))
+        if rng.random() < 0.4:
+            faults.append(_beside(rng, at))
+        if rng.random() < 0.5:
+            comes = rng.choice((FaultKind.RETURN, FaultKind.JOIN))
+            faults.append(Fault(kind=comes, time=at + rng.uniform(0.05, 3.0), target=rng.randrange(64)))
+    return replace(
+        plan,
+        nodes=nodes,
+        start_nodes=min(nodes, plan.start_nodes),
+        standbys=rng.choice((0, 0, 1, 2)),
+        cold_warm_ups=rng.choice((0, 0, 0, 1)),
+        on_loss="wait",
+        restart=False,
+        faults=(*plan.faults[: rng.choice((0, 0, 0, 1))], *faults),
+        crashes=plan.crashes if rng.random() < 0.5 else (),
+    )
+
+
 def _beside(rng: Random, at: float) -> Fault:
     """Return a fault right behind a drain, or at a boundary that comes with it."""
     boundary = rng.choice((*STEP_BOUNDARIES, *OTHER_BOUNDARIES)) if rng.random() < 0.4 else ""

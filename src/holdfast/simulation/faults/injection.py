@@ -174,12 +174,18 @@ class Injector:
         else:
             self._cluster.undrain()
 
-    def _return_one(self, target: int) -> None:
-        """Let a node that is gone come back."""
+    def _return_one(self, target: int) -> bool:
+        """Let a node that is gone come back; False where none is."""
         agents = self._cluster.agents.items()
         gone = sorted(name for name, other in agents if not other.alive and other.exit_code is None)
         if gone:
             self._cluster.add_node(gone[target % len(gone)])
+        return bool(gone)
+
+    def bring_one(self) -> None:
+        """Let one node come that a job waits for: one that is gone, or a new one."""
+        if not self._return_one(0):
+            self._bring(Fault(kind=FaultKind.JOIN))
 
     def _kill_many(self, fault: Fault) -> None:
         """Kill all workers, now; or all nodes with witnesses of the generation in force, in any order, some seen."""

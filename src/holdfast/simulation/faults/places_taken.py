@@ -1,8 +1,12 @@
-"""What must hold of standbys, as the journal tells it: who waits is in no world, who takes a place changes no other."""
+"""What must hold of standbys, as the journal tells it: who waits is in no world, who takes a place changes no other.
+
+And of a job that waits where a node is lost: it goes on with as many as before.
+"""
 
 from __future__ import annotations
 
-from holdfast.protocol.events import AnyEvent, GenerationStarted, NodesJoined
+from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, NodeLeft, NodesJoined
+from holdfast.protocol.failures import Severity
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.machines.agent import is_standby
 
@@ -10,7 +14,13 @@ from holdfast.simulation.machines.agent import is_standby
 class PlacesTaken:
     """Follows one job's events; one that is told again after a crash changes nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool = False) -> None:
+        """Begin with nothing; `waits`: what is lost is waited for."""
+        self.waits = waits
+        #: the nodes that have failed, and have not come again
+        self._lost: set[str] = set()
+        #: those that have come, and have not left: also where they are in no world yet
+        self._here: set[str] = set()
         self._joined: set[str] = set()
         self._before: GenerationStarted | None = None
 
@@ -22,13 +32,26 @@ class PlacesTaken:
         """
         if isinstance(event, NodesJoined):
             self._joined.update(event.names)
+            self._lost.difference_update(event.names)
+            self._here.update(event.names)
+        elif isinstance(event, NodeLeft):
+            self._here.discard(event.node)
+        elif isinstance(event, FailureDetected) and event.severity is Severity.NODE:
+            self._lost.add(event.node)
         elif isinstance(event, GenerationStarted):
             for name in event.members:
                 if is_standby(name) and name not in self._joined:
                     raise InvariantError(f"standby {name} is a member, and has not joined: {event}")
             before, self._before = self._before, event
+            if self.waits and before is not None and before.seq < event.seq and event.reason != "start":
+                self._as_many(before, event)
             if event.reason == "replace" and before is not None and before.seq < event.seq:
                 self._same_but_for_the_lost(before, event)
+
+    def _as_many(self, before: GenerationStarted, event: GenerationStarted) -> None:
+        lost = self._lost.intersection(before.members).difference(event.members)
+        if len(self._here.difference(before.members)) < len(lost):
+            raise InvariantError(f"a place is empty, and nobody has waited: {event}, before {before}, lost {lost}")
 
     def _same_but_for_the_lost(self, before: GenerationStarted, event: GenerationStarted) -> None:
         stay = [name for name in event.members if name in before.members]

@@ -139,7 +139,7 @@ class FaultPlan:
     copies: int = 2
     standbys: int = 0
     cold_warm_ups: int = 0
-    on_loss: Literal["auto", "standby", "shrink"] = "auto"
+    on_loss: Literal["auto", "standby", "shrink", "wait"] = "auto"
     handle_s: float = 0.0
     send_s: float = 0.0
 

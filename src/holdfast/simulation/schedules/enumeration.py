@@ -11,7 +11,13 @@ from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.level_plans import level_plan
 from holdfast.simulation.families.link_plans import link_plan
-from holdfast.simulation.families.membership_plans import leaving_plan, move_plan, notice_plan, standby_plan
+from holdfast.simulation.families.membership_plans import (
+    leaving_plan,
+    move_plan,
+    notice_plan,
+    standby_plan,
+    waiting_plan,
+)
 from holdfast.simulation.families.memory_plans import memory_plan
 from holdfast.simulation.families.script_plans import beginning_plan, raising_plan, stopping_plan
 from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
@@ -73,6 +79,8 @@ FIRST_MOVE_SEED = 23_000_000_000
 FIRST_NOTICE_SEED = 24_000_000_000
 #: from here on, random ones whose nodes become slow
 FIRST_STRAGGLER_SEED = 25_000_000_000
+#: from here on, random ones whose job waits for the nodes that it has lost
+FIRST_WAITING_SEED = 26_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -148,6 +156,7 @@ FAMILIES: dict[str, range] = {
     "moves": range(FIRST_MOVE_SEED, FIRST_MOVE_SEED + 1_000_000_000),
     "stragglers": range(FIRST_STRAGGLER_SEED, FIRST_STRAGGLER_SEED + 1_000_000_000),
     "notices": range(FIRST_NOTICE_SEED, FIRST_NOTICE_SEED + 1_000_000_000),
+    "waiting": range(FIRST_WAITING_SEED, FIRST_WAITING_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -175,6 +184,7 @@ _RANDOM_PLANS = {
     "moves": move_plan,
     "stragglers": straggler_plan,
     "notices": notice_plan,
+    "waiting": waiting_plan,
 }
 
 
