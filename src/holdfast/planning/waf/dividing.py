@@ -1,0 +1,138 @@
+"""Eq. 5: the best division of nodes among jobs and the next best, by dynamic programming; exact.
+
+`S(i, j)` is the best value of the first i jobs with j nodes; those that are left idle are one more part, worth nothing
+(errata 1). Beside it goes the value of the best other division: so each plan is told with what was given up for it.
+Where several divisions are worth the same, a job keeps what it had.
+
+Axes: m jobs, n nodes. `(2, n + 1)` arrays have the best in row 0 and the next best in row 1, -inf where there is none,
+by the number of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.planning.arrays import FloatArray, IntArray, indices
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One way to end a division: so many nodes for the last part, and which of the rest's two best goes with it."""
+
+    value: float
+    nodes: int
+    rest: int
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """All `S` of some jobs, taken one after the other.
+
+    best: `(m + 1, 2, n + 1)` values of the first 0..m jobs. took: `(m, 2, n + 1)` nodes of the last of these; rest:
+    which row of the jobs before it goes with that.
+    """
+
+    best: FloatArray
+    took: IntArray
+    rest: IntArray
+
+    def trace(self, jobs: int, nodes: int, row: int = 0) -> list[int]:
+        """Return what each of the first `jobs` has where they share `nodes`; row 1: the next best way."""
+        sizes: list[int] = []
+        for job in range(jobs - 1, -1, -1):
+            sizes.append(int(self.took[job, row, nodes]))
+            row = int(self.rest[job, row, nodes])
+            nodes -= sizes[-1]
+        return sizes[::-1]
+
+
+def chain(rewards: Sequence[FloatArray], nodes: int, had: Sequence[int]) -> Chain:
+    """Return `S` of the jobs, in O(m n^2).
+
+    Args:
+        rewards: `(n + 1,)` of each job. had: nodes of each, preferred where all else is equal.
+    """
+    best = np.full((len(rewards) + 1, 2, nodes + 1), -np.inf)
+    best[0, 0, 0] = 0.0
+    took = np.zeros((len(rewards), 2, nodes + 1), dtype=np.int64)
+    rest = np.zeros_like(took)
+    for job, reward in enumerate(rewards):
+        _add(best[job], reward, had[job], (best[job + 1], took[job], rest[job]))
+    return Chain(best, took, rest)
+
+
+def both(first: FloatArray, last: FloatArray) -> FloatArray:
+    """Return the two best values `(2, n + 1)` of two groups of jobs together, from `(2, n + 1)` of each."""
+    sums = _sums(first[0], last[0])
+    best, second = _top_two(sums)
+    others = (_sums(first[1], last[0]).max(axis=1), _sums(first[0], last[1]).max(axis=1))
+    return np.stack([best, np.maximum(second, np.maximum(*others))])
+
+
+def picks(first: FloatArray, last: FloatArray, nodes: int, preferred: int = 0) -> list[Pick]:
+    """Return the best and the next best way to share `nodes` between two groups, in O(n).
+
+    Args:
+        first, last: `(2, n + 1)`. preferred: nodes of the last where several ways are as good, else the fewest.
+    """
+    found: list[Pick] = []
+    for rest, row in ((0, 0), (1, 0), (0, 1)):
+        sums = first[rest, nodes::-1] + last[row, : nodes + 1]
+        leading = np.argpartition(-sums, min(1, nodes))[:2].tolist()
+        leading += [int(sums.argmax()), min(preferred, nodes)]
+        found += [Pick(float(sums[k]), int(k), rest, row) for k in set(leading)]
+    found.sort(key=lambda pick: (-pick.value, pick.nodes != preferred, pick.nodes, pick.rest, pick.last))
+    return found[:2]
+
+
+def alone(reward: FloatArray) -> FloatArray:
+    """Return a single job's `(2, n + 1)` for `picks` as the last part, where it takes exactly so many nodes."""
+    return np.stack([reward, np.full(reward.size, -np.inf)])
+
+
+def _add(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray, IntArray]) -> None:
+    """Add a job to those before it."""
+    best, took, rest = into
+    if preferred < reward.size:
+        # its column comes first, so that it wins where several are as good
+        order = np.concatenate([[preferred], np.delete(np.arange(reward.size), preferred)])
+    else:
+        order = np.arange(reward.size)
+    order = order[reward[order] > -np.inf]
+    if not order.size:
+        return
+    sums = _sums(before[0], reward)[:, order]
+    at = sums.argmax(axis=1)
+    rows = indices(at.size)
+    best[0], took[0] = sums[rows, at], order[at]
+    sums[rows, at] = -np.inf
+    second = sums.argmax(axis=1)
+    others = _sums(before[1], reward)[:, order]
+    third = others.argmax(axis=1)
+    worse = others[rows, third] > sums[rows, second]
+    best[1] = np.where(worse, others[rows, third], sums[rows, second])
+    took[1] = np.where(worse, order[third], order[second])
+    rest[1] = worse
+
+
+def _sums(first: FloatArray, last: FloatArray) -> FloatArray:
+    """Return `first[j - k] + last[k]` `(n + 1, n + 1)` by j and k; -inf where k > j."""
+    nodes = first.size - 1
+    padded = np.concatenate([np.full(nodes, -np.inf), first])
+    step = padded.strides[0]
+    shifted = np.lib.stride_tricks.as_strided(
+        padded[nodes:], shape=(nodes + 1, nodes + 1), strides=(step, -step), writeable=False
+    )
+    return shifted + last
+
+
+def _top_two(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+    rows = indices(len(sums))
+    at = sums.argmax(axis=1)
+    best = sums[rows, at]
+    sums[rows, at] = -np.inf
+    return best, sums.max(axis=1)

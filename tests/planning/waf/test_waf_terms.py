@@ -1,0 +1,69 @@
+"""Until the next failure, how often nodes fail, and what roll-backs cost."""
+
+from __future__ import annotations
+
+from math import comb, exp
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import BadInputError
+from holdfast.planning.arrays import FloatArray
+from holdfast.planning.waf.durations import observed_rate, running_s
+from holdfast.planning.waf.survival import copies_everywhere, lost_share
+
+DAY = 86400.0
+
+
+def test_a_rate_begins_with_what_is_known_and_ends_with_what_is_seen() -> None:
+    known = 1 / (100 * DAY)
+    assert observed_rate(0, 0, known_rate=known, known_s=50 * DAY) == pytest.approx(known)
+    seen = observed_rate(1000, 10_000 * DAY, known_rate=known, known_s=50 * DAY)
+    assert seen == pytest.approx(0.1 / DAY, rel=0.01)
+
+
+@given(st.integers(0, 50), st.floats(0, 1e9), st.floats(1e-9, 1e-3), st.floats(1, 1e9))
+def test_a_rate_lies_between_the_known_and_the_seen(failures: int, node_s: float, known: float, known_s: float) -> None:
+    rate = observed_rate(failures, node_s, known_rate=known, known_s=known_s)
+    seen = failures / node_s if node_s else (np.inf if failures else known)
+    assert min(known, seen) * (1 - 1e-9) <= rate <= max(known, seen) * (1 + 1e-9) + failures / known_s
+
+
+def test_a_rate_of_nothing_at_all_is_refused() -> None:
+    with pytest.raises(BadInputError, match="no node was seen"):
+        observed_rate(0, 0, known_rate=1.0, known_s=0)
+    with pytest.raises(BadInputError, match="failures is -1"):
+        observed_rate(-1, 5, known_rate=1.0, known_s=1)
+
+
+def test_more_nodes_run_for_a_shorter_time_and_none_for_ever() -> None:
+    assert running_s(10, 1 / DAY, 1e9) == pytest.approx(DAY / 10)
+    assert running_s(1000, 1 / DAY, 1e9) < running_s(10, 1 / DAY, 1e9)
+    assert running_s(0, 1 / DAY, 7.0) == running_s(10, 0.0, 7.0) == 7.0
+
+
+def test_what_is_lost_to_roll_backs_is_the_sum_over_all_that_may_fail_with_the_first() -> None:
+    rate, exposed, cost = 1e-4, 30.0, 600.0
+    curve = {1: [1.0, 0.0], 2: [1.0, 0.5, 0.0], 3: [1.0, 0.8, 0.4, 0.0]}
+
+    def survives(nodes: int) -> FloatArray:
+        return np.array(curve[nodes])
+
+    together = 1 - exp(-rate * exposed)
+    share = lost_share(3, rate, exposed, cost, survives)
+    for nodes in (1, 2, 3):
+        expected = sum(
+            comb(nodes - 1, more) * together**more * (1 - together) ** (nodes - 1 - more) * (1 - curve[nodes][more + 1])
+            for more in range(nodes)
+        )
+        assert share[nodes] == pytest.approx(nodes * rate * expected * cost)
+    assert share[0] == 0.0
+
+
+def test_a_dense_job_on_many_nodes_loses_next_to_nothing() -> None:
+    share = lost_share(8, 1e-5, 10.0, 3600.0, copies_everywhere)
+    assert share[1] == pytest.approx(1e-5 * 3600)
+    assert share[2] < share[1] / 1000
+    assert share[8] < 1e-20
