@@ -120,6 +120,7 @@ class Job:
     rules: tuple[FailureRule, ...] = ()
     report_timeout_s: float = 5.0
     save_timeout_s: float = 30.0
+    submission: int = 0
     now: float = 100.0
     records: list[Record] = field(default_factory=list)
     events: list[ev.AnyEvent] = field(default_factory=list)
@@ -146,6 +147,7 @@ class Job:
             takeover=takeover,
             report_timeout_s=self.report_timeout_s,
             save_timeout_s=self.save_timeout_s,
+            submission=self.submission,
         )
         record = self.records[-1] if self.records else None
         self.machine = Coordinator(config, tail or reduce(Position.after, self.events, Position()), record)

@@ -31,6 +31,8 @@ class CoordinatorConfig:
     witnesses: how many workers tell of a step as it passes; 0: as `witnesses_wanted` says.
     period: of saves where their times are not given. save_timeout_s: how long a job that is to end may take to save
     what it has led to. warm_timeout_s: how long the warm-up of a standby may take.
+    submission: the job's number in its pool, 0 outside of pools. grant_join_s: a node that was granted has so long to
+    come.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
     """
@@ -47,6 +49,8 @@ class CoordinatorConfig:
     save_timeout_s: float = 30.0
     warm_timeout_s: float = 300.0
     witnesses: int = 0
+    submission: int = 0
+    grant_join_s: float = 60.0
     secret: bytes = b""
     takeover: bool = False
 

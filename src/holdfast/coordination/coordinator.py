@@ -111,6 +111,7 @@ class Coordinator:
         self.parts.closing.taken_over(again=not self.config.takeover)
         if self.record.outcome:
             self.parts.ending.taken_over()
+        self.parts.tenant.begin()
         return [*(Emit(event) for event in self._lost), *turn.flush()]
 
     def handle(self, event: Input, now: float) -> list[Instruction]:
@@ -127,6 +128,7 @@ class Coordinator:
         # (Where somebody stands leads to nothing, but where that is all.)
         if self.parts.ledger.due or not (isinstance(event, Received) and isinstance(event.message, msg.Heartbeat)):
             self._advance()
+            self.parts.tenant.look()
         if isinstance(event, Tick) and self.over is None:
             self.parts.newcomers.tell()
             self.parts.progress.tell(self.config.heartbeat_s)
@@ -236,13 +238,11 @@ class Coordinator:
             self.parts.ending.late(node)
 
     def _disconnected(self, event: Disconnected) -> None:
-        node = self.members.on(event.connection)
-        if node is not None:
+        if (node := self.members.on(event.connection)) is not None:
             self.parts.failures.take(node_lost(node.name, FailureKind.CONNECTION_LOST, self.turn.now))
 
     def _disconnected_at_last(self, event: Disconnected) -> None:
-        node = self.members.on(event.connection)
-        if node is not None:
+        if (node := self.members.on(event.connection)) is not None:
             self.parts.departures.depart(node, self.parts.ending.farewell)
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:

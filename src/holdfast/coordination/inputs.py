@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import AgentMessage
+from holdfast.protocol.pool.sharing import JobShares
 
 if TYPE_CHECKING:
     from holdfast.coordination.experts.searching import Found  # its imports take half a second that no command needs
@@ -119,7 +120,14 @@ class Planned:
     found: Found | None
 
 
-#: what users and the shell ask for
-Request = InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown | Planned
-REQUESTS = (InjectFault, Drain, MoveNodes, Undrain, SaveState, Shutdown, Planned)
+@dataclass(frozen=True, slots=True)
+class PoolSaid:
+    """The pool in which the job runs says which nodes are its own, and what it is to do with them."""
+
+    shares: JobShares
+
+
+#: what users, the shell and the pool ask for
+Request = InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown | Planned | PoolSaid
+REQUESTS = (InjectFault, Drain, MoveNodes, Undrain, SaveState, Shutdown, Planned, PoolSaid)
 Input = Received | Disconnected | Tick | Failure | Request

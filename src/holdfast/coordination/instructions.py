@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.agent import CoordinatorMessage
+from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import Record
 
 if TYPE_CHECKING:
@@ -68,4 +69,11 @@ class PlanExperts:
     search: Search
 
 
-Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | PlanExperts
+@dataclass(frozen=True, slots=True)
+class TellPool:
+    """Tell the pool in which the job runs how the job stands; where nobody can be told it is said again."""
+
+    stands: JobStands
+
+
+Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | PlanExperts | TellPool

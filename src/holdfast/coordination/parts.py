@@ -32,6 +32,7 @@ from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.telling.rendezvous import KeyBundles
+from holdfast.coordination.tenancy.tenant import Tenant
 from holdfast.coordination.turn import Turn
 
 
@@ -92,6 +93,16 @@ class JobParts:
             self.classes,
             self.ladder,
             (self.standbys.failed, self.departures.failed),
+        )
+        self.tenant = Tenant(
+            turn,
+            config,
+            self.departures,
+            self.failures,
+            self.absences,
+            self.ladder,
+            self.closing,
+            self.ending,
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)

@@ -18,6 +18,7 @@ from holdfast.coordination.instructions import (
     Persist,
     PlanExperts,
     Send,
+    TellPool,
 )
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.protocol.events import ActionRequested, AnyEvent
@@ -25,6 +26,7 @@ from holdfast.protocol.messages.agent import CoordinatorMessage, NodeOrder, ToWo
 from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints, WorkerOrder
 from holdfast.protocol.messages.worker import Complaint
 from holdfast.protocol.names import index_of, node_of
+from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 
@@ -150,6 +152,10 @@ class Turn:
     def end(self, job: EndJob) -> None:
         """End the job."""
         self._sends.append(job)
+
+    def tell_pool(self, stands: JobStands) -> None:
+        """Tell the job's pool how it stands."""
+        self._sends.append(TellPool(stands))
 
     def compute(self, order: PlanExperts) -> None:
         """Have a placement computed."""

@@ -11,6 +11,7 @@ from msgspec import Meta
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.names import Count, Struct
 from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
+from holdfast.protocol.pool.held import Held
 from holdfast.protocol.position import Position
 
 #: Raised with every change after which a coordinator would misread what one of before wrote, or the other way round.
@@ -165,6 +166,7 @@ class Record(Struct, frozen=True, kw_only=True):
     `slow`: those that were moved away, or would have been, because they were slow.
     `wanted`: how many nodes the job has had at the most, less those that were drained.
     `costs`: what was measured last of starts, warm-ups and moves, by what it is.
+    `held`: what it has of the pool that it runs in, None outside of pools.
     `bases`: the newest lineages, oldest first: the generation in which each began, and the step that it began with.
     """
 
@@ -207,4 +209,5 @@ class Record(Struct, frozen=True, kw_only=True):
     slow: tuple[SlowNode, ...] = ()
     wanted: int = 0
     costs: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict[str, tuple[float, ...]])
+    held: Held | None = None
     outcome: str = ""  # "", finished, failed

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Undrain
 from holdfast.errors import EXIT_INTERRUPTED, BadInputError, RefusedError, UnreachableError
+from holdfast.protocol.pool.sharing import JobStands
 from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.places_taken import PlacesTaken
@@ -244,6 +245,9 @@ class SimCluster:
     def writes(self) -> int:
         """How many writes coordinators have made."""
         return self._writes
+
+    def pool_told(self, shell: CoordinatorShell, stands: JobStands) -> None:
+        """A coordinator tells its pool how the job stands; here there is none."""
 
     def job_ended(self, exit_code: int, why: str) -> None:
         """A coordinator says that the job is over."""

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, StartGrant
-from holdfast.coordination.pool.holding import hear
 from holdfast.coordination.pool.inputs import JobSaid, NodeGone, PoolInput
 from holdfast.coordination.pool.instructions import BeginJob, EmitPool, PersistPool, PoolInstruction
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.interface import Bid
+from holdfast.coordination.tenancy.holding import hear
 from holdfast.protocol.messages.pool import NodeGrant
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import PooledJob

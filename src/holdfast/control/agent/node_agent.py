@@ -128,6 +128,7 @@ class Agent:
             zone=settings.zone,
             failure_rate=settings.failure_rate,
             standby=settings.standby,
+            grant=settings.grant,
             host=socket.gethostname()[:256],
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)

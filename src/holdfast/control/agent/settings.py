@@ -20,7 +20,8 @@ class AgentSettings:
     system's. parent: pid of the process to end with, 0 for none. quiet: another process tells the user why the job
     ended. rack: nodes that may fail together have the same; "" for one of its own. zone: where its rack is, "" for
     none. failure_rate: how often the node fails, the usual one being 1. preflight: look whether the node is fit to
-    train, before it joins. standby: it waits without a rank until one of the others is lost or moved.
+    train, before it joins. standby: it waits without a rank until one of the others is lost or moved. grant: by
+    which the node is the job's in a pool, 0 where it runs in none.
     """
 
     spec: JobSpec
@@ -44,6 +45,7 @@ class AgentSettings:
     failure_rate: float = 1.0
     preflight: bool = True
     standby: bool = False
+    grant: int = 0
 
     @property
     def parts(self) -> str:

@@ -29,6 +29,7 @@ from holdfast.coordination.instructions import (
     Persist,
     PlanExperts,
     Send,
+    TellPool,
 )
 from holdfast.errors import BadInputError, RefusedError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal
@@ -36,6 +37,7 @@ from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import ActionRequested
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Hello, Part
 from holdfast.protocol.names import MAX_PART_BYTES
+from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 #: What msgspec raises for bytes that are no message: bad UTF-8 and deep nesting are no DecodeError of its.
@@ -115,6 +117,10 @@ class _Schema(msgspec.Struct):
     schema: int
 
 
+def _to_nobody(_: object) -> None:
+    """A job outside of pools tells none."""
+
+
 class Turns:
     """One at a time, in the order in which they were asked for.
 
@@ -166,6 +172,7 @@ class Shell:
         on_plan: called with a search to make elsewhere; what comes of it is to be fed.
         on_end: called with the exit code once the machine says that the job is over.
         on_failure: called with what broke the shell; from then on it handles nothing.
+        on_stand: called with what the job's pool is to hear.
     """
 
     def __init__(
@@ -180,6 +187,7 @@ class Shell:
         on_plan: Callable[[Search], None],
         on_end: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
+        on_stand: Callable[[JobStands], None] = _to_nobody,
     ) -> None:
         self.machine = machine
         self.journal = journal
@@ -191,6 +199,7 @@ class Shell:
         self._on_plan = on_plan
         self._on_end = on_end
         self._on_failure = on_failure
+        self._on_stand = on_stand
         self._stopped = False
         self._turn = Turns()
         self._encoder = msgspec.msgpack.Encoder()
@@ -339,16 +348,21 @@ class Shell:
                         if isinstance(event, ActionRequested):
                             self._on_request(event)
                 case Close(number):
-                    connection = self.connections.get(number)
-                    if connection is not None:
-                        connection.close()
+                    self._close(number)
                 case PlanExperts(search):
                     self._on_plan(search)
+                case TellPool(stands):
+                    self._on_stand(stands)
                 case EndJob(exit_code, why):
                     self.journal.sync()
                     _log.info("the job ends with exit code %d: %s", exit_code, why)
                     self._on_end(exit_code)
         return None
+
+    def _close(self, number: int) -> None:
+        connection = self.connections.get(number)
+        if connection is not None:
+            connection.close()
 
     def _send(self, numbers: Sequence[int], message: CoordinatorMessage) -> None:
         here = [self.connections[number] for number in numbers if number in self.connections]

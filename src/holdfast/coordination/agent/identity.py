@@ -26,6 +26,7 @@ class NodeIdentity:
     host: str = ""
     failure_rate: float = 1.0
     standby: bool = False
+    grant: int = 0
 
     def hello(
         self,
@@ -57,6 +58,7 @@ class NodeIdentity:
             host=self.host,
             failure_rate=self.failure_rate,
             standby=self.standby,
+            grant=self.grant,
             kept=kept,
             clock=now,
             wall=wall,

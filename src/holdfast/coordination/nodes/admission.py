@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from holdfast.coordination.failures.seen import ended_unheard
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.parts import JobParts
+from holdfast.coordination.tenancy.holding import awaited
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
 from holdfast.protocol.events import NodeLeft
@@ -38,6 +39,7 @@ class Admission:
         self._departures = parts.departures
         self._standbys = parts.standbys
         self._ladder = parts.ladder
+        self._tenant = parts.tenant
         self._snapshots = parts.snapshots
         self._namesakes: dict[str, _Namesake] = {}
 
@@ -47,6 +49,9 @@ class Admission:
         if hello.term > turn.record.term:
             # It knows a newer coordinator: this one was paused and superseded. Let it look for the other.
             turn.close(connection)
+            return None
+        if not self._tenant.lets_in(hello):
+            turn.close(connection)  # (it comes again until its pool says whose it is)
             return None
         why_not = self._refusal(hello)
         if why_not is not None:
@@ -171,6 +176,8 @@ def _was_expelled(planned: Set[str], hello: Hello) -> bool:
 
 def send_away_all(turn: Turn, why: str) -> None:
     """Have all nodes replace their workers and come again."""
+    if turn.record.held is not None:
+        turn.change(held=awaited(turn.record.held, turn.record.held.grants, turn.now))
     for node in turn.members.regular:
         turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         turn.close(node.connection)

@@ -22,7 +22,7 @@ from holdfast.coordination.generations.stopping import DRAIN, MOVE, Stopping
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Node
-from holdfast.coordination.nodes.replacing import Replacing
+from holdfast.coordination.nodes.replacing import Replacing, named
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import StepLedger
@@ -101,12 +101,12 @@ class Departures:
         turn, record = self._turn, self._turn.record
         if not names:
             raise BadInputError("no node is named: say which is to leave")
-        for named in (names, to):
-            twice = next((name for place, name in enumerate(named) if name in named[:place]), None)
+        for given in (names, to):
+            twice = next((name for place, name in enumerate(given) if name in given[:place]), None)
             if twice is not None:
                 raise BadInputError(f"node {twice!r} is named twice")
         if stays:
-            self._check_targets(names, to)
+            self._replacing.check_targets(names, to)
         gone = {one.node for one in record.drained}
         for name in names:
             if name not in turn.members.nodes and name not in gone and not turn.planned_on(name):
@@ -117,9 +117,9 @@ class Departures:
         before = {one.node for one in record.leaving if stays or not one.stays}
         new = [name for name in names if name not in before and name not in gone]
         if new and stays:
-            self._check_standbys(new)
+            self._replacing.check_room(new)
         elif new and (why := self._why_not({one.node for one in record.leaving if not one.stays} | set(new))):
-            raise RefusedError(f"{_and(new)} cannot leave: {why}")
+            raise RefusedError(f"{named(new)} cannot leave: {why}")
         return new
 
     def noticed(self, name: str, grace_s: float) -> str:
@@ -142,20 +142,37 @@ class Departures:
             self.begin(plan)  # (at the end of the step it would be gone)
         return ""
 
+    def recalled(self, name: str) -> str:
+        """The pool wants a node back: have it leave in good order, although the others may keep fewer copies then.
+
+        Returns:
+            Why that cannot be now, "" where it can.
+        """
+        record = self._turn.record
+        if why := self._cannot(self._rest({one.node for one in record.leaving if not one.stays} | {name})):
+            return why
+        others = tuple(one for one in record.leaving if one.node != name)
+        self._turn.change(leaving=(*others, Departure(node=name, since=self._turn.now)))
+        self._not_before = 0
+        return ""
+
+    def readmit(self, name: str) -> bool:
+        """A node may come again; return whether it had left for good."""
+        drained = self._turn.record.drained
+        rest = tuple(one for one in drained if one.node != name)
+        if len(rest) < len(drained):
+            self._turn.change(drained=rest)
+        return len(rest) < len(drained)
+
     def undrain(self, name: str) -> bool:
         """Let a node come back that has left; return whether it had been drained.
 
         Raises:
             RefusedError: it has not left yet.
         """
-        turn, record = self._turn, self._turn.record
-        if any(one.node == name for one in record.leaving):
+        if any(one.node == name for one in self._turn.record.leaving):
             raise RefusedError(f"node {name} is still about to leave: ask again once it has left")
-        rest = tuple(one for one in record.drained if one.node != name)
-        if len(rest) == len(record.drained):
-            return False
-        turn.change(drained=rest)
-        return True
+        return self.readmit(name)
 
     def bars(self, name: str) -> bool:
         """Tell whether a node has left for good, as far as anybody has said."""
@@ -356,55 +373,26 @@ class Departures:
 
     # ---- whether it can be ----
 
-    def _check_targets(self, names: Sequence[str], to: Sequence[str]) -> None:
-        """See whether these nodes have places to give, and whether those take any.
+    def _rest(self, names: Collection[str]) -> list[str]:
+        """Return the workers that there are once these nodes have left."""
+        workers = (info.id for info in self._turn.members.workers())
+        return [worker for worker in workers if node_of(worker) not in names] + self._taking(names)
 
-        Raises:
-            BadInputError, UnreachableError: as `ask`.
-        """
-        nodes, standbys = self._turn.members.nodes, self._turn.members.standbys
-        if len(to) > len(names):
-            raise BadInputError(f"{len(to)} targets are named for {_and(names)}: name one for each at the most")
-        waiting = next((name for name in names if name in standbys), None)
-        if waiting is not None:
-            raise BadInputError(f"node {waiting} is a standby: it has no place to give")
-        for name in to:
-            if name in names:
-                raise BadInputError(f"node {name} is to leave: it cannot take a place; name a standby")
-            if name not in nodes:
-                known = ", ".join(sorted(standbys)) or "none"
-                raise UnreachableError(f"there is no node {name!r}: the standbys are {known}")
-            if name not in standbys:
-                raise BadInputError(f"node {name} is in use: it has a place of its own; name a standby")
-            taken = next((one.node for one in self._turn.record.leaving if one.to == name), None)
-            if taken is not None and taken not in names:
-                raise BadInputError(f"standby {name} is to take the place of node {taken}: name another")
-
-    def _check_standbys(self, names: Sequence[str]) -> None:
-        """See whether there is a standby for each place that is given.
-
-        Raises:
-            RefusedError: there are too few.
-        """
-        before = [one.node for one in self._turn.record.leaving if one.stays and not one.owed]
-        here = len(self._turn.members.standbys)
-        if len(before) + len(names) > here:
-            found = "there is no standby" if not here else f"there are {here} standbys for {len(before) + len(names)}"
-            raise RefusedError(
-                f"{_and(names)} cannot move: {found}; start one (holdfast agent --standby), or let it leave "
-                "(holdfast drain)"
-            )
-
-    def _why_not(self, names: Collection[str]) -> str:
-        """Return why the job could not go on, as it is, without these nodes; "" where it could."""
+    def _cannot(self, rest: list[str]) -> str:
+        """Return why the job could not go on with these workers alone; "" where it could."""
         turn, record, config = self._turn, self._turn.record, self._config
-        rest = [info.id for info in turn.members.workers() if node_of(info.id) not in names]
-        rest += self._taking(names)
         if not rest:
             return "no node would be left; add some first (holdfast scale +1), or end the job (holdfast stop)"
         if lacks_slots(turn, config, rest):
             found = shortage(record, turn.members, rest)
             return str(found) if found is not None else "the others are too few for a replica of all experts"
+        return ""
+
+    def _why_not(self, names: Collection[str]) -> str:
+        """Return why the job could not go on, as it is, without these nodes; "" where it could."""
+        turn, record, config, rest = self._turn, self._turn.record, self._config, self._rest(names)
+        if why := self._cannot(rest):
+            return why
         plan, shape = record.plan, record.expert_shape
         if shape is None or plan is None or plan.expert_plan is None or config.spec.experiments.static_experts:
             return ""
@@ -437,7 +425,3 @@ class Departures:
             return False
         held = zip(plan.workers, plan.expert_plan.placement, strict=True)
         return bool(lost_experts(shape, [blob for worker, blob in held if worker not in leavers]))
-
-
-def _and(names: Sequence[str]) -> str:
-    return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"

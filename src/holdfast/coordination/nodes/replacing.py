@@ -7,7 +7,7 @@ lies beside everything else that has to be done. Where a place is empty, a stand
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.announcing import Newcomers
@@ -17,6 +17,7 @@ from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.choosing import NodesLost, Replacement, choose
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.turn import Turn
+from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
 
@@ -203,6 +204,47 @@ class Replacing:
         node = self._standbys.promote(name)
         self._newcomers.attached(node, is_new=True)
 
+    # ---- whether it can be ----
+
+    def check_targets(self, names: Sequence[str], to: Sequence[str]) -> None:
+        """See whether these nodes have places to give, and whether those take any.
+
+        Raises:
+            BadInputError, UnreachableError: as `Departures.ask`.
+        """
+        nodes, standbys = self._turn.members.nodes, self._turn.members.standbys
+        if len(to) > len(names):
+            raise BadInputError(f"{len(to)} targets are named for {named(names)}: name one for each at the most")
+        waiting = next((name for name in names if name in standbys), None)
+        if waiting is not None:
+            raise BadInputError(f"node {waiting} is a standby: it has no place to give")
+        for name in to:
+            if name in names:
+                raise BadInputError(f"node {name} is to leave: it cannot take a place; name a standby")
+            if name not in nodes:
+                known = ", ".join(sorted(standbys)) or "none"
+                raise UnreachableError(f"there is no node {name!r}: the standbys are {known}")
+            if name not in standbys:
+                raise BadInputError(f"node {name} is in use: it has a place of its own; name a standby")
+            taken = next((one.node for one in self._turn.record.leaving if one.to == name), None)
+            if taken is not None and taken not in names:
+                raise BadInputError(f"standby {name} is to take the place of node {taken}: name another")
+
+    def check_room(self, names: Sequence[str]) -> None:
+        """See whether there is a standby for each place that is given.
+
+        Raises:
+            RefusedError: there are too few.
+        """
+        before = [one.node for one in self._turn.record.leaving if one.stays and not one.owed]
+        here = len(self._turn.members.standbys)
+        if len(before) + len(names) > here:
+            found = "there is no standby" if not here else f"there are {here} standbys for {len(before) + len(names)}"
+            raise RefusedError(
+                f"{named(names)} cannot move: {found}; start one (holdfast agent --standby), or let it leave "
+                "(holdfast drain)"
+            )
+
 
 def _whence(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:
     """Say whether who takes a place is in the rack and zone that the other has named; "" where it has named none."""
@@ -210,5 +252,10 @@ def _whence(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:
         return f"it is in rack {rack}, too"
     if zone and in_zone:
         return (f"no standby that could is in rack {rack}; " if rack else "") + f"it is in zone {zone}, too"
-    named = [f"{word} {name}" for word, name in (("rack", rack), ("zone", zone)) if name]
-    return f"no standby that could is in {' or '.join(named)}" if named else ""
+    said = [f"{word} {name}" for word, name in (("rack", rack), ("zone", zone)) if name]
+    return f"no standby that could is in {' or '.join(said)}" if said else ""
+
+
+def named(names: Sequence[str]) -> str:
+    """Return how these nodes are called, one or several."""
+    return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"

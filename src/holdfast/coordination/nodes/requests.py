@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.inputs import Drain, InjectFault, MoveNodes, Planned, Request, SaveState, Shutdown, Undrain
+from holdfast.coordination.inputs import (
+    Drain,
+    InjectFault,
+    MoveNodes,
+    Planned,
+    PoolSaid,
+    Request,
+    SaveState,
+    Shutdown,
+    Undrain,
+)
 from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.parts import JobParts
 
@@ -29,3 +39,5 @@ def grant(parts: JobParts, request: Request) -> None:
             parts.closing.ask(request)
         case Planned():
             parts.rebalancing.came(request)
+        case PoolSaid():
+            parts.tenant.hear(request)

@@ -135,6 +135,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     failure_rate: FailureRate = 1.0  # how often the node fails, the usual one being 1
     snapshots: NodeSnapshots | None = None  # None: it keeps none
     standby: bool = False
+    grant: Count = 0  # of its job's pool, by which the node is the job's; 0: the job runs in none
     kept: tuple[Kept, ...] = ()
 
 

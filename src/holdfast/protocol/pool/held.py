@@ -1,11 +1,11 @@
-"""What a job's own record has of its pool: a part of that record (`coordination.pool.holding` says how it changes)."""
+"""What a job's own record has of its pool: a part of that record; `coordination.tenancy` changes it."""
 
 from __future__ import annotations
 
 import msgspec
 
 from holdfast.protocol.names import Struct
-from holdfast.protocol.pool.sharing import PoolWish
+from holdfast.protocol.pool.sharing import JobStanding, PoolWish
 
 
 class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,7 +20,7 @@ class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a job's record has of its pool: grants by node, and those given back of which the pool still speaks.
 
-    `term`, `heard`: of the newest shares that were heard.
+    `term`, `heard`: of the newest shares that were heard. `standing`, `why`: what the pool is told of the job.
     """
 
     submission: int
@@ -29,6 +29,8 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grants: dict[str, HeldGrant] = msgspec.field(default_factory=dict[str, HeldGrant])
     returned: frozenset[int] = frozenset()
     wish: PoolWish = "run"
+    standing: JobStanding = "going"
+    why: str = ""
 
     @property
     def numbers(self) -> frozenset[int]:

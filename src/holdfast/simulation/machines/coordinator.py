@@ -22,9 +22,11 @@ from holdfast.coordination.instructions import (
     Persist,
     PlanExperts,
     Send,
+    TellPool,
 )
 from holdfast.errors import SupersededError
 from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import Record
 from holdfast.simulation.faults.places_taken import PlacesTaken
 from holdfast.simulation.invariants import Checker
@@ -44,6 +46,8 @@ class CoordinatorSurroundings(Protocol):
     def write_due(self, shell: CoordinatorShell, what: str) -> bool: ...
 
     def coordinator_gone(self, shell: CoordinatorShell) -> None: ...
+
+    def pool_told(self, shell: CoordinatorShell, stands: JobStands) -> None: ...
 
     def job_ended(self, exit_code: int, why: str) -> None: ...
 
@@ -227,6 +231,8 @@ class CoordinatorShell(Process):
                 world.journal.sync()
                 self.ended = True
                 self._cluster.job_ended(exit_code, why)
+            case TellPool(stands):
+                self._cluster.pool_told(self, stands)
             case Broadcast():
                 raise AssertionError("a broadcast is sent message by message")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.coordination.pool.fence import Fence, StartGrant
-from holdfast.coordination.pool.holding import hear
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.state import PoolConfig
+from holdfast.coordination.tenancy.holding import hear
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import PooledJob, PoolRecord

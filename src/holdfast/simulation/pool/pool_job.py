@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from holdfast.coordination.pool.holding import give_back, joined, overdue, report
+from holdfast.coordination.tenancy.holding import give_back, joined, overdue, report, stand
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobShares, JobStanding
 from holdfast.simulation.pool.pool_around import PoolAround
@@ -56,8 +56,7 @@ class SimJobCoordinator:
 
     def _report(self) -> None:
         if self._pool is not None:
-            disk = self.disk
-            self._pool.send(self, report(disk.held, disk.standing, disk.why))
+            self._pool.send(self, report(self.disk.held))
 
     def _hear(self, shares: JobShares) -> None:
         disk = self.disk
@@ -65,8 +64,9 @@ class SimJobCoordinator:
         if disk.standing in ("finished", "stopped", "failed"):
             self._report()
             return
-        standing: JobStanding = "going" if held.wish != "suspend" else disk.standing
-        if not self._write(held, standing):
+        if held.wish != "suspend":
+            held = stand(held, "going")
+        if not self._write(held):
             return
         for node in [node for node in self.members if node not in held.grants]:
             self._drop(node)
@@ -100,7 +100,7 @@ class SimJobCoordinator:
     def _give_back(self, nodes: Collection[str], standing: JobStanding = "going", why: str = "") -> None:
         """Do without nodes, by the record first; then tell them, and the pool."""
         numbers = {node: self.disk.held.grants[node].number for node in nodes}
-        if not self._write(give_back(self.disk.held, nodes), standing, why):
+        if not self._write(stand(give_back(self.disk.held, nodes), standing, why)):
             return
         for node, number in numbers.items():
             if node in self.members:
@@ -109,9 +109,9 @@ class SimJobCoordinator:
             self._seen.pop(node, None)
         self._report()
 
-    def _write(self, held: Held, standing: JobStanding, why: str = "") -> bool:
+    def _write(self, held: Held) -> bool:
         disk = self.disk
-        if (held, standing, why) == (disk.held, disk.standing, disk.why):
+        if held == disk.held:
             return True
         try:
             self._world.writing(self.name)
@@ -119,7 +119,7 @@ class SimJobCoordinator:
             self.die()
             self._cluster.job_died(self)
             return False
-        before, disk.held, disk.standing, disk.why = disk.held, held, standing, why
+        before, disk.held = disk.held, held
         for node in held.grants:
             self._seen.setdefault(node, self._world.now)
         self._cluster.checker.held(self, before, held)
@@ -136,7 +136,7 @@ class SimJobCoordinator:
             held = joined(self.disk.held, node, message.grant)
             if held is None or self.disk.standing != "going":
                 line.cut()  # (it tries again until somebody says that it is another's)
-            elif self._write(held, "going"):
+            elif self._write(held):
                 self.members[node] = line
                 self._seen[node] = self._world.now
         else:

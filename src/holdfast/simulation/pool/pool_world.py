@@ -56,10 +56,13 @@ class JobDisk:
 
     spec: JobSpec
     held: Held
-    standing: JobStanding = "going"
-    why: str = ""
     done_s: float = 0.0
     begun_at: float = 0.0
+
+    @property
+    def standing(self) -> JobStanding:
+        """How it stands by its record."""
+        return self.held.standing
 
 
 class PoolWorld:

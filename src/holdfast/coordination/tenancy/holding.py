@@ -54,18 +54,29 @@ def give_back(held: Held, nodes: Collection[str]) -> Held:
     return replace(held, grants=grants, returned=held.returned | gone)
 
 
+def awaited(held: Held, nodes: Collection[str], now: float) -> Held:
+    """These nodes have to come (again), as they did when they were granted."""
+    anew = {node: replace(held.grants[node], came=False, since=now) for node in nodes}
+    return replace(held, grants={**held.grants, **anew})
+
+
 def overdue(held: Held, now: float, join_s: float) -> list[str]:
     """Return the nodes that should have come by now, and have not: they are of no use to this job."""
     return [node for node, grant in held.grants.items() if not grant.came and now - grant.since > join_s]
 
 
-def report(held: Held, standing: JobStanding = "going", why: str = "", refuses: Collection[str] = ()) -> JobStands:
+def stand(held: Held, standing: JobStanding, why: str = "") -> Held:
+    """The job stands so from here on; unless it goes on, it does without all its nodes."""
+    return replace(held if standing == "going" else give_back(held, held.grants), standing=standing, why=why)
+
+
+def report(held: Held, refuses: Collection[str] = ()) -> JobStands:
     """Return what the pool is told."""
     return JobStands(
         submission=held.submission,
         heard=held.heard,
         held=held.numbers,
-        standing=standing,
-        why=why,
+        standing=held.standing,
+        why=held.why,
         refuses=frozenset(refuses),
     )

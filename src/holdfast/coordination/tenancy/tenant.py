@@ -1,0 +1,168 @@
+"""A job in a pool: it trains on the nodes of which it holds the grants, and gives these back (docs/pool.md).
+
+Nothing here waits for the pool. Whoever is lost is lost at once, and given back with the write that does without it;
+what the pool wants, that nodes leave, that the job is saved or ends, is done as if a person had asked for it.
+"""
+
+from __future__ import annotations
+
+from holdfast.coordination.closing import Closing
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.ending import Ending
+from holdfast.coordination.failures.failures import Failures
+from holdfast.coordination.failures.ladder import Ladder
+from holdfast.coordination.failures.seen import node_lost
+from holdfast.coordination.inputs import PoolSaid, Shutdown
+from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.departures import Departures
+from holdfast.coordination.tenancy.holding import awaited, give_back, hear, joined, overdue, report, stand
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_ENDED
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import Hello
+from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.sharing import JobStanding, JobStands, PoolWish
+
+#: how often a node is asked again to leave that the job cannot do without
+RETRY_S = 1.0
+#: what users are told of a job that ends so
+_WHY: dict[PoolWish, str] = {"suspend": "the pool has it saved, to go on later", "stop": "the pool has it end"}
+
+
+class Tenant:
+    """The job's grants; outside of pools there are none, and nothing is done."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        config: CoordinatorConfig,
+        departures: Departures,
+        failures: Failures,
+        absences: Absences,
+        ladder: Ladder,
+        closing: Closing,
+        ending: Ending,
+    ) -> None:
+        self._turn = turn
+        self._config = config
+        self._departures = departures
+        self._failures = failures
+        self._absences = absences
+        self._ladder = ladder
+        self._closing = closing
+        self._ending = ending
+        #: what was told last
+        self._told: JobStands | None = None
+        #: of what the pool wishes, what is under way
+        self._doing: PoolWish = "run"
+        self._asked_at = -RETRY_S
+
+    @property
+    def _held(self) -> Held | None:
+        return self._turn.record.held
+
+    def begin(self) -> None:
+        """A coordinator begins: nodes that were about to join are given their time anew."""
+        turn, submission = self._turn, self._config.submission
+        if not submission:
+            return
+        held = turn.record.held or Held(submission=submission)
+        assert held.submission == submission, f"the record is of submission {held.submission}, not {submission}"
+        self._write(awaited(held, self._absent(held), turn.now))
+
+    def hear(self, said: PoolSaid) -> None:
+        """The pool says how the job's grants stand by its record."""
+        held = self._held
+        if held is None:
+            return
+        if held.standing in ("going", "suspended"):
+            held = hear(held, said.shares, self._turn.now)
+            if held.wish != "suspend" and held.standing == "suspended" and self._ending.over is None:
+                held = stand(held, "going")  # (this coordinator is another than the one that had it saved)
+            if held.standing == "suspended":
+                held = give_back(held, held.grants)  # (it was to go on, and to stop again, before it heard of either)
+            self._write(held)
+        self._drop_who_is_not_ours(held)
+        self._told = None
+        self._asked_at = -RETRY_S
+
+    def lets_in(self, hello: Hello) -> bool:
+        """Tell whether a node comes by a grant that the job holds; whoever does not tries again in vain."""
+        held = self._held
+        if held is None:
+            return not self._config.submission
+        came = joined(held, hello.node, hello.grant) if held.standing == "going" else None
+        if came is None:
+            return False
+        if came is not held:
+            self._departures.readmit(hello.node)  # (that it had to leave was by another grant)
+            self._write(came)
+        return True
+
+    def look(self) -> None:
+        """Do what follows from how things stand; asked after every input."""
+        held = self._held
+        if held is None:
+            return
+        if held.standing == "going":
+            if self._ending.over is None:
+                self._wish(held)
+            held = self._ended(held) if self._ending.over is not None else self._without_who_is_gone(held)
+            self._write(held)
+        self._tell(held)
+
+    # ---- nodes ----
+
+    def _without_who_is_gone(self, held: Held) -> Held:
+        """Return what is held without the nodes that the plan in force, and the members, do without."""
+        absent, now = self._absent(held), self._turn.now
+        gone = [node for node in absent if held.grants[node].came and not self._absences.knows(node)]
+        gone += [node for node in overdue(held, now, self._config.grant_join_s) if node in absent]
+        gone += [node for node in held.to_leave if node in absent and not held.grants[node].came]
+        return give_back(held, gone)
+
+    def _absent(self, held: Held) -> list[str]:
+        turn = self._turn
+        return [node for node in held.grants if node not in turn.members.nodes and not turn.planned_on(node)]
+
+    def _drop_who_is_not_ours(self, held: Held) -> None:
+        """Whom the pool has released has said itself that nothing of the job runs there."""
+        turn = self._turn
+        gone = [name for name in turn.members.nodes if name not in held.grants]
+        gone += [name for name in self._absences.promised if name not in held.grants]
+        self._failures.take(*(node_lost(name, FailureKind.CONNECTION_LOST, turn.now) for name in gone))
+
+    # ---- what the pool wants ----
+
+    def _wish(self, held: Held) -> None:
+        if held.wish != "run" and self._doing != held.wish:
+            self._doing = held.wish
+            self._closing.ask(Shutdown(EXIT_ENDED, _WHY[held.wish], save=True))
+            return
+        leaving = {one.node for one in self._turn.record.leaving}
+        asked = [node for node in held.to_leave if node not in leaving]
+        if held.wish == "run" and asked and self._turn.now - self._asked_at >= RETRY_S:
+            self._asked_at = self._turn.now
+            for node in asked:
+                self._departures.recalled(node)
+
+    def _ended(self, held: Held) -> Held:
+        """Return what is held once the job is over: nothing."""
+        over = self._ending.over
+        assert over is not None
+        standing: JobStanding = "suspended" if held.wish == "suspend" else "stopped"
+        if self._turn.record.outcome:
+            standing = "failed" if self._turn.record.outcome == "failed" else "finished"
+        return stand(held, standing, "" if standing == "finished" else over.why)
+
+    # ---- telling ----
+
+    def _write(self, held: Held) -> None:
+        if held != self._held:
+            self._turn.change(held=held)
+
+    def _tell(self, held: Held) -> None:
+        said = report(held, [one.node for one in self._ladder.all_out])
+        if said != self._told:
+            self._told = said
+            self._turn.tell_pool(said)
