@@ -1,4 +1,4 @@
-"""The job's events, in order and without gaps: an append-only JSON-lines file, and a bounded memory for followers.
+"""The events of a job, or of a pool, in order, without gaps: an append-only JSON-lines file, and a bounded memory.
 
 The events' numbers come from whoever makes them; the journal skips what it has and refuses a gap, so that a coordinator
 that died between its record and its journal can say it all again. Only `journal_repaired` may leave numbers out: those
@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.protocol.events import Event, JournalRepaired
+from holdfast.protocol.pool.events import PoolEvent, PoolJournalRepaired
 from holdfast.protocol.position import Position
 
 #: How many events the memory holds for followers; older ones are read from the file, where there is one.
@@ -29,9 +30,9 @@ class JournalTakenError(JournalError):
     """Somebody else appended to our file: another coordinator leads this job now."""
 
 
-def first_of(event: Event) -> int:
+def first_of(event: Event | PoolEvent) -> int:
     """Return the number of the first event for which one stands: its own, but for `journal_repaired`."""
-    return event.from_seq if isinstance(event, JournalRepaired) else event.seq
+    return event.from_seq if isinstance(event, JournalRepaired | PoolJournalRepaired) else event.seq
 
 
 class Journal:
@@ -59,7 +60,7 @@ class Journal:
         """Whether no event will follow."""
         return self._closed
 
-    def append(self, event: Event) -> bool:
+    def append(self, event: Event | PoolEvent) -> bool:
         """Append one event; followers see it, and it outlives this process, but not yet a power cut.
 
         Returns:

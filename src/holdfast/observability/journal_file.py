@@ -9,17 +9,24 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from holdfast.errors import BadInputError
 from holdfast.observability.event_lines import NoEventError, decode_event
 from holdfast.observability.journal import RECENT, Journal, JournalError, JournalTakenError, first_of
 from holdfast.protocol.events import ReadEvent
+from holdfast.protocol.pool.events import AnyPoolEvent
 
 #: Every so many lines the place of one in the file is remembered, to read older events without reading all.
 _BLOCK = 256
 _BEGINNING = b'{"event":"'
 _LOCK_TRIES = 200
 _LOCK_PAUSE_S = 0.01
+
+
+_POOL = msgspec.json.Decoder(AnyPoolEvent)
 
 
 class FileJournal(Journal):
@@ -34,6 +41,8 @@ class FileJournal(Journal):
     Raises:
         BadInputError: the file cannot be written, or holds something else than events.
     """
+
+    whose = "a job's"
 
     def __init__(
         self, path: Path, *, recent: int = RECENT, told: Callable[[ReadEvent], object] = lambda _: None
@@ -145,16 +154,43 @@ class FileJournal(Journal):
                 self._read_back(line)
 
     def _read_back(self, line: bytes) -> None:
-        event = None
-        with contextlib.suppress(NoEventError):
-            event = decode_event(line)
+        event = self._decoded(line)
         follows = event is not None and first_of(event) == self._last + 1 <= event.seq
-        self._check(follows, f"holds something else than a job's events after event {self._last}")
+        self._check(follows, f"holds something else than {self.whose} events after event {self._last}")
         assert event is not None
         self._note(line, event.seq)
         self._take(line, event.seq)
+        self._account(event)
+
+    def _decoded(self, line: bytes) -> Any:
+        """Return the event of a line, None where it is none."""
+        with contextlib.suppress(NoEventError):
+            return decode_event(line)
+        return None
+
+    def _account(self, event: Any) -> None:
+        """Take an event that was there already into account."""
         self.position, self.job, self.term = self.position.after(event), event.job, event.term
         self._told(event)
+
+
+class PoolJournal(FileJournal):
+    """A pool's journal in a file; `pool` and `term` are those of the newest event."""
+
+    whose = "a pool's"
+
+    def __init__(self, path: Path) -> None:
+        """Read what is there."""
+        self.pool = ""
+        super().__init__(path)
+
+    def _decoded(self, line: bytes) -> Any:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _POOL.decode(line)
+        return None
+
+    def _account(self, event: Any) -> None:
+        self.pool, self.term = event.pool, event.term
 
 
 def sync_directory(path: Path) -> None:

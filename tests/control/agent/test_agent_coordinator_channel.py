@@ -21,7 +21,7 @@ from holdfast.control.agent.channel import (
     open_channel,
     websocket_url,
 )
-from holdfast.control.coordinator.shell import in_parts
+from holdfast.control.serving.turns import in_parts
 from holdfast.coordination.telling.plan_change import change_of
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, Part, Welcome
 from holdfast.protocol.messages.orders import Posted

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from holdfast.control.coordinator.doorkeeper import Doorkeeper, Limits, check_room
 from holdfast.control.coordinator.server import bind
+from holdfast.control.serving.doorkeeper import Doorkeeper, Limits, check_room
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError
 

@@ -24,9 +24,9 @@ from server_bench import PATIENCE_S, CoordinatorProcess, attach, frame, hear, he
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
-from holdfast.control.coordinator import agent_channel
-from holdfast.control.coordinator.agent_channel import AgentChannel, AgentConnection, Framer
-from holdfast.control.coordinator.shell import in_parts
+from holdfast.control.serving import agent_channel
+from holdfast.control.serving.agent_channel import AgentChannel, AgentConnection, Framer
+from holdfast.control.serving.turns import in_parts
 from holdfast.protocol.events import FailureDetected
 from holdfast.protocol.messages.agent import AgentMessage, FromWorker, Heartbeat, Refused, Welcome
 from holdfast.protocol.messages.orders import Stop

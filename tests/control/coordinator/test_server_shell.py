@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import pytest
 
-from holdfast.control.coordinator.shell import RecordKeeper, Shell, Turns
+from holdfast.control.coordinator.shell import RecordKeeper, Shell
+from holdfast.control.serving.turns import Turns
 from holdfast.control.store.interface import StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick

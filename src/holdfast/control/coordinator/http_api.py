@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from holdfast.control.api_types import (
     END_HEADER,
-    MAX_BODY_BYTES,
     MAX_WAIT_S,
     DrainRequest,
     InjectRequest,
@@ -28,18 +25,14 @@ from holdfast.control.api_types import (
     ShutdownRequest,
     UndrainRequest,
 )
-from holdfast.control.coordinator.agent_channel import AgentChannel
-from holdfast.control.coordinator.doorkeeper import Address
-from holdfast.control.coordinator.shell import MALFORMED, Shell
+from holdfast.control.coordinator.shell import Shell
+from holdfast.control.serving.agent_channel import AgentChannel
+from holdfast.control.serving.http import HANDLERS, CrowdedError, body_of, error_answer, json_answer, number_of
 from holdfast.coordination.inputs import Drain, InjectFault, MoveNodes, SaveState, Shutdown, Undrain
-from holdfast.counted_log import CountedLog
-from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.observability.metrics import CONTENT_TYPE
 from holdfast.protocol.messages.forecast import MoveForecast
 
 T = TypeVar("T")
-#: how long a refusal takes
-REFUSAL_S = 0.1
 #: requests that wait for events or wishes at a time
 MAX_WAITING = 256
 _JSON_LINES = "application/x-ndjson"
@@ -84,57 +77,6 @@ class NodeRequests:
         return [request for request in self._requests if int(request["id"]) > number]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenCheck:
-    """Who gets in. known: told whose connection has shown the token. log: of those who have not."""
-
-    token: str
-    known: Callable[[Address | None], None]
-    log: CountedLog
-    open_metrics: bool
-
-    def shown(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Tell whether a request's headers show the token."""
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        return hmac.compare_digest(given, b"Bearer " + self.token.encode())
-
-
-class TokenGate:
-    """Lets only requests with the token through, before anything of them is parsed."""
-
-    def __init__(self, app: ASGIApp, gate: TokenCheck) -> None:
-        self._app = app
-        self._gate = gate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if self._gate.shown(scope["headers"]):
-            self._gate.known(scope["client"])
-            await self._app(scope, receive, send)
-            return
-        if self._gate.open_metrics and scope["type"] == "http" and scope["path"] == "/metrics":
-            await self._app(scope, receive, _closing(send))
-            return
-        host = scope["client"][0] if scope["client"] else "somebody"
-        self._gate.log.warn(f"{host} token", f"a request from {host} without the right token is refused")
-        # Whoever tries tokens gets as many answers as there are places for strangers, a few times a second.
-        await asyncio.sleep(REFUSAL_S)
-        await _error(401, "the token is missing or wrong")(scope, receive, _closing(send))
-
-
-def _closing(send: Send) -> Send:
-    """Say that the connection ends with this answer: a stranger's is not kept for another request."""
-
-    async def closing(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-        await send(message)
-
-    return closing
-
-
 class HttpApi:
     """The routes; `status` gives what /status answers, `body_s` is how long a request's body may take."""
 
@@ -175,7 +117,7 @@ class HttpApi:
 
     async def status(self, request: Request) -> Response:
         """Who is there and where the job stands."""
-        return _json(await self._status())
+        return json_answer(await self._status())
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format."""
@@ -186,8 +128,8 @@ class HttpApi:
 
         With `stream=1` the answer goes on with those that follow, for `wait` seconds more.
         """
-        after, wait_s = int(_number(request, "after", 0)), min(_number(request, "wait", 0.0), MAX_WAIT_S)
-        stream = _number(request, "stream", 0) > 0
+        after, wait_s = int(number_of(request, "after", 0)), min(number_of(request, "wait", 0.0), MAX_WAIT_S)
+        stream = number_of(request, "stream", 0) > 0
         journal = self._shell.journal
         with self._patience(wait_s):
             await journal.wait_beyond(after, wait_s)
@@ -216,28 +158,28 @@ class HttpApi:
 
     async def inject(self, request: Request) -> Response:
         """Inject a fault."""
-        body = await _body(request, InjectRequest, self._body_s)
+        body = await body_of(request, InjectRequest, self._body_s)
         return await self._fed(InjectFault(**msgspec.structs.asdict(body)))
 
     async def drain(self, request: Request) -> Response:
         """Have nodes leave in good order."""
-        body = await _body(request, DrainRequest, self._body_s)
+        body = await body_of(request, DrainRequest, self._body_s)
         asked = Drain(nodes=body.nodes)
-        return _json({"forecast": await self._foresee(asked)}) if body.dry_run else await self._fed(asked)
+        return json_answer({"forecast": await self._foresee(asked)}) if body.dry_run else await self._fed(asked)
 
     async def move(self, request: Request) -> Response:
         """Have nodes give their places to standbys."""
-        body = await _body(request, MoveRequest, self._body_s)
+        body = await body_of(request, MoveRequest, self._body_s)
         asked = MoveNodes(nodes=body.nodes, to=body.to)
-        return _json({"forecast": await self._foresee(asked)}) if body.dry_run else await self._fed(asked)
+        return json_answer({"forecast": await self._foresee(asked)}) if body.dry_run else await self._fed(asked)
 
     async def undrain(self, request: Request) -> Response:
         """Let a node come back that is quarantined or drained; whoever has started the job starts its agent again."""
-        body = await _body(request, UndrainRequest, self._body_s)
+        body = await body_of(request, UndrainRequest, self._body_s)
         answer = await self._fed(Undrain(node=body.node))
         if answer.status_code == 200 and self._requests.launcher_seen:
             self._requests.add(1, body.node)
-            return _json({"started": True})
+            return json_answer({"started": True})
         return answer
 
     async def checkpoint(self, request: Request) -> Response:
@@ -246,26 +188,26 @@ class HttpApi:
 
     async def shutdown(self, request: Request) -> Response:
         """End the job."""
-        body = await _body(request, ShutdownRequest, self._body_s)
+        body = await body_of(request, ShutdownRequest, self._body_s)
         return await self._fed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
     async def _fed(self, event: InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown) -> Response:
         if not await self._shell.feed(event):
-            return _error(503, "this coordinator does not lead the job any more: ask again")
-        return _json({"ok": True})
+            return error_answer(503, "this coordinator does not lead the job any more: ask again")
+        return json_answer({"ok": True})
 
     async def add_nodes(self, request: Request) -> Response:
         """Ask the launcher for more nodes."""
-        body = await _body(request, NodesRequest, self._body_s)
+        body = await body_of(request, NodesRequest, self._body_s)
         if not self._requests.launcher_seen:
-            return _error(409, "no `holdfast run` starts nodes for this job: start one with `holdfast agent`")
-        return _json({"id": self._requests.add(body.count)})
+            return error_answer(409, "no `holdfast run` starts nodes for this job: start one with `holdfast agent`")
+        return json_answer({"id": self._requests.add(body.count)})
 
     async def node_requests(self, request: Request) -> Response:
         """The launcher's side of POST /nodes: wishes above `after`, waiting up to `wait` seconds for one."""
-        after, wait_s = _number(request, "after", 0), _number(request, "wait", 0.0)
+        after, wait_s = number_of(request, "after", 0), number_of(request, "wait", 0.0)
         with self._patience(wait_s):
-            return _json({"requests": await self._requests.after(int(after), min(wait_s, MAX_WAIT_S))})
+            return json_answer({"requests": await self._requests.after(int(after), min(wait_s, MAX_WAIT_S))})
 
     @contextlib.contextmanager
     def _patience(self, wait_s: float = 0.0) -> Generator[None]:
@@ -283,58 +225,9 @@ class HttpApi:
             self._waiting -= 1
 
 
-def build_app(api: HttpApi, agents: AgentChannel, gate: TokenCheck) -> ASGIApp:
-    """Return the whole application of a coordinator."""
-    app = Starlette(
-        routes=[*api.routes(), WebSocketRoute("/agent", agents.serve)],
-        exception_handlers={
-            BadInputError: _bad_input,
-            UnreachableError: _nowhere,
-            RefusedError: _refused,
-            CrowdedError: _crowded,
-        },
-    )
-    return TokenGate(app, gate)
-
-
-class CrowdedError(Exception):
-    """Too many requests wait; the message says how many."""
-
-
-async def _crowded(request: Request, error: Exception) -> Response:
-    return _error(503, str(error))
-
-
-async def _nowhere(request: Request, error: Exception) -> Response:
-    return _error(404, str(error))
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    return _error(409, str(error))
-
-
-async def _bad_input(request: Request, error: Exception) -> Response:
-    # Of a request that is refused half-read, nothing more is waited for.
-    return _error(400, str(error), {"connection": "close"})
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _error(status: int, why: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": why}, status_code=status, headers=headers)
-
-
-def _number(request: Request, name: str, default: float) -> float:
-    text = request.query_params.get(name, str(default))
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e18:
-        raise BadInputError(f"{name} is {text!r}: it must be a number from 0 on")
-    return number
+def build_app(api: HttpApi, agents: AgentChannel) -> ASGIApp:
+    """Return the whole application of a coordinator, behind no gate."""
+    return Starlette(routes=[*api.routes(), WebSocketRoute("/agent", agents.serve)], exception_handlers=HANDLERS)
 
 
 def _last_seq(lines: list[bytes]) -> int:
@@ -343,20 +236,3 @@ def _last_seq(lines: list[bytes]) -> int:
 
 class _Seq(msgspec.Struct):
     seq: int
-
-
-async def _body(request: Request, kind: type[T], limit_s: float) -> T:
-    """Read and check a small JSON body; an empty one is `{}`."""
-    data = b""
-    try:
-        async with asyncio.timeout(limit_s):
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > MAX_BODY_BYTES:
-                    raise BadInputError(f"the request is larger than {MAX_BODY_BYTES} bytes")
-    except TimeoutError:
-        raise BadInputError(f"the request did not end within {limit_s:g} s") from None
-    try:
-        return msgspec.json.decode(data or b"{}", type=kind)
-    except MALFORMED as error:
-        raise BadInputError(f"the request is malformed: {error}") from None

@@ -8,48 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import hashlib
 import logging
 import os
 import secrets
 import signal
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from functools import partial
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Generator
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.control.coordinator.agent_channel import AgentChannel
-from holdfast.control.coordinator.alerts import Alerts
-from holdfast.control.coordinator.doorkeeper import check_room
-from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, TokenCheck, build_app
-from holdfast.control.coordinator.searcher import Searcher
+from holdfast.control.coordinator.job_host import JobHost
 from holdfast.control.coordinator.settings import ServerSettings
-from holdfast.control.coordinator.shell import RecordKeeper, Shell
-from holdfast.control.coordinator.status import slowness_of, status_of
-from holdfast.control.coordinator.web import WebServer
+from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.file_limit import raise_file_limit
 from holdfast.control.registry import JobEntry, register, unregister
+from holdfast.control.serving.doorkeeper import check_room
+from holdfast.control.serving.http import TokenCheck, TokenGate
+from holdfast.control.serving.listening import bind, steady_time, url_of
+from holdfast.control.serving.web import WebServer
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError
-from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Tick
-from holdfast.coordination.nodes.foresight import foresee
 from holdfast.counted_log import CountedLog
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_FAILED, BadInputError, HoldfastError, SupersededError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import FileJournal
 from holdfast.observability.metrics import Metrics
-from holdfast.protocol.messages.forecast import MoveForecast
 from holdfast.protocol.record import Record
 
 __all__ = ["ServerSettings", "run_coordinator", "serve"]
-
-#: How long agents may take to leave once the job is over.
-FAREWELL_S = 3.0
-_FAREWELL_POLL_S = 0.02
 
 _log = logging.getLogger("holdfast.coordinator")
 
@@ -108,35 +94,6 @@ def opened_store(settings: ServerSettings, opener: Callable[[str], Store] = open
         raise BadInputError(f"{error}; wait for it, or give another store") from None
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; nobody else can have the port from here on.
-
-    Raises:
-        BadInputError: the port is in use, or the address is none of this machine's.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:  # (the latter of what can be no host's name)
-        raise BadInputError(
-            f"the address {host} cannot be listened on: {getattr(error, 'strerror', error)}; give --listen another"
-        ) from None
-    family, _, _, _, address = found[0]
-    # asyncio sets TCP_NODELAY only on sockets whose protocol number says TCP: without it a Stop waits for an ACK.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind(address)
-        listener.listen(4096)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise BadInputError(
-            f"port {port} on {host} cannot be listened on: {error.strerror}; give another, or 0 for a free one"
-        ) from None
-    return listener
-
-
 def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journal, Metrics]:
     """Open the journal, which must fit the record: a new job does not go on in the events of another.
 
@@ -170,7 +127,7 @@ def _misfit(journal: FileJournal, record: Record | None, settings: ServerSetting
 
 
 class _Server:
-    """The parts of one coordinator, put together."""
+    """A coordinator's process: its job, behind a web server of its own."""
 
     def __init__(
         self,
@@ -181,35 +138,12 @@ class _Server:
         clock: Clock,
     ) -> None:
         self._settings = settings
-        journal, self._metrics = books
         self._strangers = CountedLog(_log, clock.monotonic)
-        self._web = WebServer(listener, settings, self._strangers)
-        self._journal = journal
+        self._web = WebServer(listener, self._strangers, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
         self._token = settings.token or secrets.token_urlsafe(32)
-        self._url = _url(settings, listener)
-        self._now = steady_time(clock)
-        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._url = url_of(listener, tls=settings.tls_cert is not None)
         self._signals = 0
-        secret = settings.config.secret or hashlib.sha256(b"holdfast state transfer " + self._token.encode()).digest()
-        config = dataclasses.replace(settings.config, secret=secret)
-        self._coordinator = Coordinator(config, journal.position, keeper.record)
-        self._metrics.slowness = partial(slowness_of, self._coordinator)
-        self._alerts = Alerts(settings.config.spec.output.alert)
-        self._searcher = Searcher(lambda planned: self._soon(self._shell.feed(planned)))
-        self._shell = Shell(
-            self._coordinator,
-            keeper,
-            journal,
-            self._metrics,
-            now=self._now,
-            on_request=self._alerts.tell,
-            on_plan=self._searcher.begin,
-            on_end=self._end,
-            on_failure=self._fail,
-        )
-        self._tasks: set[asyncio.Task[object]] = set()
-        self._requests = NodeRequests(launched=settings.launched)
-        self._api = HttpApi(self._shell, self._status, self._foresee, self._requests, settings.body_s)
+        self._job = JobHost(settings, keeper, books, steady_time(clock), self._url, self._token)
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:
@@ -226,78 +160,38 @@ class _Server:
             # First the list: it may be refused, and then the store must not have changed.
             if directory is not None:
                 stack.callback(unregister, register(directory, entry))
-            await self._shell.start(self._url, os.getpid(), self._settings.checkpoints)
+            await self._job.begin()
             yield entry
 
     async def run(self) -> int:
         """Serve until the job is over or this coordinator cannot go on."""
         serving = asyncio.create_task(self._serve())
-        ticking = asyncio.create_task(self._tick())
+        ticking = asyncio.create_task(self._job.tick())
         _log.info("job %s: the coordinator listens on %s", self._settings.job, self._url)
         try:
             with self._signals_handled():
-                await asyncio.wait((self._over, serving, ticking), return_when=asyncio.FIRST_COMPLETED)
-                if self._over.done() and self._over.exception() is None:
-                    await self._farewell()
+                await asyncio.wait((self._job.over, serving, ticking), return_when=asyncio.FIRST_COMPLETED)
+                if self._job.ended_well:
+                    before = self._signals
+                    await self._job.farewell(lambda: self._signals != before)
         finally:
-            await self._shell.stop()
-            await self._searcher.close()
-            await self._alerts.close(FAREWELL_S)
-            self._journal.close()
-            self._requests.wake()
-            if self._settings.launched and not self._api.failed and not serving.done():
-                await self._last_events_read()
+            await self._job.close(lambda: not serving.done())
             self._web.stop()
             ticking.cancel()
             await asyncio.gather(serving, ticking, return_exceptions=True)
         return self._outcome(serving, ticking)
 
     def _outcome(self, serving: asyncio.Task[None], ticking: asyncio.Task[None]) -> int:
-        if self._over.done():
-            error = self._over.exception()
+        if self._job.over.done():
+            error = self._job.over.exception()
             if isinstance(error, SupersededError):
                 _log.error("this coordinator stops: %s", error)
                 return EXIT_FAILED
-            return self._over.result()
+            return self._job.over.result()
         for task in (serving, ticking):
             if not task.cancelled():
                 task.result()
         raise HoldfastError("the coordinator's web server ended by itself")
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.config.tick_s)
-            await self._shell.feed(Tick())
-
-    async def _farewell(self) -> None:
-        """Let the agents leave; their last words still count. Where the job had ended before, they come first."""
-        deadline = self._now() + FAREWELL_S
-        before, absences = self._signals, self._coordinator.parts.absences
-        while (self._shell.connections or absences.promised) and self._now() < deadline and self._signals == before:
-            await asyncio.sleep(_FAREWELL_POLL_S)
-
-    async def _last_events_read(self) -> None:
-        """Stay until the follower knows how the job ended: it may be between two polls, or not yet have begun."""
-        _log.info("job %s is over: waiting until its events are read to the last", self._settings.job)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._api.read_to_the_end.wait(), FAREWELL_S)
-
-    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do something beside all else."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _end(self, exit_code: int) -> None:
-        if not self._over.done():
-            self._over.set_result(exit_code)
-
-    def _fail(self, error: BaseException) -> None:
-        self._api.failed = not self._over.done()
-        if self._over.done():
-            _log.error("the coordinator failed while the job was ending", exc_info=error)
-        else:
-            self._over.set_exception(error)
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Generator[None]:
@@ -316,39 +210,11 @@ class _Server:
         """End the job, saved at the first signal; a launcher has had it saved by the time it ends its coordinator."""
         self._signals += 1
         save = self._signals == 1 and not self._settings.launched
-        if save and self._coordinator.record.saves:
-            _log.info("job %s is saved, then it ends; another signal ends it at once", self._settings.job)
-        why = f"the coordinator was ended by {number.name}"
-        self._soon(self._shell.feed(Shutdown(EXIT_AFTER_SIGNAL[number.name], why, save)))
+        self._job.end(EXIT_AFTER_SIGNAL[number.name], f"the coordinator was ended by {number.name}", save=save)
 
     async def _serve(self) -> None:
         """Serve agents, people and tools until the web server is stopped."""
         gate = TokenCheck(
             token=self._token, known=self._web.known, log=self._strangers, open_metrics=self._settings.loopback
         )
-        await self._web.serve(build_app(self._api, AgentChannel(self._shell), gate), gate.shown)
-
-    async def _status(self) -> dict[str, Any]:
-        job = await self._shell.between_turns(lambda: status_of(self._coordinator, self._metrics.ledger, self._now()))
-        return {**job, "events": self._journal.last_seq, "url": self._url, "coordinator_pid": os.getpid()}
-
-    async def _foresee(self, asked: Drain | MoveNodes) -> list[MoveForecast]:
-        """Say what would come of asking nodes to leave, or to move."""
-        parts = self._coordinator.parts
-        if isinstance(asked, Drain):
-            return await self._shell.between_turns(lambda: foresee(parts, asked.nodes))
-        return await self._shell.between_turns(lambda: foresee(parts, asked.nodes, asked.to, stays=True))
-
-
-def steady_time(clock: Clock) -> Callable[[], float]:
-    """Return unix time that follows the monotonic clock: one time for leases and events, which never steps."""
-    offset = clock.time() - clock.monotonic()
-    return lambda: clock.monotonic() + offset
-
-
-def _url(settings: ServerSettings, listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = socket.gethostname()
-    scheme = "https" if settings.tls_cert else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        await self._web.serve(TokenGate(self._job.app(), gate), gate.shown)

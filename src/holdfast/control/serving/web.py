@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Generator, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import uvicorn
@@ -16,8 +17,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.http11 import Request
 
-from holdfast.control.coordinator.doorkeeper import Address, Doorkeeper, Limits
-from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.control.serving.doorkeeper import Address, Doorkeeper, Limits
 from holdfast.counted_log import CountedLog, CountedRecords
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
@@ -166,11 +166,17 @@ class WebServer:
     """Serves an application on a listening socket."""
 
     def __init__(
-        self, listener: socket.socket, settings: ServerSettings, log: CountedLog, limits: Limits | None = None
+        self,
+        listener: socket.socket,
+        log: CountedLog,
+        *,
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Take the socket to listen on; `serve` begins. `log`, `limits`: of and for strangers."""
         self._listener = listener
-        self._settings = settings
+        self._tls = (tls_cert, tls_key)
         self._log = log
         self._limits = limits
         self._server: uvicorn.Server | None = None
@@ -220,7 +226,7 @@ class WebServer:
                 logger.removeFilter(counting)
 
     def _config(self, app: ASGIApp) -> uvicorn.Config:
-        settings = self._settings
+        cert, key = self._tls
         return uvicorn.Config(
             app,
             http=H11Protocol,
@@ -237,6 +243,6 @@ class WebServer:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=1,
-            ssl_certfile=str(settings.tls_cert) if settings.tls_cert else None,
-            ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
+            ssl_certfile=str(cert) if cert else None,
+            ssl_keyfile=str(key) if key else None,
         )

@@ -7,13 +7,14 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.frames import Frame, Opcode
 
-from holdfast.control.coordinator.shell import MALFORMED, Shell
-from holdfast.control.coordinator.web import DirectSocket, direct_socket
+from holdfast.control.serving.turns import MALFORMED, MachineShell
+from holdfast.control.serving.web import DirectSocket, direct_socket
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.agent import AgentMessage, AppliedSteps, Hello
 from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
@@ -55,11 +56,12 @@ class AgentConnection:
     def __init__(
         self,
         number: int,
-        shell: Shell,
+        shell: MachineShell[Any, Any, Any],
         socket: DirectSocket,
-        decode: Callable[[bytes], AgentMessage],
+        decode: Callable[[bytes], Any],
         framed: Callable[[bytes], bytes],
         *,
+        hello: type = Hello,
         max_queued_bytes: int = MAX_QUEUED_BYTES,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -76,6 +78,7 @@ class AgentConnection:
         self._socket = socket
         self._decode = decode
         self._framed = framed
+        self._hello = hello
         self._max_queued_bytes = max_queued_bytes
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
@@ -114,7 +117,7 @@ class AgentConnection:
     def refuse(self, why: str) -> None:
         """Close the connection for what has come over it, or has not."""
         _log.warning("connection %d is closed: %s", self.number, why)
-        self._shell.metrics.refused()
+        self._shell.refused()
         self.close(_POLICY_VIOLATION, why)
 
     # ---- the socket's side ----
@@ -166,7 +169,7 @@ class AgentConnection:
             self._handling = left
             left.add_done_callback(self._go_on)
 
-    def _read(self, data: bytes | None) -> AgentMessage | None:
+    def _read(self, data: bytes | None) -> Any:
         """Return the message in a frame; None where the connection ends for what it holds."""
         if data is None:
             self.refuse("a text frame")
@@ -176,14 +179,14 @@ class AgentConnection:
         except MALFORMED as error:
             self.refuse(f"a malformed message: {error}")
             return None
-        if isinstance(message, Hello) == self.greeted:
+        if isinstance(message, self._hello) == self.greeted:
             self.refuse("a second Hello" if self.greeted else "the first message is no Hello")
             return None
         return message
 
-    def _handle(self, message: AgentMessage) -> asyncio.Future[None] | None:
+    def _handle(self, message: Any) -> asyncio.Future[None] | None:
         """Return what is under way of it, None where all is done."""
-        if isinstance(message, Hello):
+        if isinstance(message, self._hello):
             self.greeted = True
             return asyncio.ensure_future(self._shell.add(self.number, self, message))
         left = self._shell.heard(self.number, message)
@@ -210,13 +213,22 @@ def _done(future: asyncio.Future[None]) -> None:
 
 
 class AgentChannel:
-    """The endpoint of all agents of one coordinator; connection numbers are never used twice."""
+    """The endpoint of all agents of one server; connection numbers are never used twice."""
 
-    def __init__(self, shell: Shell, *, hello_timeout_s: float = HELLO_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        shell: MachineShell[Any, Any, Any],
+        *,
+        messages: Any = AgentMessage,
+        hello: type = Hello,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+    ) -> None:
+        """`messages`: what agents say (a union of types); `hello`: what each says first."""
         self._shell = shell
         self._hello_timeout_s = hello_timeout_s
         self._numbers = itertools.count(1)
-        self._decoder = msgspec.msgpack.Decoder(AgentMessage)
+        self._decoder = msgspec.msgpack.Decoder(messages)
+        self._hello = hello
         self._framer = Framer()
 
     async def serve(self, websocket: WebSocket) -> None:
@@ -226,7 +238,9 @@ class AgentChannel:
 
     async def attend(self, websocket: WebSocket, socket: DirectSocket) -> None:
         """Serve one agent over a socket that is accepted."""
-        connection = AgentConnection(next(self._numbers), self._shell, socket, self._decoder.decode, self._framer)
+        connection = AgentConnection(
+            next(self._numbers), self._shell, socket, self._decoder.decode, self._framer, hello=self._hello
+        )
         socket.take_over(connection)
         try:
             await asyncio.wait((connection.closed,), timeout=self._hello_timeout_s)
