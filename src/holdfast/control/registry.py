@@ -17,7 +17,10 @@ from holdfast.protocol.names import NAME_PATTERN
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach one job. `tls_ca`: the certificate to trust, "" for the system's. `birth`: tells pids apart."""
+    """How to reach one job, or a pool (`pool`: its name).
+
+    `tls_ca`: the certificate to trust, "" for the system's. `birth`: tells pids apart.
+    """
 
     url: str
     token: str
@@ -25,6 +28,7 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     tls_ca: str = ""
     birth: str = ""
+    pool: str = ""
 
 
 def registry_directory(environment: Mapping[str, str]) -> Path:

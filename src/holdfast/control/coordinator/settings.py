@@ -65,22 +65,32 @@ class ServerSettings:
                 the certificate or its key is missing or broken.
         """
         check_name("the job's name", self.job)
-        if not 0 <= self.port <= 65535:
-            raise BadInputError(f"the port is {self.port}: it must lie between 0 (a free one) and 65535")
-        if self.token is not None:
-            check_token(self.token)
-        if self.token is None and not self.loopback:
-            raise BadInputError(
-                f"the address {self.host} can be reached from outside: give a token in {TOKEN} or --token-file, "
-                "or listen on 127.0.0.1"
-            )
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise BadInputError("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
-        if self.tls_cert is not None:
-            try:
-                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.tls_cert, self.tls_key)
-            except (OSError, ssl.SSLError) as error:
-                raise BadInputError(f"the certificate {self.tls_cert} cannot be used with its key: {error}") from None
+        check_listening(self.host, self.port, self.token, self.tls_cert, self.tls_key)
+
+
+def check_listening(host: str, port: int, token: str | None, tls_cert: Path | None, tls_key: Path | None) -> None:
+    """Refuse a place to listen at that cannot be served.
+
+    Raises:
+        BadInputError: the token cannot be sent, the port is out of range, the address needs a token, or the certificate
+            or its key is missing or broken.
+    """
+    if not 0 <= port <= 65535:
+        raise BadInputError(f"the port is {port}: it must lie between 0 (a free one) and 65535")
+    if token is not None:
+        check_token(token)
+    elif not is_loopback(host):
+        raise BadInputError(
+            f"the address {host} can be reached from outside: give a token in {TOKEN} or --token-file, "
+            "or listen on 127.0.0.1"
+        )
+    if (tls_cert is None) != (tls_key is None):
+        raise BadInputError("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
+    if tls_cert is not None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls_cert, tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInputError(f"the certificate {tls_cert} cannot be used with its key: {error}") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -24,19 +24,34 @@ T = TypeVar("T")
 REFUSAL_S = 0.1
 
 
+def _nobody(_: bytes) -> bool:
+    return False
+
+
+def _given(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return next((value for name, value in headers if name == b"authorization"), b"")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenCheck:
-    """Who gets in. known: told whose connection has shown the token. log: of those who have not."""
+    """Who gets in. known: told whose connection has shown the token. log: of those who have not.
+
+    others: tells whether somebody who shows another one gets in as well; what is open to that one others decide.
+    """
 
     token: str
     known: Callable[[Address | None], None]
     log: CountedLog
     open_metrics: bool
+    others: Callable[[bytes], bool] = _nobody
 
     def shown(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Tell whether a request's headers show the token."""
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        return hmac.compare_digest(given, b"Bearer " + self.token.encode())
+        """Tell whether a request's headers show a token with which one gets in."""
+        return self.owns(headers) or self.others(_given(headers))
+
+    def owns(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Tell whether they show this server's own."""
+        return hmac.compare_digest(_given(headers), b"Bearer " + self.token.encode())
 
 
 class TokenGate:

@@ -1,0 +1,228 @@
+"""The coordinators of a pool's jobs, each as it would be alone: one that fails is begun again, and no other notices."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+from starlette.types import ASGIApp
+
+from holdfast.control.coordinator.job_host import JobHost
+from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
+from holdfast.control.coordinator.server import open_journal
+from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.control.coordinator.shell import RecordKeeper
+from holdfast.control.failure_classes import read_rules
+from holdfast.control.pool.settings import PoolSettings
+from holdfast.control.store.interface import Store
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.inputs import PoolSaid
+from holdfast.errors import BadInputError, SupersededError
+from holdfast.protocol.pool.record import PooledJob
+from holdfast.protocol.pool.sharing import JobShares, JobStands
+
+#: before a coordinator that has failed is begun again: at first, and at the most
+_FIRST_PAUSE_S = 0.1
+_LAST_PAUSE_S = 5.0
+
+_log = logging.getLogger("holdfast.pool")
+
+
+@dataclass(slots=True)
+class _Hosted:
+    """A job that is to have a coordinator. `host`: while there is one; `shares`: what it was told last."""
+
+    job: PooledJob
+    token: str
+    task: asyncio.Task[None] | None = None
+    host: JobHost | None = None
+    app: ASGIApp | None = None
+    shares: JobShares | None = None
+    wanted: bool = True
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class JobCoordinators:
+    """All of them, by their jobs' names.
+
+    Args:
+        store: the pool's own, where each job has a record of its own. url: the pool's. on_linked: called with the job
+            whose coordinator can be told something; on_stand: with the job, and what its coordinator says to the pool.
+    """
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        store: Store,
+        now: Callable[[], float],
+        url: str,
+        *,
+        on_linked: Callable[[str], None],
+        on_stand: Callable[[str, JobStands], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._now = now
+        self._url = url
+        self._on_linked = on_linked
+        self._on_stand = on_stand
+        self._hosted: dict[str, _Hosted] = {}
+        #: the SHA-256 of what their nodes show -> their names (looked up so, no time tells how much of it was right)
+        self._by_token: dict[bytes, str] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    # ---- what the pool's machine asks for ----
+
+    def begin(self, job: PooledJob) -> None:
+        """Have a coordinator for a job, if there is none."""
+        known = self._hosted.get(job.name)
+        if known is not None and known.job.submission == job.submission:
+            known.job = job
+            return
+        hosted = self._hosted[job.name] = _Hosted(job, self.token(job.name, job.submission))
+        self._by_token[_digest(hosted.token)] = job.name
+        before = known.task if known is not None else None
+        hosted.task = asyncio.get_running_loop().create_task(self._keep(hosted, before))
+
+    def tell(self, job: str, shares: JobShares) -> None:
+        """Tell a job's coordinator; where there is none it is told once there is."""
+        hosted = self._hosted.get(job)
+        if hosted is not None and hosted.job.submission == shares.submission:
+            hosted.shares = shares
+            if hosted.host is not None:
+                hosted.host.hear(PoolSaid(shares))
+
+    def close(self, job: str, submission: int) -> None:
+        """A job needs no coordinator any more; what it has to say still to its nodes it says."""
+        hosted = self._hosted.get(job)
+        if hosted is None or hosted.job.submission != submission:
+            return
+        del self._hosted[job]
+        self._by_token.pop(_digest(hosted.token), None)
+        hosted.wanted = False
+        hosted.woken.set()
+        if hosted.task is not None:
+            self._closing.add(hosted.task)
+            hosted.task.add_done_callback(self._closing.discard)
+
+    # ---- who asks for what ----
+
+    def token(self, job: str, submission: int) -> str:
+        """Return what a job's nodes show its coordinator."""
+        return self._settings.token_of(job, submission)
+
+    def shows(self, header: bytes) -> str | None:
+        """Return the job whose token has this SHA-256, as a request's header shows it; None where none has."""
+        return self._by_token.get(header)
+
+    def hosted(self, job: str) -> PooledJob | None:
+        """Return a job that has, or is to have, a coordinator."""
+        known = self._hosted.get(job)
+        return known.job if known is not None else None
+
+    def app(self, job: str) -> ASGIApp | None:
+        """Return what a job's coordinator answers, None while there is none."""
+        known = self._hosted.get(job)
+        return known.app if known is not None else None
+
+    async def stop(self) -> None:
+        """Let go of all of them; the jobs train on."""
+        tasks = [*self._closing, *(one.task for one in self._hosted.values() if one.task is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- one of them ----
+
+    async def _keep(self, hosted: _Hosted, before: asyncio.Task[None] | None) -> None:
+        """Have a coordinator for a job as long as it is wanted, whatever becomes of it."""
+        if before is not None:
+            await asyncio.wait((before,))
+        pause_s = _FIRST_PAUSE_S
+        while hosted.wanted:
+            began = self._now()
+            error = await self._broke(hosted)
+            if isinstance(error, BadInputError):
+                self._fail(hosted, str(error))
+                return
+            if isinstance(error, SupersededError):
+                _log.error("job %s: another pool leads it: %s", hosted.job.name, error)
+                return
+            if error is not None:
+                _log.error("job %s: its coordinator failed, and is begun again", hosted.job.name, exc_info=error)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S) if self._now() - began < _LAST_PAUSE_S else _FIRST_PAUSE_S
+            if hosted.wanted:
+                await asyncio.wait((asyncio.ensure_future(hosted.woken.wait()),), timeout=pause_s)
+
+    async def _broke(self, hosted: _Hosted) -> BaseException | None:
+        """Be a job's coordinator; return what has broken it: whatever it was, this job alone has met it."""
+        running = asyncio.create_task(self._run(hosted))
+        try:
+            await asyncio.wait((running,))
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            hosted.host = hosted.app = None
+        return None if running.cancelled() else running.exception()
+
+    def _fail(self, hosted: _Hosted, why: str) -> None:
+        """A job cannot be begun as it is: it is over."""
+        job = hosted.job
+        self._on_stand(job.name, JobStands(submission=job.submission, heard=0, standing="failed", why=why[:1000]))
+
+    async def _run(self, hosted: _Hosted) -> None:
+        """Be a job's coordinator until it is not wanted, and the job's nodes have heard its last word."""
+        job, made = hosted.job, await asyncio.to_thread(self._opened, hosted.job, hosted.token)
+        host = made()
+        ticking: asyncio.Task[None] | None = None
+        try:
+            await host.begin()
+            ticking = asyncio.create_task(host.tick())
+            hosted.host, hosted.app = host, host.app()
+            if hosted.shares is not None:
+                host.hear(PoolSaid(hosted.shares))
+            self._on_linked(job.name)
+            unwanted = asyncio.create_task(hosted.woken.wait())
+            await asyncio.wait((host.over, ticking, unwanted), return_when=asyncio.FIRST_COMPLETED)
+            if host.over.done():
+                host.over.result()
+                await asyncio.wait((unwanted, ticking), return_when=asyncio.FIRST_COMPLETED)
+                await host.farewell()
+            unwanted.cancel()
+            if ticking.done():
+                ticking.result()
+        finally:
+            if ticking is not None:
+                ticking.cancel()
+            await host.close()
+
+    def _opened(self, job: PooledJob, token: str) -> Callable[[], JobHost]:
+        """Read what there is of a job; return what puts its coordinator together. Called in a thread."""
+        spec = job.spec
+        if not spec.output.events:
+            events = self._settings.journal_of(job.name, job.submission)
+            spec = replace(spec, output=replace(spec.output, events=events))
+        keeper = RecordKeeper(self._store, f"{job.name}/{job.submission}")
+        held = keeper.record.held if keeper.record is not None else None
+        config = CoordinatorConfig(
+            spec=spec,
+            rules=read_rules(spec.recovery.failure_classes),
+            submission=job.submission,
+            takeover=held is not None and held.standing != "suspended",
+        )
+        checkpoints = intact_checkpoints(spec.checkpoint.dir, _log.warning)
+        settings = ServerSettings(config=config, checkpoints=checkpoints, store=self._settings.store)
+        books = open_journal(settings, keeper)
+
+        def told(stands: JobStands) -> None:
+            self._on_stand(job.name, stands)
+
+        return lambda: JobHost(settings, keeper, books, self._now, f"{self._url}/jobs/{job.name}/job", token, told)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(b"Bearer " + token.encode()).digest()

@@ -1,0 +1,204 @@
+"""What people and tools ask a pool over HTTP, on its nodes' port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from holdfast.control.api_types import END_HEADER, MAX_WAIT_S
+from holdfast.control.pool.job_coordinators import JobCoordinators
+from holdfast.control.pool.pool_shell import PoolShell
+from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
+from holdfast.coordination.pool.inputs import (
+    ForgetNode,
+    PoolRequest,
+    ResumeJob,
+    StopPooled,
+    Submit,
+    SuspendJob,
+    UpdateJob,
+)
+from holdfast.errors import UnreachableError
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.pool.launch import PooledLaunch
+from holdfast.protocol.pool.record import PooledJob
+
+_JSON_LINES = "application/x-ndjson"
+
+
+class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /jobs/NAME/suspend."""
+
+    force: bool = False
+
+
+class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /jobs/NAME/update."""
+
+    changes: Annotated[Mapping[Annotated[str, Meta(max_length=64)], int | float], Meta(max_length=16)]
+
+
+class PoolApi:
+    """The pool's own routes."""
+
+    def __init__(
+        self, shell: PoolShell, jobs: JobCoordinators, metrics: Callable[[], bytes], body_s: float = 10.0
+    ) -> None:
+        self._shell = shell
+        self._jobs = jobs
+        self._metrics = metrics
+        self._body_s = body_s
+
+    def routes(self) -> list[Route]:
+        """Return all HTTP routes."""
+        return [
+            Route("/pool", self.pool, methods=["GET"]),
+            Route("/pool/events", self.events, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/jobs", self.jobs, methods=["GET"]),
+            Route("/jobs", self.submit, methods=["POST"]),
+            Route("/jobs/{name}", self.job, methods=["GET"]),
+            Route("/jobs/{name}/launch", self.launch, methods=["GET"]),
+            Route("/jobs/{name}/stop", self.stop, methods=["POST"]),
+            Route("/jobs/{name}/suspend", self.suspend, methods=["POST"]),
+            Route("/jobs/{name}/resume", self.resume, methods=["POST"]),
+            Route("/jobs/{name}/update", self.update, methods=["POST"]),
+            Route("/nodes/{name}/forget", self.forget, methods=["POST"]),
+        ]
+
+    async def pool(self, request: Request) -> Response:
+        """Who is there, and whose each node is."""
+        return json_answer(await self._shell.between_turns(lambda: pool_status(self._shell)))
+
+    async def events(self, request: Request) -> Response:
+        """Events above `after`, as JSON lines; where there are none yet, wait up to `wait` seconds for one."""
+        after, wait_s = int(number_of(request, "after", 0)), min(number_of(request, "wait", 0.0), MAX_WAIT_S)
+        await self._shell.journal.wait_beyond(after, wait_s)
+        lines = self._shell.journal.read(after)
+        return Response(b"".join(lines), media_type=_JSON_LINES, headers={END_HEADER: "0"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format."""
+        return Response(await self._shell.between_turns(self._metrics), media_type="text/plain; version=0.0.4")
+
+    async def jobs(self, request: Request) -> Response:
+        """All jobs, those that are over last."""
+        return json_answer({"jobs": (await self._shell.between_turns(lambda: pool_status(self._shell)))["jobs"]})
+
+    async def job(self, request: Request) -> Response:
+        """One job, and what would let it begin."""
+        name = request.path_params["name"]
+        told = await self._shell.between_turns(lambda: self._told(name))
+        return json_answer(told)
+
+    def _told(self, name: str) -> dict[str, Any]:
+        state = self._shell.machine.state
+        return {**_job(self._shell, self._known(name)), "would": self._shell.machine.explain(name), "now": state.now}
+
+    async def submit(self, request: Request) -> Response:
+        """Hand in a job; the answer is its number."""
+        spec = await body_of(request, JobSpec, self._body_s)
+        if answer := await self._fed(Submit(spec)):
+            return answer
+        return json_answer({"submission": self._known(spec.name).submission})
+
+    async def launch(self, request: Request) -> Response:
+        """What a node needs to start what belongs to a grant of this job."""
+        job = self._jobs.hosted(request.path_params["name"])
+        if job is None:
+            raise UnreachableError(f"job {request.path_params['name']} has no nodes now")
+        token = self._jobs.token(job.name, job.submission)
+        address = f"/jobs/{job.name}/job"
+        return json_answer(PooledLaunch(submission=job.submission, spec=job.spec, token=token, address=address))
+
+    async def stop(self, request: Request) -> Response:
+        """End a job."""
+        return await self._done(StopPooled(request.path_params["name"]))
+
+    async def suspend(self, request: Request) -> Response:
+        """Have a job saved, and leave its nodes."""
+        body = await body_of(request, SuspendRequest, self._body_s)
+        return await self._done(SuspendJob(request.path_params["name"], body.force))
+
+    async def resume(self, request: Request) -> Response:
+        """Let a suspended job go on."""
+        return await self._done(ResumeJob(request.path_params["name"]))
+
+    async def update(self, request: Request) -> Response:
+        """Change what a job asks for."""
+        body = await body_of(request, UpdateRequest, self._body_s)
+        return await self._done(UpdateJob(request.path_params["name"], body.changes))
+
+    async def forget(self, request: Request) -> Response:
+        """A node does not come back."""
+        return await self._done(ForgetNode(request.path_params["name"]))
+
+    async def _done(self, asked: PoolRequest) -> Response:
+        return await self._fed(asked) or json_answer({"ok": True})
+
+    async def _fed(self, asked: PoolRequest) -> Response | None:
+        """Have the machine do it; return the answer where it cannot."""
+        if await self._shell.feed(asked):
+            return None
+        return error_answer(503, "this server does not lead the pool any more: ask again")
+
+    def _known(self, name: str) -> PooledJob:
+        job = self._shell.machine.state.jobs.get(name)
+        if job is None:
+            known = ", ".join(sorted(self._shell.machine.state.jobs)) or "none"
+            raise UnreachableError(f"there is no job {name!r}: the jobs are {known}")
+        return job
+
+
+def pool_status(shell: PoolShell) -> dict[str, Any]:
+    """Return what users are told of a pool: names carry units (`_s`)."""
+    state = shell.machine.state
+    nodes = [
+        {
+            "node": node.name,
+            "rack": node.rack,
+            "zone": node.zone,
+            "here": node.name in state.here,
+            "job": grant.job if (grant := state.grants.get(node.name)) else "",
+            "grant": grant.number if grant else 0,
+            "leaving": grant.recalled if grant else False,
+        }
+        for node in sorted(state.nodes.values(), key=lambda one: one.name)
+    ]
+    jobs = sorted(state.jobs.values(), key=lambda one: one.submission)
+    return {
+        "pool": state.record.pool,
+        "term": state.record.term,
+        "policy": state.config.policy.name,
+        "reserve": state.config.reserve,
+        "nodes": nodes,
+        "jobs": [_job(shell, job) for job in jobs],
+        "events": shell.journal.last_seq,
+    }
+
+
+def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
+    state = shell.machine.state
+    return {
+        "job": job.name,
+        "submission": job.submission,
+        "state": job.state,
+        "nodes": sorted(grant.node for grant in state.grants_of(job.name)),
+        "share": job.share,
+        "min_nodes": job.spec.nodes_to_begin,
+        "max_nodes": job.spec.max_nodes,
+        "weight": job.spec.weight,
+        "priority": job.spec.priority,
+        "preemptible": job.spec.preemptible,
+        "submitted_at": job.submitted_at,
+        "admitted_at": job.admitted_at,
+        "preempted": job.preempted,
+        "refuses": sorted(state.refused.get(job.name, ())),
+        "why": job.why,
+    }

@@ -1,0 +1,319 @@
+"""The pool's process: one port, one store; the pool's machine, and one coordinator for each job beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.control.coordinator.settings import is_loopback
+from holdfast.control.file_limit import raise_file_limit
+from holdfast.control.pool.job_coordinators import JobCoordinators
+from holdfast.control.pool.pool_api import PoolApi
+from holdfast.control.pool.pool_shell import PoolRecordKeeper, PoolShell
+from holdfast.control.pool.settings import PoolSettings
+from holdfast.control.registry import JobEntry, register, unregister
+from holdfast.control.serving.agent_channel import AgentChannel
+from holdfast.control.serving.http import HANDLERS, TokenCheck, TokenGate, error_answer
+from holdfast.control.serving.listening import bind, steady_time, url_of
+from holdfast.control.serving.web import WebServer
+from holdfast.control.store.choose import open_store
+from holdfast.control.store.shared import SharedStore
+from holdfast.coordination.inputs import Tick
+from holdfast.coordination.pool.inputs import JobLinked, JobSaid
+from holdfast.coordination.pool.pool import Pool
+from holdfast.counted_log import CountedLog
+from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, HoldfastError, SupersededError
+from holdfast.observability.journal import Journal
+from holdfast.observability.journal_file import PoolJournal
+from holdfast.protocol.messages.pool import FromNode, PoolHello
+from holdfast.protocol.pool.record import PoolRecord
+from holdfast.protocol.pool.sharing import JobStands
+
+#: how often the pool's machine is told that time passes
+TICK_S = 0.2
+
+_log = logging.getLogger("holdfast.pool")
+
+
+def run_pool(settings: PoolSettings) -> int:
+    """Run a pool's server until it is told to end; return the exit code. Its jobs train on.
+
+    Raises:
+        BadInputError: the settings, the port, the store or a journal cannot be used; nothing was touched.
+        HoldfastError: it cannot go on: superseded, or its disk fails.
+    """
+    raise_file_limit()
+    return asyncio.run(serve_pool(settings))
+
+
+async def serve_pool(
+    settings: PoolSettings, *, clock: Clock | None = None, on_ready: Callable[[JobEntry], None] | None = None
+) -> int:
+    """Run a pool's server in this loop; return the exit code.
+
+    Args:
+        on_ready: called once nodes and commands can connect, with what they need for it.
+
+    Raises:
+        BadInputError, HoldfastError: as `run_pool`.
+    """
+    settings.check()
+    settings = replace(settings, token=settings.token or secrets.token_urlsafe(32))
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(bind(settings.host, settings.port))
+        store = stack.enter_context(contextlib.closing(SharedStore(open_store(settings.store))))
+        keeper = PoolRecordKeeper(store)
+        journal = stack.enter_context(contextlib.closing(_journal(settings, keeper.record)))
+        server = _PoolServer(settings, listener, store, keeper, journal, clock or SystemClock())
+        async with server.registered() as entry:
+            if on_ready is not None:
+                on_ready(entry)
+            return await server.run()
+
+
+def _journal(settings: PoolSettings, record: PoolRecord | None) -> Journal:
+    """Open the pool's journal, which must fit its record.
+
+    Raises:
+        BadInputError: the folder cannot be used, or holds events of another pool.
+    """
+    if settings.folder is None:
+        return Journal()
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"the folder {settings.folder} cannot be made: {error.strerror}") from None
+    path = settings.folder / "pool.events.jsonl"
+    journal = PoolJournal(path)
+    known = record.term if record is not None else 0
+    if (journal.last_seq and journal.pool != settings.name) or journal.term > known:
+        journal.close()
+        raise BadInputError(
+            f"the events file {path} holds events of pool {journal.pool!r}, of server {journal.term}; the store "
+            f"{settings.store} knows of {known} servers of {settings.name!r}: give another folder, or remove it"
+        )
+    return journal
+
+
+class _PoolServer:
+    """The parts of one pool's server, put together."""
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        listener: socket.socket,
+        store: SharedStore,
+        keeper: PoolRecordKeeper,
+        journal: Journal,
+        clock: Clock,
+    ) -> None:
+        assert settings.token is not None
+        self._settings = settings
+        self._token = settings.token
+        self._strangers = CountedLog(_log, clock.monotonic)
+        self._web = WebServer(listener, self._strangers, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+        self._url = url_of(listener, tls=settings.tls_cert is not None)
+        now = steady_time(clock)
+        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._jobs = JobCoordinators(settings, store, now, self._url, on_linked=self._linked, on_stand=self._stands)
+        pool = Pool(settings.config, keeper.record, journal.last_seq)
+        self._shell = PoolShell(pool, keeper, journal, self._jobs, now=now, on_failure=self._fail)
+        self._api = PoolApi(self._shell, self._jobs, self._metrics)
+
+    @contextlib.asynccontextmanager
+    async def registered(self) -> AsyncGenerator[JobEntry]:
+        """Be listed for the commands of this machine, and take over the pool."""
+        settings = self._settings
+        entry = JobEntry(
+            url=self._url,
+            token=self._token,
+            job="",
+            pool=settings.name,
+            pid=os.getpid(),
+            tls_ca=str(settings.tls_cert.absolute()) if settings.tls_cert else "",
+        )
+        with contextlib.ExitStack() as stack:
+            # First the list: it may be refused, and then the store must not have changed.
+            if settings.registry is not None:
+                stack.callback(unregister, register(settings.registry, entry))
+            pool = self._shell.machine
+            await self._shell.begin(lambda: pool.start(self._shell.now(), self._url, os.getpid()))
+            yield entry
+
+    async def run(self) -> int:
+        """Serve until told to end, or this server cannot go on."""
+        serving = asyncio.create_task(self._serve())
+        ticking = asyncio.create_task(self._tick())
+        _log.info("pool %s listens on %s", self._settings.name, self._url)
+        try:
+            with self._signals_handled():
+                await asyncio.wait((self._over, serving, ticking), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await self._shell.stop()
+            await self._jobs.stop()
+            self._shell.journal.close()
+            self._web.stop()
+            ticking.cancel()
+            await asyncio.gather(serving, ticking, return_exceptions=True)
+        return self._outcome(serving, ticking)
+
+    def _outcome(self, *tasks: asyncio.Task[None]) -> int:
+        if self._over.done():
+            error = self._over.exception()
+            if isinstance(error, SupersededError):
+                _log.error("this server stops: %s", error)
+                return EXIT_FAILED
+            return self._over.result()
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+        raise HoldfastError("the pool's web server ended by itself")
+
+    # ---- what happens ----
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._shell.feed(Tick())
+
+    def _linked(self, job: str) -> None:
+        self._soon(self._shell.feed(JobLinked(job)))
+
+    def _stands(self, job: str, stands: JobStands) -> None:
+        self._soon(self._shell.feed(JobSaid(job, stands)))
+
+    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do something beside all else, in its turn; what breaks the shell has told `_fail`."""
+
+        async def done() -> None:
+            with contextlib.suppress(HoldfastError):
+                await work
+
+        task = asyncio.get_running_loop().create_task(done())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    @contextlib.contextmanager
+    def _signals_handled(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+        for number in numbers:
+            loop.add_signal_handler(number, self._end)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(EXIT_DONE)
+
+    # ---- what it answers ----
+
+    async def _serve(self) -> None:
+        channel = AgentChannel(self._shell, messages=FromNode, hello=PoolHello)
+        own = Starlette(
+            routes=[*self._api.routes(), WebSocketRoute("/agent", channel.serve)], exception_handlers=HANDLERS
+        )
+        gate = TokenCheck(
+            token=self._token,
+            known=self._web.known,
+            log=self._strangers,
+            open_metrics=is_loopback(self._settings.host),
+            others=self._job_of,
+        )
+        await self._web.serve(TokenGate(_ByPath(own, self._jobs, gate), gate), gate.shown)
+
+    def _job_of(self, shown: bytes) -> bool:
+        """Tell whether this is what the nodes of a job show, or could: of which, `_ByPath` sees."""
+        return self._jobs.shows(hashlib.sha256(shown).digest()) is not None
+
+    def _metrics(self) -> bytes:
+        state, registry = self._shell.machine.state, CollectorRegistry()
+        nodes = Gauge(
+            "holdfast_pool_nodes", "Nodes of the pool, by whether a job has them.", ["state"], registry=registry
+        )
+        jobs = Gauge("holdfast_pool_jobs", "Jobs of the pool, by state.", ["state"], registry=registry)
+        for name, count in Counter(_state_of(name in state.here, name in state.grants) for name in state.nodes).items():
+            nodes.labels(name).set(count)
+        for name, count in Counter(job.state for job in state.jobs.values()).items():
+            jobs.labels(name).set(count)
+        return generate_latest(registry)
+
+
+def _state_of(here: bool, granted: bool) -> str:
+    if not here:
+        return "away"
+    return "granted" if granted else "free"
+
+
+class _ByPath:
+    """Hands what lies below /jobs/NAME/job to that job's coordinator, to whoever shows its token or the pool's."""
+
+    def __init__(self, own: ASGIApp, jobs: JobCoordinators, gate: TokenCheck) -> None:
+        self._own = own
+        self._jobs = jobs
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope.get("path", "")
+        parts = path.split("/", 4)
+        job = self._jobs.shows(hashlib.sha256(_shown(scope["headers"])).digest())
+        if len(parts) > 4 and parts[1] == "jobs" and parts[3] == "job":
+            if job in (None, parts[2]) or self._gate.owns(scope["headers"]):
+                await self._to_job(parts[2], "/" + parts[4], scope, receive, send)
+                return
+        elif self._gate.owns(scope["headers"]) or (path == "/metrics" and job is None):
+            await self._own(scope, receive, send)
+            return
+        await _refuse(403, "this token opens another job", scope, receive, send)
+
+    async def _to_job(self, name: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._jobs.app(name)
+        if app is None:
+            await _refuse(404, f"job {name} has no coordinator now", scope, receive, send)
+            return
+        await app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+
+
+async def _refuse(status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": why})
+        return
+    await error_answer(status, why)(scope, receive, send)
+
+
+def _shown(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return next((value for name, value in headers if name == b"authorization"), b"")
+
+
+def default_folder(store: str) -> Path | None:
+    """Return where journals lie beside a SQLite store, None where the pool keeps none."""
+    kind, _, path = store.partition(":")
+    return Path(f"{path}.journals") if kind == "sqlite" and path else None

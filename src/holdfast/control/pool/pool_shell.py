@@ -1,0 +1,108 @@
+"""The pool's shell: what its machine is fed, and how what it asks for is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.control.serving.stored_record import StoredRecord
+from holdfast.control.serving.turns import MachineShell
+from holdfast.control.store.interface import Store
+from holdfast.coordination.pool.inputs import NodeGone, NodeSaid, PoolInput
+from holdfast.coordination.pool.instructions import (
+    BeginJob,
+    CloseJob,
+    CloseNode,
+    EmitPool,
+    PersistPool,
+    PoolInstruction,
+    TellJob,
+    TellNode,
+)
+from holdfast.coordination.pool.pool import Pool
+from holdfast.observability.journal import Journal
+from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolRecord
+from holdfast.protocol.pool.sharing import JobShares
+
+
+class PoolRecordKeeper(StoredRecord[PoolRecord]):
+    """The pool's record in the store."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, "pool/record", PoolRecord, POOL_SCHEMA, "the pool's record")
+
+
+class JobsOfPool(Protocol):
+    """The coordinators of a pool's jobs; nothing of this waits or fails."""
+
+    def begin(self, job: PooledJob) -> None:
+        """Have a coordinator for a job, if there is none."""
+        ...
+
+    def tell(self, job: str, shares: JobShares) -> None:
+        """Tell a job's coordinator; where there is none it hears it once there is."""
+        ...
+
+    def close(self, job: str, submission: int) -> None:
+        """A job needs no coordinator any more."""
+        ...
+
+
+class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
+    """Drives a pool's machine.
+
+    Args:
+        jobs: its coordinators. now, on_failure: as of `MachineShell`. on_event: called with each event that is new.
+    """
+
+    def __init__(
+        self,
+        machine: Pool,
+        keeper: PoolRecordKeeper,
+        journal: Journal,
+        jobs: JobsOfPool,
+        *,
+        now: Callable[[], float],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(now=now, on_connected=lambda _: None, on_failure=on_failure)
+        self.machine = machine
+        self.journal = journal
+        self._keeper = keeper
+        self._jobs = jobs
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def _ask(self, event: PoolInput) -> list[PoolInstruction]:
+        return self.machine.handle(event, self.now())
+
+    def _said(self, number: int, message: Any) -> PoolInput:
+        return NodeSaid(number, message)
+
+    def _gone(self, number: int) -> PoolInput:
+        return NodeGone(number)
+
+    def _write(self, record: PoolRecord) -> None:
+        # What the record has counted must not be missing before it.
+        self.journal.sync()
+        self._keeper.swap(record)
+
+    def _carry_out(self, instruction: PoolInstruction) -> PoolRecord | None:
+        match instruction:
+            case PersistPool(record):
+                return record
+            case EmitPool(event):
+                self.journal.append(event)
+            case TellNode(number, message):
+                if number in self.connections:
+                    self.connections[number].send(self._encoder.encode(message))
+            case CloseNode(number):
+                self._close(number)
+            case BeginJob(job):
+                self._jobs.begin(job)
+            case TellJob(job, shares):
+                self._jobs.tell(job, shares)
+            case CloseJob(job, submission):
+                self._jobs.close(job, submission)
+        return None

@@ -1,0 +1,59 @@
+"""What a pool's process is told."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.control.coordinator.settings import check_listening
+from holdfast.control.registry import check_name
+from holdfast.coordination.pool.share.policies import POLICIES
+from holdfast.coordination.pool.state import PoolConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSettings:
+    """One pool.
+
+    name: its own. policy: how nodes are shared out. reserve, expected: as of `PoolConfig`. host, port, token, store,
+    tls_cert, tls_key, registry: as of `ServerSettings`. folder: where journals lie, the pool's and its jobs'; None: in
+    memory, and gone with the process.
+    """
+
+    name: str = "pool"
+    policy: str = "equal"
+    reserve: int = 0
+    expected: int = 0
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = None
+    store: str = "memory:"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    registry: Path | None = None
+    folder: Path | None = None
+
+    @property
+    def config(self) -> PoolConfig:
+        """Return what the pool's machine is told."""
+        policy = POLICIES[self.policy]
+        return PoolConfig(name=self.name, policy=policy, reserve=self.reserve, expected=self.expected)
+
+    def token_of(self, job: str, submission: int) -> str:
+        """Return what a job's nodes show its coordinator: the same from each of the pool's servers."""
+        assert self.token is not None
+        return hmac.new(self.token.encode(), f"job {job}/{submission}".encode(), "sha256").hexdigest()
+
+    def check(self) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            BadInputError: as `check_listening`.
+        """
+        check_name("the pool's name", self.name)
+        check_listening(self.host, self.port, self.token, self.tls_cert, self.tls_key)
+
+    def journal_of(self, job: str, submission: int) -> str:
+        """Return where a job's events go that has named no file, "" for nowhere."""
+        return str(self.folder / f"{job}.{submission}.events.jsonl") if self.folder else ""
