@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 from websockets.client import ClientProtocol
@@ -34,8 +35,8 @@ _decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
 _encoder = msgspec.msgpack.Encoder()
 
 
-OnMessage = Callable[[CoordinatorMessage], None]
-Decode = Callable[[bytes], CoordinatorMessage]
+OnMessage = Callable[[Any], None]
+Decode = Callable[[bytes], Any]
 
 
 class ChannelRefusedError(ConnectionError):
@@ -110,7 +111,7 @@ class CoordinatorChannel(asyncio.Protocol):
         self._waiting_bytes = 0
         self._paused = False
 
-    def send(self, message: AgentMessage) -> None:
+    def send(self, message: Any) -> None:
         """Send a message, after all that waits for room; one to a connection that has ended is dropped."""
         if not self._open:
             return

@@ -55,6 +55,8 @@ class Admission:
             return None
         why_not = self._refusal(hello)
         if why_not is not None:
+            if why_not.exit_code == EXIT_BAD_INPUT:
+                self._tenant.refuse(hello.node)
             turn.send(connection, why_not)
             turn.close(connection)
             return None

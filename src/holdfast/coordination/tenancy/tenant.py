@@ -51,6 +51,8 @@ class Tenant:
         self._ladder = ladder
         self._closing = closing
         self._ending = ending
+        #: nodes that came and do not fit the job, as far as this coordinator has seen
+        self._unfit: set[str] = set()
         #: what was told last
         self._told: JobStands | None = None
         #: of what the pool wishes, what is under way
@@ -98,6 +100,10 @@ class Tenant:
             self._departures.readmit(hello.node)  # (that it had to leave was by another grant)
             self._write(came)
         return True
+
+    def refuse(self, node: str) -> None:
+        """A node does not fit the job: the pool is not to offer it again."""
+        self._unfit.add(node)
 
     def look(self) -> None:
         """Do what follows from how things stand; asked after every input."""
@@ -162,7 +168,7 @@ class Tenant:
             self._turn.change(held=held)
 
     def _tell(self, held: Held) -> None:
-        said = report(held, [one.node for one in self._ladder.all_out])
+        said = report(held, [*(one.node for one in self._ladder.all_out), *self._unfit])
         if said != self._told:
             self._told = said
             self._turn.tell_pool(said)

@@ -1,0 +1,167 @@
+"""The processes of a node's grant: the job's own agent, and all that comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import ssl
+import time
+
+import httpx
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.control.agent.channel import open_channel
+from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.launch.children import AgentOrder, spawn
+from holdfast.control.launch.settings import script_digest
+from holdfast.control.pool_node.descendants import descendants, kill_all, reap_orphans
+from holdfast.control.pool_node.settings import PoolNodeSettings
+from holdfast.control.processes import ChildProcess
+from holdfast.control.serving.turns import MALFORMED
+from holdfast.coordination.agent.identity import NodeIdentity
+from holdfast.coordination.pool.fence import StartGrant
+from holdfast.protocol.pool.launch import PooledLaunch
+
+#: how long a job's agent may take to end in good order once the node is another's, before all of it is killed
+END_S = 3.0
+_ASK_AGAIN_S = 0.5
+_REAP_POLL_S = 0.02
+
+_log = logging.getLogger("holdfast.agent")
+
+
+class GrantProcesses:
+    """What runs here by one grant, from its start until nothing of it is left.
+
+    Args:
+        http: speaks with the pool, which is asked what belongs to the grant.
+    """
+
+    def __init__(self, settings: PoolNodeSettings, start: StartGrant, http: httpx.AsyncClient) -> None:
+        self.grant = start.grant
+        self._settings = settings
+        self._start = start
+        self._http = http
+        self._child: ChildProcess | None = None
+        self._ends = asyncio.Event()
+
+    async def live(self) -> None:
+        """Start what belongs to the grant; return once nothing of it is left, however it came to that."""
+        launch = await self._launch()
+        if launch is not None and (why := self._unfit(launch)):
+            await self._say_unfit(launch, why)
+        elif launch is not None:
+            self._child = spawn(AgentOrder(settings=self._agent(launch), log=self._settings.log), dict(os.environ))
+            await self._ended(self._child)
+        await self._reap()
+
+    def end(self) -> None:
+        """The grant is over: end everything."""
+        self._ends.set()
+        if self._child is not None:
+            self._child.send_signal(signal.SIGINT)
+            self._child.send_signal(signal.SIGCONT)
+
+    def leave(self) -> None:
+        """The node is to end: the job is to leave it, in good order where there is time for that."""
+        if self._child is not None:
+            self._child.send_signal(signal.SIGTERM)
+        else:
+            self._ends.set()
+
+    async def _launch(self) -> PooledLaunch | None:
+        """Ask the pool until it says what to start, or the grant is over: None."""
+        while not self._ends.is_set():
+            try:
+                answer = await self._http.get(f"/jobs/{self._start.job}/launch")
+                found = msgspec.json.decode(answer.content, type=PooledLaunch) if answer.is_success else None
+                if found is not None and found.submission == self._start.submission:
+                    return found
+            except (httpx.HTTPError, *MALFORMED) as error:
+                _log.info("what belongs to grant %d is not known yet: %s", self.grant, error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ends.wait(), _ASK_AGAIN_S)
+        return None
+
+    def _unfit(self, launch: PooledLaunch) -> str:
+        """Return why the job cannot run here, "" where nothing is known against it."""
+        spec, most = launch.spec, self._settings.workers
+        if not os.path.isfile(spec.script) or not os.access(spec.script, os.R_OK):
+            return f"there is no script {spec.script} on it that can be read"
+        if most and spec.workers_per_node > most:
+            return f"it has room for {most} workers, and the job has {spec.workers_per_node} on each node"
+        return ""
+
+    async def _say_unfit(self, launch: PooledLaunch, why: str) -> None:
+        """Tell the job's coordinator that this node is none for it: it gives the grant back, and wants no other."""
+        mine, heard = self._settings, asyncio.Event()
+        identity = NodeIdentity(
+            job=launch.spec.name, node=mine.node, workers=1, digest="", agent_pid=os.getpid(), grant=self.grant
+        )
+        hello = identity.hello(secrets.token_hex(8), 0, (), time.monotonic(), time.time(), why)
+        url = mine.pool.rstrip("/") + launch.address
+        tls = ssl.create_default_context(cafile=mine.tls_ca or None) if url.startswith("https:") else None
+        while not (self._ends.is_set() or heard.is_set()):
+            with contextlib.suppress(OSError):  # TimeoutError too: nobody is there now
+                channel = await open_channel(url, launch.token, lambda _: heard.set(), tls=tls)
+                channel.send(hello)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(channel.wait_closed(), END_S)
+                channel.abort()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ends.wait(), _ASK_AGAIN_S)
+
+    def _agent(self, launch: PooledLaunch) -> AgentSettings:
+        """Return the settings of the job's own agent."""
+        mine, spec = self._settings, launch.spec
+        spec = replace(spec, recovery=replace(spec.recovery, grace=max(mine.grace_s, spec.recovery.grace)))
+        return AgentSettings(
+            spec=spec,
+            coordinator=mine.pool.rstrip("/") + launch.address,
+            token=launch.token,
+            node=mine.node,
+            folder=mine.folder,
+            digest=script_digest(spec.script, spec.args),
+            advertise=mine.advertise,
+            cwd=os.path.dirname(spec.script),
+            environment=mine.environment,
+            log_folder=spec.output.log_dir or (os.path.join(mine.log_folder, spec.name) if mine.log_folder else ""),
+            shows=mine.shows,
+            tls_ca=mine.tls_ca,
+            parent=os.getpid(),
+            rack=mine.rack,
+            zone=mine.zone,
+            failure_rate=mine.failure_rate,
+            grant=self.grant,
+        )
+
+    async def _ended(self, child: ChildProcess) -> None:
+        """Wait for the end of the job's agent; once the grant is over it has so long for that."""
+        ended = asyncio.ensure_future(child.wait())
+        told = asyncio.ensure_future(self._ends.wait())
+        await asyncio.wait((ended, told), return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not ended.done():
+            child.send_signal(signal.SIGINT)
+            child.send_signal(signal.SIGCONT)
+            await asyncio.wait((ended,), timeout=END_S)
+        if not ended.done():
+            kill_all()
+            await ended
+
+    async def _reap(self) -> None:
+        """Kill what is left, and return once nothing is."""
+        while descendants():
+            kill_all()
+            reap_orphans(())
+            await asyncio.sleep(_REAP_POLL_S)
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The pids of children that are waited for here."""
+        return (self._child.pid,) if self._child is not None else ()
