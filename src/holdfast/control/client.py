@@ -7,7 +7,7 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import msgspec
@@ -29,7 +29,8 @@ from holdfast.protocol.events import ReadEvent
 from holdfast.protocol.messages.forecast import MoveForecast
 
 T = TypeVar("T")
-_URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
+#: of a server; behind a pool's a job has a path of its own
+_URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/jobs/[A-Za-z0-9._-]{1,64}/job)?/?")
 _MOST_PORT = 65535
 _POLL_S = 20.0
 _RETRY_PAUSE_S = 0.2
@@ -66,17 +67,19 @@ class _Forecasts(msgspec.Struct):
     forecast: list[MoveForecast]
 
 
-class CoordinatorClient:
-    """Speaks with one coordinator; use as a context manager.
+class ServerClient:
+    """Speaks with one server, a job's coordinator or a pool's; use as a context manager.
 
     Every method raises BadInputError for what is wrong, RefusedError for what cannot be done now, UnreachableError
-    where no coordinator answers or it knows no such node, UntrustedError where TLS fails.
+    where no server answers or it knows no such node or job, UntrustedError where TLS fails.
     """
+
+    what = "coordinator"
 
     def __init__(self, job: JobEntry, *, timeout_s: float = 10.0, clock: Clock | None = None) -> None:
         if not _is_url(job.url):
             raise BadInputError(
-                f"the coordinator's URL is {job.url!r}: it must be http://HOST:PORT or https://HOST:PORT"
+                f"the {self.what}'s URL is {job.url!r}: it must be http://HOST:PORT or https://HOST:PORT"
             )
         self._job = job
         self._timeout_s = timeout_s
@@ -96,7 +99,7 @@ class CoordinatorClient:
             trust_env=False,
         )
 
-    def __enter__(self) -> CoordinatorClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -107,6 +110,34 @@ class CoordinatorClient:
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
+
+    def _ask(self, method: str, path: str, body: object = None, *, wait_s: float = 0.0) -> httpx.Response:
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            answer = self._http.request(method, path, content=content, timeout=self._timeout_s + wait_s)
+        except (httpx.RequestError, UnicodeError) as error:  # (the latter of what can be no host's name)
+            if _is_tls_failure(error):
+                raise UntrustedError(
+                    f"{self._job.url} is not trusted: {error}; give its certificate with --tls-ca"
+                ) from None
+            raise UnreachableError(f"no {self.what} answers at {self._job.url}: {error}") from None
+        if answer.is_success:
+            return answer
+        refusal = _REFUSALS.get(answer.status_code, BadInputError)
+        raise refusal(f"the {self.what} at {self._job.url} refuses: {_reason(answer)}")
+
+    def _read(self, content: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise self._stranger() from None
+
+    def _stranger(self) -> UnreachableError:
+        return UnreachableError(f"what answers at {self._job.url} is no {self.what} of holdfast")
+
+
+class CoordinatorClient(ServerClient):
+    """Speaks with a job's coordinator."""
 
     def status(self) -> dict[str, Any]:
         """Return what /status answers."""
@@ -194,30 +225,6 @@ class CoordinatorClient:
                 yield line
             if answer.headers.get(END_HEADER) == "1" or (not follow and not lines):
                 return
-
-    def _ask(self, method: str, path: str, body: object = None, *, wait_s: float = 0.0) -> httpx.Response:
-        content = None if body is None else msgspec.json.encode(body)
-        try:
-            answer = self._http.request(method, path, content=content, timeout=self._timeout_s + wait_s)
-        except (httpx.RequestError, UnicodeError) as error:  # (the latter of what can be no host's name)
-            if _is_tls_failure(error):
-                raise UntrustedError(
-                    f"{self._job.url} is not trusted: {error}; give its certificate with --tls-ca"
-                ) from None
-            raise UnreachableError(f"no coordinator answers at {self._job.url}: {error}") from None
-        if answer.is_success:
-            return answer
-        refusal = _REFUSALS.get(answer.status_code, BadInputError)
-        raise refusal(f"the coordinator at {self._job.url} refuses: {_reason(answer)}")
-
-    def _read(self, content: bytes, kind: type[T]) -> T:
-        try:
-            return msgspec.json.decode(content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise self._stranger() from None
-
-    def _stranger(self) -> UnreachableError:
-        return UnreachableError(f"what answers at {self._job.url} is no coordinator of holdfast")
 
 
 def _is_url(text: str) -> bool:

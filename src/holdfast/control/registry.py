@@ -87,6 +87,23 @@ def live_jobs(directory: Path) -> list[JobEntry]:
     return sorted(found, key=lambda entry: entry.url)
 
 
+def find_pool(directory: Path, address: str | None, token: str | None, *, tls_ca: str = "") -> JobEntry | None:
+    """Return the pool at an address, else the only one of this machine; None where there is none.
+
+    Of an address that is not registered here nobody knows yet what is there.
+
+    Raises:
+        BadInputError: there are several, or no token for the address, or one that cannot be sent.
+    """
+    if address is not None:
+        return find_job(directory, address, token, tls_ca=tls_ca)
+    pools = [entry for entry in live_jobs(directory) if entry.pool]
+    if len(pools) > 1:
+        urls = ", ".join(f"{entry.url} ({entry.pool})" for entry in pools)
+        raise BadInputError(f"{len(pools)} pools run on this machine: choose one with --address: {urls}")
+    return pools[0] if pools else None
+
+
 def check_token(token: str) -> None:
     """Refuse a token that no request can carry.
 
@@ -119,7 +136,7 @@ def find_job(
         BadInputError: there are several, or no token for the address, or one that cannot be sent.
         UnreachableError: there is none.
     """
-    jobs = live_jobs(directory)
+    jobs = [entry for entry in live_jobs(directory) if not entry.pool or address is not None]
     if address is not None:
         url = address.rstrip("/")
         known = next((entry for entry in jobs if entry.url == url), None)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import socket
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.connection import Server, TokenFile, read_token
-from holdfast.cli.options import CONNECTION, JOB, RECOVERY, grouped
+from holdfast.cli.connection import Server, read_token
+from holdfast.cli.job.server_options import ListenOptions, NodeOptions
+from holdfast.cli.options import RECOVERY, grouped
 from holdfast.cli.output import start_log, warn
+from holdfast.cli.pool.serve import run_node
 from holdfast.cli.spec_options import NODES, AsModule, SpecGroup, job_spec
 from holdfast.control.agent.node_agent import run_agent
 from holdfast.control.agent.settings import AgentSettings
@@ -29,17 +28,15 @@ from holdfast.control.failure_classes import read_rules
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_places, check_script, script_digest
 from holdfast.control.programs import check_program
-from holdfast.control.registry import JobEntry, check_name, registry_directory
+from holdfast.control.registry import JobEntry, find_pool, registry_directory
 from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.documents import Given, shown
+from holdfast.documents import Given
 from holdfast.environment import for_workers
 from holdfast.errors import EXIT_FAILED, BadInputError, UnreachableError
-from holdfast.protocol.names import FAILURE_RATES, RACK_PATTERN
 
 #: between two looks for a coordinator that is not up yet
 _PAUSE_S = 0.5
-_MOST_PORT = 65535
 
 _OF_COORDINATORS = SpecGroup(
     (
@@ -81,108 +78,8 @@ _OF_AGENTS = SpecGroup(
     )
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class ListenOptions:
-    """Where a coordinator listens."""
-
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where to listen, port 0 for a free one; a host that others can reach needs a token.",
-            rich_help_panel=CONNECTION,
-        ),
-    ] = "127.0.0.1:0"
-    token_file: TokenFile = None
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Serve TLS with this certificate.", rich_help_panel=CONNECTION),
-    ] = None
-    tls_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The certificate's key.", rich_help_panel=CONNECTION)
-    ] = None
-
-    def place(self) -> tuple[str, int]:
-        """Return host and port.
-
-        Raises:
-            BadInputError: they are none.
-        """
-        host, colon, port = self.listen.rpartition(":")
-        if not (host and colon and re.fullmatch("[0-9]{1,5}", port) and int(port) <= _MOST_PORT):
-            raise BadInputError(f"--listen is {shown(self.listen)}: it must be HOST:PORT, such as 127.0.0.1:7000")
-        return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeOptions:
-    """What a node is to the others."""
-
-    node_name: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="This node's name, unique in the job.",
-            show_default="the host's, and the pid",
-            rich_help_panel=JOB,
-        ),
-    ] = ""
-    advertise: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST", help="Address at which the other nodes reach this one.", rich_help_panel=CONNECTION
-        ),
-    ] = "127.0.0.1"
-    rack: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Nodes that may fail together name the same rack.",
-            show_default="a rack of its own",
-            rich_help_panel=RECOVERY,
-        ),
-    ] = ""
-    zone: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Where its rack is: a lost node's place is taken by one of its rack, else of its zone.",
-            show_default="none",
-            rich_help_panel=RECOVERY,
-        ),
-    ] = ""
-    standby: Annotated[
-        bool,
-        typer.Option(
-            "--standby",
-            help="Wait, warm, to take the place of a node that is lost, and train no sooner.",
-            rich_help_panel=RECOVERY,
-        ),
-    ] = False
-    failure_rate: Annotated[
-        float,
-        typer.Option(
-            metavar="R",
-            help="How often this node fails, the usual one being 1: spot, 10. Experts with few replicas avoid it.",
-            rich_help_panel=RECOVERY,
-        ),
-    ] = 1.0
-
-    def check(self) -> None:
-        """Refuse names that cannot be sent.
-
-        Raises:
-            BadInputError: naming the option.
-        """
-        if self.node_name:
-            check_name("--node-name", self.node_name)
-        for option, name in (("--rack", self.rack), ("--zone", self.zone)):
-            if not re.fullmatch(RACK_PATTERN, name):
-                raise BadInputError(f"{option} is {name!r}: use letters, digits, dots, dashes, at most 64")
-        least, most = FAILURE_RATES
-        if not least <= self.failure_rate <= most:
-            raise BadInputError(f"--failure-rate is {self.failure_rate:g}: give a number from {least:g} to {most:g}")
+#: keys of which a pool's node has its own
+_OF_POOLED_NODES = ("workers_per_node", "recovery.grace", "output.log_dir")
 
 
 def register(app: typer.Typer) -> None:
@@ -242,7 +139,10 @@ def job_at(entry: JobEntry, say: Callable[[str], None]) -> str:
 
 
 def agent(
-    script: Annotated[str, typer.Argument(help="The training script.", metavar="SCRIPT")],
+    script: Annotated[
+        str | None,
+        typer.Argument(help="The training script.", metavar="[SCRIPT]", show_default="none: a node of a pool"),
+    ] = None,
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments, passed on as they are.")] = None,
     *,
     spec: Annotated[dict[str, Given], _OF_AGENTS],
@@ -252,9 +152,13 @@ def agent(
 ) -> None:
     """Run one node of a job: an agent with its workers. Ends with the node's part in the job.
 
-    It may be started before the coordinator, and waits for it.
+    Without SCRIPT: one node of a pool, for whatever jobs the pool gives it to, until it is told to end.
+
+    It may be started before the coordinator or the pool, and waits for it.
     """
     start_log("warning")
+    if script is None:
+        raise typer.Exit(_node_of_pool(spec, node, server))
     given = {**spec, "args": Given(tuple(args or ()), "ARGS")}
     given["module" if as_module else "script"] = Given(script, "SCRIPT")
     described = with_script(job_spec(given), os.getcwd())
@@ -290,3 +194,23 @@ def agent(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     raise typer.Exit(EXIT_FAILED if code == TAIL_FAILED else code)
+
+
+def _node_of_pool(spec: dict[str, Given], node: NodeOptions, server: Server) -> int:
+    """Be a node of a pool; return the exit code.
+
+    Raises:
+        BadInputError: an option is a job's own, or there is no pool.
+    """
+    for key, value in spec.items():
+        if key not in _OF_POOLED_NODES:
+            raise BadInputError(f"{value.name} belongs to a job: give SCRIPT, or say it of the job (holdfast submit)")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    entry = find_pool(
+        registry_directory(os.environ), server.address, read_token(server.token_file), tls_ca=server.tls_ca
+    )
+    if entry is None:
+        raise BadInputError("SCRIPT is missing, and no pool runs on this machine: give either, or --address of a pool")
+    told = job_spec(spec)
+    workers = told.workers_per_node if "workers_per_node" in spec else 0
+    return run_node(entry, node, workers, told.recovery.grace, told.output.log_dir)

@@ -14,7 +14,6 @@ import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -311,9 +310,3 @@ async def _refuse(status: int, why: str, scope: Scope, receive: Receive, send: S
 
 def _shown(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return next((value for name, value in headers if name == b"authorization"), b"")
-
-
-def default_folder(store: str) -> Path | None:
-    """Return where journals lie beside a SQLite store, None where the pool keeps none."""
-    kind, _, path = store.partition(":")
-    return Path(f"{path}.journals") if kind == "sqlite" and path else None

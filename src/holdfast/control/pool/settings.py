@@ -10,6 +10,7 @@ from holdfast.control.coordinator.settings import check_listening
 from holdfast.control.registry import check_name
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
+from holdfast.errors import BadInputError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,3 +58,19 @@ class PoolSettings:
     def journal_of(self, job: str, submission: int) -> str:
         """Return where a job's events go that has named no file, "" for nowhere."""
         return str(self.folder / f"{job}.{submission}.events.jsonl") if self.folder else ""
+
+
+def default_folder(store: str) -> Path | None:
+    """Return where journals lie beside a SQLite store, None where the pool keeps none."""
+    kind, _, path = store.partition(":")
+    return Path(f"{path}.journals") if kind == "sqlite" and path else None
+
+
+def check_policy(policy: str) -> None:
+    """Refuse a policy that there is not.
+
+    Raises:
+        BadInputError: with those that there are.
+    """
+    if policy not in POLICIES:
+        raise BadInputError(f"--policy is {policy!r}: it must be {', '.join(POLICIES)}")

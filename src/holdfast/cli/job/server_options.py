@@ -1,0 +1,122 @@
+"""Options of everything that serves: where it listens, and what a node is to the others."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.connection import TokenFile
+from holdfast.cli.options import CONNECTION, JOB, RECOVERY
+from holdfast.control.registry import check_name
+from holdfast.documents import shown
+from holdfast.errors import BadInputError
+from holdfast.protocol.names import FAILURE_RATES, RACK_PATTERN
+
+_MOST_PORT = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions:
+    """Where a coordinator listens."""
+
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to listen, port 0 for a free one; a host that others can reach needs a token.",
+            rich_help_panel=CONNECTION,
+        ),
+    ] = "127.0.0.1:0"
+    token_file: TokenFile = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Serve TLS with this certificate.", rich_help_panel=CONNECTION),
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate's key.", rich_help_panel=CONNECTION)
+    ] = None
+
+    def place(self) -> tuple[str, int]:
+        """Return host and port.
+
+        Raises:
+            BadInputError: they are none.
+        """
+        host, colon, port = self.listen.rpartition(":")
+        if not (host and colon and re.fullmatch("[0-9]{1,5}", port) and int(port) <= _MOST_PORT):
+            raise BadInputError(f"--listen is {shown(self.listen)}: it must be HOST:PORT, such as 127.0.0.1:7000")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """What a node is to the others."""
+
+    node_name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="This node's name, unique in the job.",
+            show_default="the host's, and the pid",
+            rich_help_panel=JOB,
+        ),
+    ] = ""
+    advertise: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST", help="Address at which the other nodes reach this one.", rich_help_panel=CONNECTION
+        ),
+    ] = "127.0.0.1"
+    rack: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Nodes that may fail together name the same rack.",
+            show_default="a rack of its own",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = ""
+    zone: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where its rack is: a lost node's place is taken by one of its rack, else of its zone.",
+            show_default="none",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = ""
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Wait, warm, to take the place of a node that is lost, and train no sooner.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = False
+    failure_rate: Annotated[
+        float,
+        typer.Option(
+            metavar="R",
+            help="How often this node fails, the usual one being 1: spot, 10. Experts with few replicas avoid it.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = 1.0
+
+    def check(self) -> None:
+        """Refuse names that cannot be sent.
+
+        Raises:
+            BadInputError: naming the option.
+        """
+        if self.node_name:
+            check_name("--node-name", self.node_name)
+        for option, name in (("--rack", self.rack), ("--zone", self.zone)):
+            if not re.fullmatch(RACK_PATTERN, name):
+                raise BadInputError(f"{option} is {name!r}: use letters, digits, dots, dashes, at most 64")
+        least, most = FAILURE_RATES
+        if not least <= self.failure_rate <= most:
+            raise BadInputError(f"--failure-rate is {self.failure_rate:g}: give a number from {least:g} to {most:g}")

@@ -1,0 +1,139 @@
+"""`holdfast pool`: several jobs on the same nodes; `holdfast agent` without a script: one of these nodes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.connection import read_token
+from holdfast.cli.job.server_options import ListenOptions, NodeOptions
+from holdfast.cli.options import JOB, OUTPUT, RECOVERY, grouped
+from holdfast.cli.output import say, start_log, warn
+from holdfast.control.pool.settings import PoolSettings, check_policy, default_folder
+from holdfast.control.pool_node.settings import PoolNodeSettings
+from holdfast.control.registry import JobEntry, check_name, registry_directory
+from holdfast.environment import for_workers
+from holdfast.errors import BadInputError
+
+_MOST_HERE = 256
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("pool", rich_help_panel="Serve")(grouped(pool))
+
+
+def pool(
+    listen: ListenOptions,
+    name: Annotated[str, typer.Option(metavar="NAME", help="The pool's name.", rich_help_panel=JOB)] = "pool",
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="equal|weighted|priority|sized",
+            help="How nodes are shared out beyond each job's least.",
+            rich_help_panel=JOB,
+        ),
+    ] = "equal",
+    reserve: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Keep so many nodes for jobs that lose one; preemptible jobs run on them meanwhile.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = 0,
+    local: Annotated[
+        int, typer.Option(metavar="N", help="Run so many nodes on this machine, too.", rich_help_panel=JOB)
+    ] = 0,
+    store: Annotated[
+        str,
+        typer.Option(
+            help="Where to keep what the pool and its jobs are: sqlite:PATH or memory:.", rich_help_panel=RECOVERY
+        ),
+    ] = "memory:",
+    journals: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep events here, the pool's and its jobs'.",
+            show_default="beside a SQLite store",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Serve a pool: nodes that jobs share, which come and go (`holdfast submit`). It ends at Ctrl-C.
+
+    Jobs train on where it ends without its nodes; the next server of its store takes them up again.
+    """
+    start_log("info")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    check_policy(policy)
+    for option, value in (("--reserve", reserve), ("--local", local)):
+        if not 0 <= value <= _MOST_HERE:
+            raise BadInputError(f"{option} is {value}: give a number from 0 to {_MOST_HERE}")
+    host, port = listen.place()
+    settings = PoolSettings(
+        name=name,
+        policy=policy,
+        reserve=reserve,
+        expected=local,
+        host=host,
+        port=port,
+        token=read_token(listen.token_file),
+        store=store,
+        tls_cert=listen.tls_cert,
+        tls_key=listen.tls_key,
+        registry=registry_directory(os.environ),
+        folder=(journals or default_folder(store)),
+    )
+    if local:
+        from holdfast.control.pool.local_pool import run_local_pool
+
+        raise typer.Exit(run_local_pool(settings, local, for_workers(os.environ), say))
+    from holdfast.control.pool.pool_server import run_pool  # 0.5 s of imports that no other command needs
+
+    raise typer.Exit(run_pool(settings))
+
+
+def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, log_dir: str) -> int:
+    """Be a node of the pool at an address, until told to end; return the exit code.
+
+    Raises:
+        BadInputError: an option cannot be used.
+    """
+    from holdfast.control.pool_node.pool_agent import run_pool_agent
+
+    node.check()
+    if node.standby:
+        raise BadInputError(
+            "--standby is for a job's nodes: a pool keeps nodes back for its jobs by itself (--reserve)"
+        )
+    folder = tempfile.mkdtemp(prefix="holdfast-")
+    name = node.node_name or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+    check_name("--node-name", name)
+    try:
+        settings = PoolNodeSettings(
+            pool=entry.url,
+            token=entry.token,
+            node=name,
+            folder=folder,
+            advertise=node.advertise,
+            rack=node.rack,
+            zone=node.zone,
+            failure_rate=node.failure_rate,
+            tls_ca=entry.tls_ca,
+            environment=for_workers(os.environ),
+            log_folder=os.path.abspath(log_dir) if log_dir else "",
+            workers=workers,
+            grace_s=grace_s,
+        )
+        return run_pool_agent(settings, warn)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,71 @@
+"""The commands' side of a pool's HTTP interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.control.client import ServerClient
+from holdfast.protocol.job_spec import JobSpec
+
+_POLL_S = 20.0
+
+
+class _Submitted(msgspec.Struct):
+    submission: int
+
+
+class PoolClient(ServerClient):
+    """Speaks with a pool."""
+
+    what = "pool"
+
+    def status(self) -> dict[str, Any]:
+        """Return the pool's nodes and jobs."""
+        answer = self._read(self._ask("GET", "/pool").content, dict[str, Any])
+        if not isinstance(answer.get("pool"), str):
+            raise self._stranger()
+        return answer
+
+    def job(self, name: str) -> dict[str, Any]:
+        """Return a job, and what would let it begin."""
+        return self._read(self._ask("GET", f"/jobs/{name}").content, dict[str, Any])
+
+    def submit(self, spec: JobSpec) -> int:
+        """Hand in a job; return its number."""
+        return self._read(self._ask("POST", "/jobs", spec).content, _Submitted).submission
+
+    def stop(self, name: str) -> None:
+        """End a job, queued or not."""
+        self._ask("POST", f"/jobs/{name}/stop")
+
+    def suspend(self, name: str, *, force: bool = False) -> None:
+        """Have a job saved, and leave its nodes."""
+        self._ask("POST", f"/jobs/{name}/suspend", {"force": force})
+
+    def resume(self, name: str) -> None:
+        """Let a suspended job go on."""
+        self._ask("POST", f"/jobs/{name}/resume")
+
+    def update(self, name: str, changes: Mapping[str, int | float]) -> None:
+        """Change what a job asks for."""
+        self._ask("POST", f"/jobs/{name}/update", {"changes": dict(changes)})
+
+    def forget(self, node: str) -> None:
+        """Say that a node does not come back."""
+        self._ask("POST", f"/nodes/{node}/forget")
+
+    def events(self, after: int = 0, *, follow: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield the pool's events above number `after`: those there are, or (`follow`) for ever."""
+        while True:
+            wait_s = _POLL_S if follow else 0.0
+            answer = self._ask("GET", f"/pool/events?after={after}&wait={wait_s}", wait_s=wait_s)
+            lines = answer.content.splitlines()
+            for line in lines:
+                event = self._read(line, dict[str, Any])
+                after = int(event["seq"])
+                yield event
+            if not follow and not lines:
+                return
