@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from holdfast import environment as env
 from holdfast.cli.options import CONNECTION
 from holdfast.control.client import CoordinatorClient
-from holdfast.control.registry import JobEntry, find_job, registry_directory
+from holdfast.control.pool_client import PoolClient
+from holdfast.control.registry import JobEntry, find_job, find_pool, live_jobs, registry_directory
 from holdfast.errors import BadInputError, UnreachableError
 
 #: bytes of a token's file that are read
@@ -73,8 +75,46 @@ class Server:
             BadInputError: it is not clear which one is meant, or its token is not known.
             UnreachableError: there is none.
         """
-        directory = registry_directory(os.environ)
-        return find_job(directory, self.address, read_token(self.token_file), tls_ca=self.tls_ca, job=self.job)
+        directory, token = registry_directory(os.environ), read_token(self.token_file)
+        if self.job and (pool := self._pool_with(self.job)) is not None:
+            return msgspec.structs.replace(pool, url=f"{pool.url.rstrip('/')}/jobs/{self.job}/job", job=self.job)
+        found = find_job(directory, self.address, token, tls_ca=self.tls_ca, job=self.job)
+        if found.pool:
+            raise BadInputError(f"at {found.url} is pool {found.pool}: say which of its jobs is meant (-j NAME)")
+        return found
+
+    def pool(self) -> PoolClient:
+        """Return a way to the pool.
+
+        Raises:
+            BadInputError, UnreachableError: as `entry`; or there is none.
+        """
+        entry = self._pool_entry()
+        if entry is None:
+            raise UnreachableError("no pool runs on this machine: start one (holdfast pool), or give --address URL")
+        return PoolClient(entry)
+
+    def of_pool(self) -> PoolClient | None:
+        """Return a way to the pool that has the job which is meant, None where none has."""
+        entry = self._pool_with(self.job) if self.job else None
+        return PoolClient(entry) if entry is not None else None
+
+    def _pool_entry(self) -> JobEntry | None:
+        token = read_token(self.token_file)
+        return find_pool(registry_directory(os.environ), self.address, token, tls_ca=self.tls_ca)
+
+    def _pool_with(self, job: str) -> JobEntry | None:
+        """Return the pool that is meant, where it knows this job."""
+        if self.address is None and any(one.job == job for one in live_jobs(registry_directory(os.environ))):
+            return None  # (one that runs on this machine by itself)
+        entry = self._pool_entry()
+        if entry is None or not (entry.pool or self.address):
+            return None
+        try:
+            with PoolClient(entry) as client:
+                return entry if any(one["job"] == job for one in client.status()["jobs"]) else None
+        except UnreachableError:
+            return None  # (a job's own coordinator is there, or nobody)
 
     def client(self) -> CoordinatorClient:
         """Return a way to the job's coordinator.

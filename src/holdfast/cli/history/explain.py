@@ -54,6 +54,12 @@ def explain_command(
 ) -> None:
     """Say why an event happened, what was tried and what it cost; without SEQ, why the job stands or waits."""
     seq, path = _asked(what, file)
+    if seq is None and path is None and (pool := server.of_pool()) is not None:
+        with pool as client:
+            job = client.job(server.job or "")
+        if job["state"] != "admitted":
+            _explain_pooled(job, as_json=as_json)
+            return
     if seq is not None:
         found = explain(list(events_of(path, server)), seq)
         if as_json:
@@ -66,6 +72,18 @@ def explain_command(
         print_json(dataclasses.asdict(standing))
     for line in () if as_json else stands(standing):
         say(on_one_line(line))
+
+
+def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
+    """Say why a pool's job has no nodes, and what would let it begin."""
+    if as_json:
+        print_json(job)
+        return
+    say(f"job {job['job']} is {job['state']}{': ' if job['why'] else ''}{job['why']}")
+    for would in job["would"]:
+        say(f"it would begin with: {would}")
+    if job["refuses"]:
+        say(f"nodes that are of no use to it: {', '.join(job['refuses'])}")
 
 
 def _asked(what: str | None, file: str | None) -> tuple[int | None, Path | None]:

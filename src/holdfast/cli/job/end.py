@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -11,10 +12,13 @@ from holdfast.cli.job.progress import describe
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.control.client import CoordinatorClient
+from holdfast.control.pool_client import PoolClient
 from holdfast.errors import EXIT_ENDED, JobFailedError
 from holdfast.protocol.events import CheckpointSaved, CoordinatorRestarted, JobFailed, JobFinished
+from holdfast.protocol.pool.record import OVER
 
 _WHY = "holdfast stop"
+_LOOK_AGAIN_S = 0.2
 
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once: do not wait until it is done.")]
 
@@ -36,6 +40,11 @@ def stop(
 
     It is saved in the folder that it keeps checkpoints in; without one it simply ends.
     """
+    pool = server.of_pool()
+    if pool is not None:
+        assert server.job is not None
+        _stop_pooled(pool, server.job, no_wait=no_wait, as_json=as_json)
+        return
     with server.client() as client:
         after = client.status()["events"]
         client.shutdown(EXIT_ENDED, _WHY, save=not now)
@@ -47,6 +56,22 @@ def stop(
         say("the job is asked to end")
     else:
         say(f"{describe(end)}{'' if saved is None else f'; step {saved} is saved'}")
+
+
+def _stop_pooled(pool: PoolClient, name: str, *, no_wait: bool, as_json: bool) -> None:
+    """Have a pool end a job, queued or not."""
+    with pool as client:
+        client.stop(name)
+        job = client.job(name)
+        while job["state"] not in OVER and not no_wait:
+            time.sleep(_LOOK_AGAIN_S)
+            job = client.job(name)
+    if as_json:
+        print_json({"asked": True, "state": job["state"], "why": job["why"]})
+    elif job["state"] in OVER:
+        say(f"job {name} is {job['state']}{': ' if job['why'] else ''}{job['why']}")
+    else:
+        say(f"job {name} is asked to end")
 
 
 def checkpoint(

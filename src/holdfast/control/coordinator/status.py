@@ -100,7 +100,7 @@ def _saving(coordinator: Coordinator) -> dict[str, Any] | None:
     return {
         "every": record.config.get(CHECKPOINT_EVERY, ""),
         "period_s": coordinator.parts.checkpoints.period_s,
-        **msgspec.to_builtins(record.saving),
+        **msgspec.structs.asdict(record.saving),
     }
 
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import ssl
 import time
@@ -49,16 +50,20 @@ class GrantProcesses:
         self._http = http
         self._child: ChildProcess | None = None
         self._ends = asyncio.Event()
+        # (what was killed leaves its sockets behind)
+        self._folder = os.path.join(settings.folder, f"{start.grant}")
 
     async def live(self) -> None:
         """Start what belongs to the grant; return once nothing of it is left, however it came to that."""
         launch = await self._launch()
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
         if launch is not None and (why := self._unfit(launch)):
             await self._say_unfit(launch, why)
         elif launch is not None:
             self._child = spawn(AgentOrder(settings=self._agent(launch), log=self._settings.log), dict(os.environ))
             await self._ended(self._child)
         await self._reap()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def end(self) -> None:
         """The grant is over: end everything."""
@@ -125,7 +130,7 @@ class GrantProcesses:
             coordinator=mine.pool.rstrip("/") + launch.address,
             token=launch.token,
             node=mine.node,
-            folder=mine.folder,
+            folder=self._folder,
             digest=script_digest(spec.script, spec.args),
             advertise=mine.advertise,
             cwd=os.path.dirname(spec.script),

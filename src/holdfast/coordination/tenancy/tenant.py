@@ -159,7 +159,8 @@ class Tenant:
         standing: JobStanding = "suspended" if held.wish == "suspend" else "stopped"
         if self._turn.record.outcome:
             standing = "failed" if self._turn.record.outcome == "failed" else "finished"
-        return stand(held, standing, "" if standing == "finished" else over.why)
+        # (why it was to end, the pool knows better)
+        return stand(held, standing, "" if standing == "finished" or held.wish != "run" else over.why)
 
     # ---- telling ----
 

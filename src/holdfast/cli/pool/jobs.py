@@ -1,0 +1,173 @@
+"""`holdfast submit`, `jobs`, `suspend`, `resume`, `update`: what is done with a pool's jobs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.connection import Server
+from holdfast.cli.job.end import NoWait
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, on_one_line, print_json, say
+from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec
+from holdfast.control.launch.modules import with_script
+from holdfast.control.launch.settings import check_script
+from holdfast.control.pool_client import PoolClient
+from holdfast.control.registry import live_jobs, registry_directory
+from holdfast.documents import Given
+from holdfast.errors import EXIT_FAILED, BadInputError, JobFailedError
+from holdfast.protocol.pool.record import OVER
+
+_LOOK_AGAIN_S = 0.2
+Set = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="Set any key of job.toml, such as weight=2.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    # What follows SCRIPT belongs to the script, options included.
+    settings = {"allow_interspersed_args": False}
+    app.command("submit", context_settings=settings, rich_help_panel="Run")(grouped(submit))
+    app.command("jobs", rich_help_panel="Look")(grouped(jobs))
+    app.command("suspend", rich_help_panel="Act")(grouped(suspend))
+    app.command("resume", rich_help_panel="Act")(grouped(resume))
+    app.command("update", rich_help_panel="Act")(grouped(update))
+
+
+def submit(
+    script: Annotated[
+        str,
+        typer.Argument(help="The training script, or a job's file; a module's name.", metavar="SCRIPT|JOB.toml|MOD"),
+    ],
+    args: Annotated[list[str] | None, typer.Argument(help="The script's arguments, passed on as they are.")] = None,
+    *,
+    spec: Annotated[dict[str, Given], SpecGroup()],
+    set: Set = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Stay until the job is over, with its exit code.")] = False,
+    as_module: AsModule = False,
+    as_json: AsJson = False,
+    server: Server,
+) -> None:
+    """Hand in a job to a pool. The script has to lie at the same path on the pool's nodes."""
+    given = given_job(script, args or (), set or (), spec, as_module=as_module)
+    described = with_script(job_spec(given), os.getcwd())
+    check_script(described.script)
+    job = described.settled(os.getcwd())
+    with server.pool() as client:
+        number = client.submit(job)
+        told = client.job(job.name)
+        if as_json:
+            print_json({"job": job.name, "submission": number, "state": told["state"], "why": told["why"]})
+        else:
+            say(_line(told))
+        if follow:
+            raise typer.Exit(_followed(client, job.name, number, as_json=as_json))
+
+
+def _followed(client: PoolClient, name: str, number: int, *, as_json: bool) -> int:
+    """Stay until a job is over; say whenever it stands otherwise."""
+    before = ""
+    while True:
+        job = client.job(name)
+        if job["submission"] != number:
+            raise JobFailedError(f"job {name} is another one by now: how this one ended, the pool's events say")
+        line = _line(job)
+        if line != before and before and not as_json:
+            say(line)
+        before = line
+        if job["state"] in OVER:
+            return 0 if job["state"] == "finished" else EXIT_FAILED
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def jobs(as_json: AsJson = False, *, server: Server) -> None:
+    """Show the jobs of a pool, and those that run on this machine by themselves."""
+    alone = [] if server.address else [one for one in live_jobs(registry_directory(os.environ)) if not one.pool]
+    pooled: list[dict[str, Any]] = []
+    if server.address or len(alone) < len(live_jobs(registry_directory(os.environ))):
+        with server.pool() as client:
+            pooled = client.status()["jobs"]
+    if as_json:
+        print_json({"jobs": [*({"job": one.job, "url": one.url} for one in alone), *pooled]})
+        return
+    for one in alone:
+        say(f"{one.job}  runs by itself at {one.url}")
+    for job in pooled:
+        say(on_one_line(_line(job)))
+    if not alone and not pooled:
+        say("there are no jobs")
+
+
+def _line(job: Mapping[str, Any]) -> str:
+    """Return how a job stands, in words."""
+    state, nodes, why = job["state"], job["nodes"], job["why"]
+    if state == "admitted":
+        many = f"{len(nodes)} of {job['share']} nodes" if len(nodes) != job["share"] else f"{len(nodes)} nodes"
+        return f"{job['job']}  runs on {many}: {', '.join(nodes) or 'none so far'}"
+    return f"{job['job']}  {state}{': ' if why else ''}{why}"
+
+
+def suspend(
+    force: Annotated[bool, typer.Option("--force", help="Also where it keeps nothing: it begins anew then.")] = False,
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Have a job of a pool saved, and leave its nodes; `holdfast resume` lets it go on."""
+    name = _named(server)
+    with server.pool() as client:
+        client.suspend(name, force=force)
+        _told(client, name, "suspending", no_wait=no_wait, as_json=as_json)
+
+
+def resume(as_json: AsJson = False, *, server: Server) -> None:
+    """Let a suspended job of a pool go on, from the queue."""
+    name = _named(server)
+    with server.pool() as client:
+        client.resume(name)
+        _told(client, name, "", no_wait=True, as_json=as_json)
+
+
+def update(
+    weight: Annotated[float | None, typer.Option(help="What the job counts beside others.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Those of the greatest get their nodes first.")] = None,
+    min_nodes: Annotated[int | None, typer.Option(help="The least that the job keeps.")] = None,
+    max_nodes: Annotated[int | None, typer.Option(help="The most that it is given.")] = None,
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Change what a job of a pool asks for."""
+    name = _named(server)
+    given = {"weight": weight, "priority": priority, "min_nodes": min_nodes, "max_nodes": max_nodes}
+    changes = {key: value for key, value in given.items() if value is not None}
+    if not changes:
+        raise BadInputError("nothing is to be changed: give --weight, --priority, --min-nodes or --max-nodes")
+    with server.pool() as client:
+        client.update(name, changes)
+        _told(client, name, "", no_wait=True, as_json=as_json)
+
+
+def _named(server: Server) -> str:
+    if not server.job:
+        raise BadInputError("no job is named: say which one is meant (-j NAME)")
+    return server.job
+
+
+def _told(client: PoolClient, name: str, passing: str, *, no_wait: bool, as_json: bool) -> None:
+    """Say how a job stands, once it is no longer in a state that passes."""
+    job = client.job(name)
+    while job["state"] == passing and not no_wait:
+        time.sleep(_LOOK_AGAIN_S)
+        job = client.job(name)
+    if as_json:
+        print_json(job)
+    else:
+        say(on_one_line(_line(job)))
