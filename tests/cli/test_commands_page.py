@@ -63,7 +63,8 @@ def test_these_are_the_commands() -> None:
             "undrain",
             "inject",
         ),
-        *("coordinator", "agent", "schema"),
+        *("submit", "jobs", "suspend", "resume", "update"),
+        *("coordinator", "agent", "pool", "schema"),
         *("checkpoints list", "checkpoints verify", "checkpoints export"),
         *("experts plan", "simulate"),
         *("spares plan", "spares map", "spares validate", "spares fit"),
@@ -122,4 +123,4 @@ def test_variables_are_on_the_page() -> None:
 
 def test_every_command_that_prints_facts_can_print_json() -> None:
     without = {name for name, command in ALL.items() if "--json" not in options(command)}
-    assert without == {"coordinator", "agent", "schema"}  # the first two print nothing, the last one nothing but JSON
+    assert without == {"coordinator", "agent", "pool", "schema"}  # (that print nothing, or nothing but JSON)

@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.connection import Server, read_token
-from holdfast.cli.job.server_options import ListenOptions, NodeOptions
 from holdfast.cli.options import RECOVERY, grouped
 from holdfast.cli.output import start_log, warn
 from holdfast.cli.pool.serve import run_node
+from holdfast.cli.server_options import ListenOptions, NodeOptions
 from holdfast.cli.spec_options import NODES, AsModule, SpecGroup, job_spec
 from holdfast.control.agent.node_agent import run_agent
 from holdfast.control.agent.settings import AgentSettings

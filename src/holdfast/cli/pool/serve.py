@@ -7,15 +7,16 @@ import os
 import shutil
 import socket
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.connection import read_token
-from holdfast.cli.job.server_options import ListenOptions, NodeOptions
 from holdfast.cli.options import JOB, OUTPUT, RECOVERY, grouped
 from holdfast.cli.output import say, start_log, warn
+from holdfast.cli.server_options import ListenOptions, NodeOptions
 from holdfast.control.pool.settings import PoolSettings, check_policy, default_folder
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.registry import JobEntry, check_name, registry_directory
@@ -30,9 +31,11 @@ def register(app: typer.Typer) -> None:
     app.command("pool", rich_help_panel="Serve")(grouped(pool))
 
 
-def pool(
-    listen: ListenOptions,
-    name: Annotated[str, typer.Option(metavar="NAME", help="The pool's name.", rich_help_panel=JOB)] = "pool",
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """What a pool is."""
+
+    name: Annotated[str, typer.Option(metavar="NAME", help="The pool's name.", rich_help_panel=JOB)] = "pool"
     policy: Annotated[
         str,
         typer.Option(
@@ -40,7 +43,7 @@ def pool(
             help="How nodes are shared out beyond each job's least.",
             rich_help_panel=JOB,
         ),
-    ] = "equal",
+    ] = "equal"
     reserve: Annotated[
         int,
         typer.Option(
@@ -48,16 +51,16 @@ def pool(
             help="Keep so many nodes for jobs that lose one; preemptible jobs run on them meanwhile.",
             rich_help_panel=RECOVERY,
         ),
-    ] = 0,
+    ] = 0
     local: Annotated[
         int, typer.Option(metavar="N", help="Run so many nodes on this machine, too.", rich_help_panel=JOB)
-    ] = 0,
+    ] = 0
     store: Annotated[
         str,
         typer.Option(
             help="Where to keep what the pool and its jobs are: sqlite:PATH or memory:.", rich_help_panel=RECOVERY
         ),
-    ] = "memory:",
+    ] = "memory:"
     journals: Annotated[
         Path | None,
         typer.Option(
@@ -66,37 +69,48 @@ def pool(
             show_default="beside a SQLite store",
             rich_help_panel=OUTPUT,
         ),
-    ] = None,
-) -> None:
+    ] = None
+
+    def settings(self, listen: ListenOptions) -> PoolSettings:
+        """Return what the pool is told.
+
+        Raises:
+            BadInputError: naming the option.
+        """
+        check_policy(self.policy)
+        for option, value in (("--reserve", self.reserve), ("--local", self.local)):
+            if not 0 <= value <= _MOST_HERE:
+                raise BadInputError(f"{option} is {value}: give a number from 0 to {_MOST_HERE}")
+        host, port = listen.place()
+        return PoolSettings(
+            name=self.name,
+            policy=self.policy,
+            reserve=self.reserve,
+            expected=self.local,
+            host=host,
+            port=port,
+            token=read_token(listen.token_file),
+            store=self.store,
+            tls_cert=listen.tls_cert,
+            tls_key=listen.tls_key,
+            registry=registry_directory(os.environ),
+            folder=self.journals or default_folder(self.store),
+        )
+
+
+def pool(*, listen: ListenOptions, options: PoolOptions) -> None:
     """Serve a pool: nodes that jobs share, which come and go (`holdfast submit`). It ends at Ctrl-C.
 
     Jobs train on where it ends without its nodes; the next server of its store takes them up again.
     """
     start_log("info")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    check_policy(policy)
-    for option, value in (("--reserve", reserve), ("--local", local)):
-        if not 0 <= value <= _MOST_HERE:
-            raise BadInputError(f"{option} is {value}: give a number from 0 to {_MOST_HERE}")
-    host, port = listen.place()
-    settings = PoolSettings(
-        name=name,
-        policy=policy,
-        reserve=reserve,
-        expected=local,
-        host=host,
-        port=port,
-        token=read_token(listen.token_file),
-        store=store,
-        tls_cert=listen.tls_cert,
-        tls_key=listen.tls_key,
-        registry=registry_directory(os.environ),
-        folder=(journals or default_folder(store)),
-    )
-    if local:
+    for noisy in ("uvicorn", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    settings = options.settings(listen)
+    if options.local:
         from holdfast.control.pool.local_pool import run_local_pool
 
-        raise typer.Exit(run_local_pool(settings, local, for_workers(os.environ), say))
+        raise typer.Exit(run_local_pool(settings, options.local, for_workers(os.environ), say))
     from holdfast.control.pool.pool_server import run_pool  # 0.5 s of imports that no other command needs
 
     raise typer.Exit(run_pool(settings))
