@@ -117,3 +117,18 @@ def test_severing_leaves_no_descriptor_behind(stack: ExitStack):
     descriptors = len(os.listdir("/proc/self/fd"))
     find_group_sockets(before, [net.address], generation=1).sever()
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_what_names_something_else_by_now_is_not_kept_open(stack: ExitStack):
+    net = Net(stack)
+    before = socket_inodes()
+    near, far = net.connection()
+    sockets = find_group_sockets(before, [net.address], generation=1)
+    reader, writer = os.pipe()
+    stack.callback(os.close, reader)
+    os.dup2(writer, near.fileno())
+    os.close(writer)
+    os.dup2(net.listener.fileno(), far.fileno())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    assert sockets.sever() == 0
+    assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -79,20 +79,21 @@ def opened(handle: SocketHandle) -> Generator[socket.socket | None]:
     except OSError:
         yield None
         return
-    try:
-        if os.fstat(copy).st_ino != handle.inode:
-            yield None
-            return
-        duplicate = socket.socket(fileno=copy)
-    except OSError:
+    duplicate = _socket_of(copy, handle.inode)
+    if duplicate is None:
         os.close(copy)
         yield None
         return
-    except BaseException:
-        os.close(copy)
-        raise
     with duplicate:
         yield duplicate
+
+
+def _socket_of(descriptor: int, inode: int) -> socket.socket | None:
+    """Return the socket that has this inode, which owns the descriptor from then on; None where it is not that."""
+    try:
+        return socket.socket(fileno=descriptor) if os.fstat(descriptor).st_ino == inode else None
+    except OSError:
+        return None
 
 
 def _shut_down(handle: SocketHandle) -> bool:
