@@ -12,6 +12,7 @@ from mutants_of_lateness import LATENESS_MUTANTS
 from mutants_of_parts import PART_MUTANTS
 from mutants_of_samples import SAMPLE_MUTANTS
 from mutants_of_snapshots import SNAPSHOT_MUTANTS
+from mutants_of_tenancy import TENANCY_MUTANTS
 from mutants_of_witnesses import WITNESS_MUTANTS
 
 COMMIT = "protocol/commit.py"
@@ -611,4 +612,5 @@ MUTANTS = (
     *WITNESS_MUTANTS,
     *SAMPLE_MUTANTS,
     *SNAPSHOT_MUTANTS,
+    *TENANCY_MUTANTS,
 )

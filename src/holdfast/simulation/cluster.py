@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Undrain
 from holdfast.errors import EXIT_INTERRUPTED, BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.record import Record
 from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.places_taken import PlacesTaken
 from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultPlan
+from holdfast.simulation.faults.pool_above import PoolAbove
 from holdfast.simulation.faults.troubles import SLOWER
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.agent import FIRST_STANDBY, SimAgent
@@ -44,6 +46,7 @@ class SimCluster:
         self._coordinators: list[CoordinatorShell] = []
         self.ended: tuple[int, str] | None = None
         self.injector = Injector(self, plan)
+        self.pool = PoolAbove(self) if plan.pooled else None
         self._homeless: list[SimAgent] = []
         self._writes = 0
 
@@ -152,6 +155,8 @@ class SimCluster:
         self._coordinators.append(shell)
         self.world.trace("coordinator", shell.pid, "starts", self.world.store.version)
         shell.boot()
+        if self.pool is not None:
+            self.pool.began()
         homeless, self._homeless = self._homeless, []
         for agent in homeless:
             self.world.after("reconnect", agent, agent.connect)
@@ -247,7 +252,18 @@ class SimCluster:
         return self._writes
 
     def pool_told(self, shell: CoordinatorShell, stands: JobStands) -> None:
-        """A coordinator tells its pool how the job stands; here there is none."""
+        """A coordinator tells its pool how the job stands."""
+        if self.pool is not None:
+            self.pool.told(stands)
+
+    def persisted(self, record: Record) -> None:
+        """A coordinator has written its record."""
+        if self.pool is not None:
+            self.pool.persisted(record)
+
+    def grant_of(self, name: str) -> int:
+        """Return the grant by which a node's agent starts, 0 outside of pools."""
+        return self.pool.arrives(name) if self.pool is not None else 0
 
     def job_ended(self, exit_code: int, why: str) -> None:
         """A coordinator says that the job is over."""

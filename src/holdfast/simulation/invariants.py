@@ -207,7 +207,9 @@ class Checker:
     def _guarantees(self, plan: msg.GenerationPlan) -> None:
         """Every expert lives on as many distinct nodes as the plan says, and as are possible."""
         shape = shape_of(self._world.plan)
-        wrong = broken_guarantee(plan, shape) if shape is not None else ""
+        pooled, record = self._world.plan.pooled, self._record
+        wanted_back = [one.node for one in record.leaving] if pooled and record is not None else []
+        wrong = broken_guarantee(plan, shape, wanted_back) if shape is not None else ""
         if wrong:
             self._fail(f"generation {plan.generation}: {wrong}")
 

@@ -264,6 +264,8 @@ def _config(plan: FaultPlan) -> CoordinatorConfig:
         join_retry_s=0.3,
         witnesses=plan.witnesses,
         period=PeriodBounds(first_s=0.2, least_s=0.1, most_s=0.6),
+        submission=1 if plan.pooled else 0,
+        grant_join_s=3.0,
     )
 
 

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.experts.blobs import fewest_nodes, lost_experts
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
 from holdfast.coordination.generations.planner import lacks_slots, placement_question
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
-from holdfast.protocol.plan import ExpertPlan, GenerationPlan
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan
 
 
 class HandingOn:
@@ -44,7 +45,9 @@ class HandingOn:
         record, members = self._turn.record, self._turn.members
         question = placement_question(record, members, stayers, held, self._config, self._loads.tokens)
         experts = _with_all(question) if question is not None else None
-        return _beside_the_leavers(plan, plan.expert_plan, stayers, experts) if experts is not None else None
+        if experts is None or record.expert_shape is None:
+            return None
+        return _beside_the_leavers(plan, plan.expert_plan, stayers, experts, record.expert_shape)
 
 
 def _with_all(question: PlacementQuestion) -> ExpertPlan | None:
@@ -59,10 +62,15 @@ def _with_all(question: PlacementQuestion) -> ExpertPlan | None:
 
 
 def _beside_the_leavers(
-    plan: GenerationPlan, before: ExpertPlan, stayers: Sequence[str], experts: ExpertPlan
+    plan: GenerationPlan, before: ExpertPlan, stayers: Sequence[str], experts: ExpertPlan, shape: ExpertShape
 ) -> ExpertPlan:
-    """Return the placement of all: whoever leaves keeps what it has, the source of what moves."""
+    """Return the placement of all: whoever leaves keeps what it has, the source of what moves.
+
+    Where a pool wants more nodes back than the threshold allows, something lives on fewer nodes from here on.
+    """
     placed = dict(zip(stayers, experts.placement, strict=True))
     rows = zip(plan.workers, before.placement, strict=True)
     placement = tuple(placed.get(worker, blob) for worker, blob in rows)
-    return msgspec.structs.replace(before, placement=placement, held=before.placement, moves=experts.moves)
+    nodes = map(node_of, plan.workers)
+    given = min(before.given, fewest_nodes(shape, list(zip(nodes, placement, strict=True))))
+    return msgspec.structs.replace(before, placement=placement, held=before.placement, moves=experts.moves, given=given)

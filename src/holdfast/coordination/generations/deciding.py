@@ -211,14 +211,18 @@ class Deciding:
 
         Standbys that are warm take their places in the same breath.
         """
-        without = self._without(leavers, verdict, reports)
+        names = set(map(node_of, leavers))
+        # (a process of theirs may have come only now, and be all that can begin)
+        theirs = (
+            [worker for worker in verdict.holders if node_of(worker) in names] if isinstance(verdict, Verdict) else []
+        )
+        without = self._without([*leavers, *theirs], verdict, reports)
         here = self._turn.members.live([*reports, *arrivals])
         if not isinstance(without, Verdict) or not self._departures.can_go(leavers, [*here, *self._replacing.spare()]):
             self._departures.stay()
             return verdict, reports, arrivals
         taking = self._departures.go(leavers, without.decision.applied)
         left = {worker: report for worker, report in reports.items() if worker not in leavers}
-        names = set(map(node_of, leavers))
         come = [worker for worker in dict.fromkeys((*arrivals, *taking)) if node_of(worker) not in names]
         return without, left, come
 

@@ -84,7 +84,8 @@ class Tenant:
             if held.standing == "suspended":
                 held = give_back(held, held.grants)  # (it was to go on, and to stop again, before it heard of either)
             self._write(held)
-        self._drop_who_is_not_ours(held)
+        if self._ending.over is None:
+            self._drop_who_is_not_ours(held)
         self._told = None
         self._asked_at = -RETRY_S
 

@@ -117,6 +117,26 @@ def move_plan(seed: int) -> FaultPlan:
     )
 
 
+def pooled_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed: the job runs in a pool, which wants nodes back and gives others, whatever fails."""
+    rng = Random(seed * 109 + 71)
+    plan = rng.choice((*_BASES, storm_plan))(seed)
+    nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.5
+    faults = [_beside(rng, rng.uniform(0.0, span)) for _ in range(rng.choice((0, 1, 1, 2)))]
+    return replace(
+        plan,
+        nodes=nodes,
+        start_nodes=min(nodes, plan.start_nodes),
+        pooled=True,
+        recalls=tuple(rng.uniform(0.0, span) for _ in range(rng.choice((0, 1, 2, 4)))),
+        standbys=0,
+        on_loss=rng.choice(("auto", "shrink")),
+        restart=False,
+        faults=(*plan.faults[: rng.choice((0, 0, 1, 3))], *faults),
+        crashes=plan.crashes if rng.random() < 0.5 else (),
+    )
+
+
 def notice_plan(seed: int) -> FaultPlan:
     """Return the plan of a seed: agents are told to end, with more or less time, and some nodes come again later."""
     rng = Random(seed * 103 + 61)

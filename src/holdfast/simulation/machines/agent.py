@@ -30,6 +30,8 @@ class AgentSurroundings(WorkerSurroundings, Protocol):
 
     def connect(self, agent: SimAgent) -> SimConnection | None: ...
 
+    def grant_of(self, name: str) -> int: ...
+
 
 class SimAgent(Process):
     """One node's agent. Its death is its node's death."""
@@ -42,6 +44,7 @@ class SimAgent(Process):
         self._cluster = cluster
         self._world = world = cluster.world
         self.standby = is_standby(name)
+        self.grant = cluster.grant_of(name)
         node = NodeIdentity(
             job="sim",
             node=name,
@@ -49,6 +52,7 @@ class SimAgent(Process):
             digest="script",
             agent_pid=world.pid(),
             standby=self.standby,
+            grant=self.grant,
         )
         self.machine = world.parts.agent(node, world.nonce, world.plans)
         self._notice = Notice(0.0)

@@ -47,6 +47,8 @@ class CoordinatorSurroundings(Protocol):
 
     def coordinator_gone(self, shell: CoordinatorShell) -> None: ...
 
+    def persisted(self, record: Record) -> None: ...
+
     def pool_told(self, shell: CoordinatorShell, stands: JobStands) -> None: ...
 
     def job_ended(self, exit_code: int, why: str) -> None: ...
@@ -217,6 +219,7 @@ class CoordinatorShell(Process):
             case Persist(record):
                 self._version = world.store.swap(record, self._version)
                 checker.persisted(self.machine, record)
+                self._cluster.persisted(record)
             case Close(number):
                 connection = self.connections.get(number)
                 if connection is not None:

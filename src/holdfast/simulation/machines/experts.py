@@ -5,7 +5,7 @@ Axes: L layers, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.planning import CostModel
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.messages.worker import Loads
+from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import ExpertShape, GenerationPlan
 
 if TYPE_CHECKING:
@@ -90,13 +91,17 @@ def drifting_loads(shape: ExpertShape, worker: str, generation: int, step: int, 
     )
 
 
-def broken_guarantee(plan: GenerationPlan, shape: ExpertShape) -> str:
-    """Return what a plan gives otherwise than it says, or than it could: "" if all is well."""
+def broken_guarantee(plan: GenerationPlan, shape: ExpertShape, wanted_back: Collection[str] = ()) -> str:
+    """Return what a plan gives otherwise than it says, or than it could: "" if all is well.
+
+    Args:
+        wanted_back: nodes that a pool takes from the job: what they have, others are to have too, as far as these can.
+    """
     experts = plan.expert_plan
     if experts is None:
         return "there is no placement"
     counts = counts_by_node(plan.workers, experts.placement, shape)
-    nodes = counts.shape[2]
+    nodes = len({node_of(worker) for worker in plan.workers}.difference(wanted_back))
     fewest, possible = (
         int((counts > 0).sum(axis=2).min()),
         min(experts.asked, nodes, shape.slots * nodes // shape.experts),

@@ -15,6 +15,7 @@ from holdfast.simulation.families.membership_plans import (
     leaving_plan,
     move_plan,
     notice_plan,
+    pooled_plan,
     standby_plan,
     waiting_plan,
 )
@@ -81,6 +82,8 @@ FIRST_NOTICE_SEED = 24_000_000_000
 FIRST_STRAGGLER_SEED = 25_000_000_000
 #: from here on, random ones whose job waits for the nodes that it has lost
 FIRST_WAITING_SEED = 26_000_000_000
+#: from here on, random ones whose job runs in a pool
+FIRST_POOLED_SEED = 27_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -157,6 +160,7 @@ FAMILIES: dict[str, range] = {
     "stragglers": range(FIRST_STRAGGLER_SEED, FIRST_STRAGGLER_SEED + 1_000_000_000),
     "notices": range(FIRST_NOTICE_SEED, FIRST_NOTICE_SEED + 1_000_000_000),
     "waiting": range(FIRST_WAITING_SEED, FIRST_WAITING_SEED + 1_000_000_000),
+    "pooled": range(FIRST_POOLED_SEED, FIRST_POOLED_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -185,6 +189,7 @@ _RANDOM_PLANS = {
     "stragglers": straggler_plan,
     "notices": notice_plan,
     "waiting": waiting_plan,
+    "pooled": pooled_plan,
 }
 
 

@@ -1,0 +1,161 @@
+"""The pool above a simulated job, as far as the job sees it: nodes are granted, wanted back, reaped, and granted anew.
+
+What it says comes late, twice, or long after something newer; nobody may train in the job but by a grant that its
+record holds, and what the record has given back it never has again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from holdfast.coordination.inputs import PoolSaid
+from holdfast.protocol.names import node_of
+from holdfast.protocol.pool.sharing import JobShares, JobStands
+from holdfast.protocol.record import Record
+from holdfast.simulation.faults.injection import Injector
+from holdfast.simulation.invariants import InvariantError
+from holdfast.simulation.machines.agent import SimAgent
+from holdfast.simulation.machines.coordinator import CoordinatorShell
+from holdfast.simulation.world import World
+
+SUBMISSION = 1
+_LOOK_S = 0.4
+#: a node that is wanted back, or granted, is there again, or anew, after so long at the most
+_PATIENCE_S = 3.0
+
+
+class Surroundings(Protocol):
+    """What the pool asks of the cluster."""
+
+    world: World
+    agents: dict[str, SimAgent]
+    coordinator: CoordinatorShell | None
+    ended: tuple[int, str] | None
+    injector: Injector
+
+    def add_node(self, name: str) -> None: ...
+
+
+class PoolAbove:
+    """Who has which grant, by the pool's record."""
+
+    def __init__(self, cluster: Surroundings) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._version = self._last = 0
+        #: by node: its grant's number, and the version that first had it
+        self._grants: dict[str, tuple[int, int]] = {}
+        self._leaving: set[int] = set()
+        self._refused: frozenset[str] = frozenset()
+        self._said: list[JobShares] = []
+        self._held: frozenset[int] = frozenset()
+        self._gone: set[int] = set()
+        for at in cluster.world.plan.recalls:
+            self._world.timeline.after(at, self._recall)
+        self._world.timeline.after(_LOOK_S, self._look)
+
+    # ---- nodes ----
+
+    def arrives(self, name: str) -> int:
+        """A node's agent starts: what the one before had is over; return the grant by which the job has it now."""
+        self._last += 1
+        self._version += 1
+        self._grants[name] = self._last, self._version
+        self._say()
+        return self._last
+
+    def _recall(self) -> None:
+        """Others are to have a node; the job keeps one at the least."""
+        self._cluster.injector.extend(_PATIENCE_S)
+        mine = [number for number, _ in self._grants.values() if number not in self._leaving]
+        if len(mine) > 1:
+            self._leaving.add(self._world.rng.choice(mine))
+            self._version += 1
+            self._say()
+
+    def _look(self) -> None:
+        """Hear of agents that have ended; say something old again, now and then."""
+        if self._cluster.ended is None:
+            for name, (number, _) in list(self._grants.items()):
+                agent = self._cluster.agents.get(name)
+                if agent is not None and not agent.alive and agent.exit_code is not None:
+                    self._release(name, number)
+            if self._said and self._world.rng.random() < 0.2:
+                self._tell(self._world.rng.choice(self._said[-8:]))
+            self._say()
+        self._world.timeline.after(_LOOK_S, self._look)
+
+    def _release(self, name: str, number: int) -> None:
+        """A grant is over: all of it is reaped on the node, which is granted anew later."""
+        del self._grants[name]
+        self._leaving.discard(number)
+        self._version += 1
+        self._world.timeline.after(self._world.rng.uniform(0.01, 0.5), self._reap, name, number)
+
+    def _reap(self, name: str, number: int) -> None:
+        agent = self._cluster.agents.get(name)
+        if agent is not None and agent.alive and agent.grant == number:
+            agent.kill(seen=True)
+        if self._cluster.ended is None and name not in self._refused:
+            self._world.timeline.after(self._world.rng.uniform(0.05, 2.0), self._offer, name)
+
+    def _offer(self, name: str) -> None:
+        if self._cluster.ended is None and name not in self._grants:
+            self._cluster.injector.extend(_PATIENCE_S)
+            self._cluster.add_node(name)
+
+    # ---- the job ----
+
+    def began(self) -> None:
+        """The job has another coordinator."""
+        self._say()
+
+    def told(self, stands: JobStands) -> None:
+        """The job says how it stands: after a moment that is known."""
+        self._world.timeline.after(self._world.rng.uniform(0.0, 0.05), self._hear, stands)
+
+    def _hear(self, stands: JobStands) -> None:
+        self._refused = stands.refuses
+        over = stands.standing not in ("going", "suspended")
+        for name, (number, version) in list(self._grants.items()):
+            if over or (version <= stands.heard and number not in stands.held):
+                self._release(name, number)
+
+    def _say(self) -> None:
+        grants: Mapping[str, int] = {name: number for name, (number, _) in self._grants.items()}
+        shares = JobShares(
+            term=1, version=self._version, submission=SUBMISSION, grants=grants, leaving=frozenset(self._leaving)
+        )
+        self._said.append(shares)
+        self._tell(shares)
+
+    def _tell(self, shares: JobShares) -> None:
+        self._world.timeline.after(self._world.rng.uniform(0.0, 0.1), self._arrive, shares)
+
+    def _arrive(self, shares: JobShares) -> None:
+        shell = self._cluster.coordinator
+        if shell is not None and shell.alive:
+            shell.deliver(shell.feed, PoolSaid(shares))
+
+    # ---- what must hold ----
+
+    def persisted(self, record: Record) -> None:
+        """Look at a record that was written.
+
+        Raises:
+            InvariantError: somebody is of a plan without a grant, or a grant is held again that was given back.
+        """
+        held = record.held
+        if held is None:
+            raise InvariantError(f"a job in a pool has no grants in its record: {record}")
+        self._gone |= self._held - held.numbers
+        self._held = held.numbers
+        if again := held.numbers & self._gone:
+            raise InvariantError(f"grants {sorted(again)} are held again, and were given back: {held}")
+        if held.standing != "going" and held.numbers:
+            raise InvariantError(f"a job that is {held.standing} holds grants: {held}")
+        for plan in (record.plan, record.pending) if held.standing == "going" else ():
+            nodes = {node_of(worker) for worker in plan.workers} if plan is not None else set[str]()
+            if without := nodes - set(held.grants):
+                raise InvariantError(f"{sorted(without)} are members without a grant: {plan}, {held}")

@@ -1,0 +1,46 @@
+"""Mutants of a job's side of its pool."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+TENANT = "coordination/tenancy/tenant.py"
+HOLDING = "coordination/tenancy/holding.py"
+
+TENANCY_MUTANTS = (
+    Mutant(
+        name="gives_back_who_is_still_a_member",
+        file=TENANT,
+        old="if node not in turn.members.nodes and not turn.planned_on(node)]",
+        new="if node not in turn.members.nodes]",
+        why="a node is given back with the decision that does without it: before, what it has done may count",
+    ),
+    Mutant(
+        name="takes_again_what_it_gave_back",
+        file=HOLDING,
+        old="        if number not in held.returned:\n",
+        new="        if True:\n",
+        why="the pool speaks of a grant until it hears that it was given back, and may have given the node to others",
+    ),
+    Mutant(
+        name="lets_in_without_a_grant",
+        file=HOLDING,
+        old="    if grant is None or grant.number != number:\n",
+        new="    if grant is None:\n",
+        why="a node that is granted anew may have processes of the grant before",
+    ),
+    Mutant(
+        name="believes_old_shares",
+        file=HOLDING,
+        old="(shares.term, shares.version) < (held.term, held.heard)",
+        new="shares.term < held.term",
+        why="what comes late says how things stood, not how they stand",
+    ),
+    Mutant(
+        name="gives_back_who_is_about_to_come",
+        file=TENANT,
+        old="        gone = [node for node in absent if held.grants[node].came and not self._absences.knows(node)]\n",
+        new="        gone = list(absent)\n",
+        why="a node that was granted needs its time to come",
+    ),
+)

@@ -1,0 +1,29 @@
+"""A job that runs in a pool, whatever fails: found schedules, and fresh ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.schedules.enumeration import FIRST_POOLED_SEED, plan_of
+from holdfast.simulation.schedules.shrinking import failure
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        27_603_387_978,  # the pool's word comes once the job is done, and nobody has failed
+        27_674_563_579,  # more nodes are wanted back than the threshold allows: what lives on fewer is said
+        27_833_017_767,  # a process of who leaves has only come, and is all that the others could begin with
+    ],
+)
+def test_what_was_found_stays_mended(number: int) -> None:
+    assert failure(SimCluster(plan_of(number))) == ""
+
+
+def test_nodes_are_wanted_back_and_granted_anew_and_nothing_is_lost() -> None:
+    clusters = [SimCluster(plan_of(number)) for number in range(FIRST_POOLED_SEED, FIRST_POOLED_SEED + 120)]
+    assert [failure(cluster) for cluster in clusters] == [""] * len(clusters)
+    records = [cluster.world.store.record for cluster in clusters]
+    assert sum(record is not None and record.held is not None for record in records) == len(clusters)
+    assert sum(bool(cluster.plan.recalls) for cluster in clusters) > 60
