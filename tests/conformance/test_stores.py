@@ -16,19 +16,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etcd_server import EtcdServer
 from holdfast.control.store.choose import open_store
+from holdfast.control.store.etcd import EtcdStore
 from holdfast.control.store.interface import Entry, Listing, Store, StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.control.store.sqlite import SCHEMA_VERSION, SqliteStore
 from holdfast.errors import BadInputError
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "etcd"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'store.db'}"
-    opened = open_store(url)
-    yield opened
-    opened.close()
+    with contextlib.ExitStack() as stack:
+        url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'store.db'}"}.get(request.param)
+        if url is None:
+            server = EtcdServer(tmp_path / "etcd")
+            stack.callback(server.kill)
+            url = server.url
+        yield stack.enter_context(contextlib.closing(open_store(url)))
 
 
 def test_missing_key(store: Store) -> None:
@@ -152,7 +157,21 @@ def _sqlite(folder: Path) -> Store:
     return SqliteStore(folder / "store.db")
 
 
-@pytest.mark.parametrize("make", [lambda _: MemoryStore(), _sqlite], ids=["memory", "sqlite"])
+class _EtcdOfItsOwn(EtcdStore):
+    """A store in an etcd that ends with it."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._server = EtcdServer(folder / "etcd")
+        super().__init__(self._server.url)
+
+    def close(self) -> None:
+        super().close()
+        self._server.kill()
+
+
+@pytest.mark.parametrize("make", [lambda _: MemoryStore(), _sqlite, _EtcdOfItsOwn], ids=["memory", "sqlite", "etcd"])
 @given(operations=_operations)
 @settings(max_examples=40, deadline=None)
 def test_it_is_a_map_with_revisions(
@@ -340,7 +359,9 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
             open_store(f"sqlite:{path}")
 
 
-@pytest.mark.parametrize("url", ["", "sqlite", "sqlite:", "memory", "memory:x", "etcd://h:1", "/tmp/x.db", "mysql:x"])
+@pytest.mark.parametrize(
+    "url", ["", "sqlite", "sqlite:", "memory", "memory:x", "etcd://h:1", "/tmp/x.db", "mysql:x", "etcd:"]
+)
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(BadInputError, match="the store is"):
         open_store(url)

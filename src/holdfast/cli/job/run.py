@@ -42,7 +42,7 @@ class RunOptions:
     store: Annotated[
         str,
         typer.Option(
-            help="Where the coordinator keeps its state: sqlite:PATH or memory:.",
+            help="Where the coordinator keeps its state: sqlite:PATH, etcd:http://HOST:PORT or memory:.",
             show_default="in the job's folder",
             rich_help_panel=RECOVERY,
         ),

@@ -94,7 +94,10 @@ def coordinator(
     listen: ListenOptions,
     store: Annotated[
         str,
-        typer.Option(help="Where to keep the job's state: sqlite:PATH or memory:.", rich_help_panel=RECOVERY),
+        typer.Option(
+            help="Where to keep the job's state: sqlite:PATH, etcd:http://HOST:PORT or memory:.",
+            rich_help_panel=RECOVERY,
+        ),
     ] = "memory:",
 ) -> None:
     """Run a job's coordinator; agents on any machine connect to it. Ends with the job, and with its exit code."""

@@ -58,7 +58,8 @@ class PoolOptions:
     store: Annotated[
         str,
         typer.Option(
-            help="Where to keep what the pool and its jobs are: sqlite:PATH or memory:.", rich_help_panel=RECOVERY
+            help="Where to keep what the pool and its jobs are: sqlite:PATH, etcd:http://HOST:PORT or memory:.",
+            rich_help_panel=RECOVERY,
         ),
     ] = "memory:"
     journals: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.control.store.etcd import EtcdStore, place_at
 from holdfast.control.store.interface import Store
 from holdfast.control.store.memory import MemoryStore
 from holdfast.control.store.sqlite import SqliteStore
@@ -17,18 +18,24 @@ def check_store(url: str) -> None:
         BadInputError: with the URL.
     """
     kind, colon, rest = url.partition(":")
+    if kind == "etcd" and rest:
+        place_at(url)
+        return
     if kind == "memory" and rest:
         raise BadInputError(f"the store is {url!r}: a memory store takes nothing after `memory:`")
     if not (kind == "memory" and colon) and not (kind == "sqlite" and rest):
-        raise BadInputError(f"the store is {url!r}: it must be `sqlite:PATH` or `memory:`")
+        raise BadInputError(f"the store is {url!r}: it must be `sqlite:PATH`, `etcd:http://HOST:PORT` or `memory:`")
 
 
 def open_store(url: str) -> Store:
-    """Open `memory:` or `sqlite:PATH`. The place for `etcd:` is here.
+    """Open `memory:`, `sqlite:PATH` or `etcd:http://HOST:PORT[,..][/PREFIX]`.
 
     Raises:
         BadInputError: the URL is of no kind we know, or the store cannot be used.
+        StoreError: it cannot be used now.
     """
     check_store(url)
     kind, _, rest = url.partition(":")
+    if kind == "etcd":
+        return EtcdStore(url)
     return MemoryStore() if kind == "memory" else SqliteStore(Path(rest))

@@ -22,6 +22,10 @@ class StoreError(HoldfastError):
     exit_code = EXIT_OUR_FAULT
 
 
+class StoreAwayError(StoreError):
+    """The store does not answer now, and may well later: the same call may be made again on the same store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A value, and the revision of the store that made it what it is; revisions begin with 1 and only grow."""
@@ -106,6 +110,8 @@ class Store(ABC):
 
         Raises:
             StoreError: the store cannot answer; the value may or may not have been replaced.
+            StoreAwayError: the same, and the same call made next on this key finds out: it returns the new revision
+                if it was replaced by either.
         """
 
     @abstractmethod

@@ -1,0 +1,259 @@
+"""The store of clusters: etcd, which several machines hold together.
+
+Each value is kept with a stamp that its write alone has. So a write whose answer was lost can be made again: if the
+first one has come through, the second finds its own stamp, and knows.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from holdfast.control.store.etcd_gateway import ANSWER_S, EtcdGateway
+from holdfast.control.store.interface import Entry, Listing, Store, StoreError, Watch
+from holdfast.errors import BadInputError
+
+#: keys begin with this where the URL names nothing else
+PREFIX = "holdfast"
+#: etcd takes requests of 1.5 MiB unless told otherwise (`--max-request-bytes`); the key and the request's frame are
+#: in that
+MAX_KEPT_BYTES = 1_500_000
+#: values above are kept compressed
+COMPRESS_OVER_BYTES = 65_536
+#: a watch looks so often
+LOOK_S = 0.2
+
+_PLAIN, _COMPRESSED = b"\x01", b"\x02"
+_STAMP_BYTES = 16
+#: An empty etcd is at revision 1, ours begin with 1 at the first write.
+_FIRST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdPlace:
+    """Where an etcd is, and under what prefix our keys lie there; `ca`: the file of its certificate's authority."""
+
+    endpoints: tuple[str, ...]
+    prefix: str = PREFIX
+    ca: str = ""
+
+
+class _Header(msgspec.Struct):
+    revision: int
+
+
+class _Pair(msgspec.Struct):
+    key: bytes
+    mod_revision: int
+    value: bytes = b""
+
+
+class _Range(msgspec.Struct):
+    header: _Header
+    kvs: list[_Pair] = []
+
+
+class _Response(msgspec.Struct):
+    response_range: _Range | None = None
+
+
+class _Outcome(msgspec.Struct):
+    header: _Header
+    succeeded: bool = False
+    responses: list[_Response] = []
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsure:
+    """A write of which nobody has said whether it came through."""
+
+    key: str
+    value: bytes
+    expected: int
+    stamp: bytes
+
+
+def place_at(url: str) -> EtcdPlace:
+    """Read `etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?ca=FILE]`.
+
+    Raises:
+        BadInputError: it is not of that form; with what is wrong.
+    """
+    kind, _, rest = url.partition(":")
+    try:
+        parts = [urlsplit(part) for part in rest.split(",")]
+        ports = [part.port for part in parts]
+    except ValueError as error:
+        raise BadInputError(f"the store is {url!r}: {error}") from None
+    wrong = f"the store is {url!r}: it must be `etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?ca=FILE]`"
+    last, query = parts[-1], parse_qs(parts[-1].query, keep_blank_values=True)
+    if kind != "etcd" or any(part.scheme not in ("http", "https") or not part.hostname for part in parts):
+        raise BadInputError(wrong)
+    if any(part.username is not None for part in parts):
+        raise BadInputError("a store of etcd is opened without a user's name: holdfast knows no passwords of etcd's")
+    if None in ports or any(part.fragment for part in parts) or set(query) - {"ca"}:
+        raise BadInputError(wrong)
+    if any(part.path or part.query for part in parts[:-1]):
+        raise BadInputError(f"{wrong}; the prefix comes after the last of them")
+    endpoints = tuple(f"{part.scheme}://{part.netloc}" for part in parts)
+    return EtcdPlace(endpoints, last.path.strip("/") or PREFIX, query.get("ca", [""])[0])
+
+
+class EtcdStore(Store):
+    """A store under a prefix of an etcd.
+
+    Args:
+        answer_s: how long a member may take to answer, in seconds, before the next one is asked.
+
+    Raises:
+        BadInputError: the certificates cannot be read.
+        StoreAwayError: no member answers now.
+        StoreError: etcd refuses us, or what answers is no etcd.
+    """
+
+    def __init__(self, url: str, *, answer_s: float = ANSWER_S) -> None:
+        self.url = url
+        self._place = place_at(url)
+        self._answer_s = answer_s
+        self._closed = False
+        self._unsure: dict[str, _Unsure] = {}
+        self._gateway = self._connected()
+        try:
+            self._range(b"", 0)
+        except BaseException:
+            self._gateway.close()
+            raise
+
+    def get(self, key: str) -> Entry | None:
+        self._check()
+        found = self._gateway.call("kv/range", {"key": self._inside(key)}, _Range)
+        return self._entry(found.kvs[0]) if found.kvs else None
+
+    def list(self, prefix: str) -> Listing:
+        self._check()
+        return self._range(self._inside(prefix), 0)
+
+    def watch(self, prefix: str, after: int) -> Watch:
+        self._check()
+        return _EtcdWatch(self, EtcdStore(self.url, answer_s=self._answer_s), prefix, after)
+
+    def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
+        self._check()
+        write = self._unsure.pop(key, None)
+        if write is None or (write.value, write.expected) != (value, expected_revision):
+            write = _Unsure(key, value, expected_revision, os.urandom(_STAMP_BYTES))
+        kept = _kept(write, self._place)
+        inside = self._inside(key)
+        revision = expected_revision + _FIRST if expected_revision else 0
+        request = {
+            "compare": [{"key": inside, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}],
+            "success": [{"request_put": {"key": inside, "value": kept}}],
+            "failure": [{"request_range": {"key": inside}}],
+        }
+        self._unsure[key] = write
+        outcome = self._gateway.call("kv/txn", request, _Outcome)
+        del self._unsure[key]
+        if outcome.succeeded:
+            return outcome.header.revision - _FIRST
+        found = next((pair for one in outcome.responses if one.response_range for pair in one.response_range.kvs), None)
+        # (ours: an earlier try of this very write came through, and its answer was lost)
+        return found.mod_revision - _FIRST if found is not None and found.value == kept else None
+
+    def close(self) -> None:
+        self._closed = True
+        self._gateway.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def newer(self, prefix: str, after: int) -> Listing:
+        """Return the newest entries of all keys that begin with `prefix` and have changed after a revision."""
+        return self._range(self._inside(prefix), after)
+
+    def _range(self, inside: bytes, after: int) -> Listing:
+        inside = inside or self._inside("")
+        request: dict[str, object] = {"key": inside, "range_end": inside[:-1] + bytes([inside[-1] + 1])}
+        if after:
+            request["min_mod_revision"] = str(after + 1 + _FIRST)
+        found = self._gateway.call("kv/range", request, _Range)
+        begin = len(self._inside(""))
+        entries = {pair.key[begin:].decode(): self._entry(pair) for pair in found.kvs}
+        return Listing(entries, found.header.revision - _FIRST)
+
+    def _entry(self, pair: _Pair) -> Entry:
+        form, payload = pair.value[:1], pair.value[1 + _STAMP_BYTES :]
+        try:
+            if form in (_PLAIN, _COMPRESSED) and len(pair.value) > _STAMP_BYTES:
+                value = payload if form == _PLAIN else zlib.decompress(payload)
+                return Entry(value, pair.mod_revision - _FIRST)
+        except zlib.error:
+            pass
+        raise BadInputError(
+            f"the key {pair.key.decode(errors='replace')!r} of the store {self.url} holds what holdfast did not write: "
+            "give another prefix"
+        )
+
+    def _inside(self, key: str) -> bytes:
+        return f"{self._place.prefix}/{key}".encode()
+
+    def _connected(self) -> EtcdGateway:
+        try:
+            verify = ssl.create_default_context(cafile=self._place.ca or None)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInputError(f"the certificate {self._place.ca} cannot be used: {error}") from None
+        return EtcdGateway(self._place.endpoints, verify, self._answer_s)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreError(f"the store {self.url} is closed")
+
+
+class _EtcdWatch(Watch):
+    """Looks again and again, through connections of its own: so it is the same after etcd was away or compacted."""
+
+    def __init__(self, watched: EtcdStore, own: EtcdStore, prefix: str, after: int) -> None:
+        self._watched = watched
+        self._own = own
+        self._prefix = prefix
+        self._after = after
+
+    def next(self, timeout_s: float) -> Mapping[str, Entry]:
+        until = time.monotonic() + timeout_s
+        while True:
+            if self._watched.closed or self._own.closed:
+                raise StoreError(f"the store {self._watched.url} is closed")
+            found = self._own.newer(self._prefix, self._after)
+            self._after = found.revision
+            left = until - time.monotonic()
+            if found.entries or left <= 0:
+                return found.entries
+            time.sleep(min(LOOK_S, left))
+
+    def close(self) -> None:
+        self._own.close()
+
+
+def _kept(write: _Unsure, place: EtcdPlace) -> bytes:
+    """Return what etcd keeps of a value.
+
+    Raises:
+        StoreError: it is more than etcd takes.
+    """
+    if len(write.value) <= COMPRESS_OVER_BYTES:
+        return _PLAIN + write.stamp + write.value
+    kept = _COMPRESSED + write.stamp + zlib.compress(write.value, 1)
+    if len(kept) > MAX_KEPT_BYTES:
+        raise StoreError(
+            f"{write.key} weighs {len(write.value)} bytes, compressed {len(kept)}: etcd at {place.endpoints[0]} takes "
+            f"{MAX_KEPT_BYTES} at most; nothing was written; keep the job's state in a sqlite: store"
+        )
+    return kept

@@ -1,0 +1,192 @@
+"""What is particular to the store in etcd: crashes, lost answers, several members, what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from etcd_server import EtcdServer
+from holdfast.control.store.choose import check_store, open_store
+from holdfast.control.store.etcd import MAX_KEPT_BYTES, EtcdPlace, EtcdStore, place_at
+from holdfast.control.store.interface import Entry, StoreAwayError, StoreError
+from holdfast.errors import BadInputError
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path / "etcd")
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def store(server: EtcdServer) -> Iterator[EtcdStore]:
+    with contextlib.closing(EtcdStore(server.url, answer_s=1.0)) as store:
+        yield store
+
+
+class _Lossy(httpx.BaseTransport):
+    """Loses the answers to so many writes that come through."""
+
+    def __init__(self) -> None:
+        self._real = httpx.HTTPTransport()
+        self.loses = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        reply = self._real.handle_request(request)
+        if request.url.path.endswith("/kv/txn") and self.loses:
+            self.loses -= 1
+            reply.read()
+            reply.close()
+            raise httpx.ReadTimeout("the answer was lost")
+        return reply
+
+    def close(self) -> None:
+        self._real.close()
+
+
+def _lossy(store: EtcdStore) -> _Lossy:
+    transport = _Lossy()
+    store._gateway._http.close()
+    store._gateway._http = httpx.Client(transport=transport)
+    return transport
+
+
+def test_what_was_written_outlives_a_crash_and_the_next_write_finds_it(server: EtcdServer, store: EtcdStore) -> None:
+    assert store.compare_and_swap("a", b"1", 0) == 1
+    server.kill()
+    with pytest.raises(StoreAwayError, match=f"etcd does not answer: {server.address}"):
+        store.get("a")
+    server.start()
+    assert store.get("a") == Entry(b"1", 1)
+    assert store.compare_and_swap("a", b"2", 1) == 2
+
+
+def test_a_kept_connection_that_a_restart_has_closed_is_no_failure(server: EtcdServer, store: EtcdStore) -> None:
+    for revision in range(3):
+        assert store.compare_and_swap("a", b"x", revision) == revision + 1
+        server.kill()
+        server.start()
+
+
+def test_a_write_whose_answer_was_lost_is_found_out_by_the_same_call(store: EtcdStore) -> None:
+    assert store.compare_and_swap("a", b"1", 0) == 1
+    _lossy(store).loses = 1
+    with pytest.raises(StoreAwayError, match="the answer was lost"):
+        store.compare_and_swap("a", b"2", 1)
+    assert store.compare_and_swap("b", b"2", 0) == 3, "another key's writes go on meanwhile"
+    assert store.compare_and_swap("a", b"2", 1) == 2
+    assert store.get("a") == Entry(b"2", 2), "written once"
+    assert store.compare_and_swap("a", b"2", 1) is None, "a new call, of which nothing is unsure"
+
+
+def test_one_that_was_lost_is_not_taken_for_anothers_of_the_same_value(server: EtcdServer, store: EtcdStore) -> None:
+    lossy = _lossy(store)
+    lossy.loses = 1
+    with pytest.raises(StoreAwayError):
+        store.compare_and_swap("a", b"mine", 0)
+    with contextlib.closing(open_store(server.url)) as other:
+        assert other.compare_and_swap("a", b"theirs", 1) == 2
+    assert store.compare_and_swap("a", b"mine", 0) is None
+
+    server.kill()
+    with pytest.raises(StoreAwayError):
+        store.compare_and_swap("b", b"same", 0)
+    server.start()
+    with contextlib.closing(open_store(server.url)) as other:
+        assert other.compare_and_swap("b", b"same", 0) == 3
+    assert store.compare_and_swap("b", b"same", 0) is None, "never carried out: the other one's is not ours"
+
+
+def test_a_member_that_hangs_or_is_gone_is_passed_over(server: EtcdServer, tmp_path: Path) -> None:
+    with contextlib.closing(EtcdStore(f"etcd:http://127.0.0.1:9,{server.address}", answer_s=1.0)) as store:
+        assert store.compare_and_swap("a", b"1", 0) == 1
+    other = EtcdServer(tmp_path / "hangs")
+    try:
+        other.halt()
+        with contextlib.closing(EtcdStore(f"{other.url},{server.address}", answer_s=0.5)) as store:
+            assert store.get("a") == Entry(b"1", 1)
+    finally:
+        other.go_on()
+        other.kill()
+
+
+def test_one_that_hangs_answers_again_when_it_goes_on(server: EtcdServer, store: EtcdStore) -> None:
+    server.halt()
+    with pytest.raises(StoreAwayError):
+        store.compare_and_swap("a", b"1", 0)
+    server.go_on()
+    assert store.compare_and_swap("a", b"1", 0) == 1
+
+
+def test_a_watch_goes_on_after_a_crash(server: EtcdServer, store: EtcdStore) -> None:
+    store.compare_and_swap("a", b"1", 0)
+    with contextlib.closing(store.watch("a", 1)) as watch:
+        server.kill()
+        with pytest.raises(StoreAwayError):
+            watch.next(0.0)
+        server.start()
+        store.compare_and_swap("a", b"2", 1)
+        assert watch.next(60.0) == {"a": Entry(b"2", 2)}
+
+
+def test_prefixes_are_apart(server: EtcdServer, store: EtcdStore) -> None:
+    with contextlib.closing(open_store(f"{server.url}/team/one")) as one:
+        assert one.compare_and_swap("a", b"one", 0) == 1
+        assert store.get("a") is None
+        assert store.compare_and_swap("a", b"two", 0) == 2
+        assert one.list("").entries == {"a": Entry(b"one", 1)}
+
+
+def test_large_values_are_compressed_and_one_too_large_is_refused_before_it_is_written(store: EtcdStore) -> None:
+    large = b"node-0001 " * 400_000
+    assert store.compare_and_swap("a", large, 0) == 1
+    assert store.get("a") == Entry(large, 1)
+    with pytest.raises(StoreError, match=r"weighs 2000000 bytes.*nothing was written") as caught:
+        store.compare_and_swap("a", os.urandom(2_000_000), 1)
+    assert not isinstance(caught.value, StoreAwayError)
+    assert store.compare_and_swap("a", os.urandom(MAX_KEPT_BYTES - 1000), 1) == 2
+
+
+def test_what_somebody_else_wrote_is_not_read(server: EtcdServer, store: EtcdStore) -> None:
+    body = {"key": "aG9sZGZhc3QvYQ==", "value": "eA=="}  # holdfast/a, x
+    assert httpx.post(f"{server.address}/v3/kv/put", json=body).is_success
+    with pytest.raises(BadInputError, match=r"holdfast/a.*holdfast did not write"):
+        store.get("a")
+
+
+def test_a_place() -> None:
+    assert place_at("etcd:http://h:1") == EtcdPlace(("http://h:1",))
+    assert place_at("etcd:https://h:1,https://[::1]:2/a/b/?ca=x.pem") == EtcdPlace(
+        ("https://h:1", "https://[::1]:2"), "a/b", "x.pem"
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd:h:1",
+        "etcd:ftp://h:1",
+        "etcd:http://h",
+        "etcd:http://:1",
+        "etcd:http://h:x",
+        "etcd:http://h:1,",
+        "etcd:http://h:1/p,http://g:1",
+        "etcd:http://h:1?key=x",
+        "etcd:http://u:p@h:1",
+    ],
+)
+def test_other_places_are_refused_without_a_password_in_the_words(url: str) -> None:
+    with pytest.raises(BadInputError, match="store") as caught:
+        check_store(url)
+    assert "u:p" not in str(caught.value)
+
+
+def test_a_certificate_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"missing\.pem cannot be used"):
+        open_store(f"etcd:https://127.0.0.1:9?ca={tmp_path / 'missing.pem'}")
