@@ -225,3 +225,5 @@ def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refus
     assert pool.job("a")["weight"] == 2
     pool.check_owners()
     pool.end()
+    assert "job a is being saved" in pool.log.read_text()
+    assert pool.events("job_suspended")[-1]["job"] == "a"

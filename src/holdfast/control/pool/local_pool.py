@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,13 +23,18 @@ from typing import Any
 import msgspec
 
 from holdfast.control.pool.settings import PoolSettings
+from holdfast.control.pool_client import PoolClient
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess, describe_exit, die_with_parent, end_all
+from holdfast.control.registry import JobEntry
 from holdfast.control.serving.listening import bind
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_DONE, EXIT_OUR_FAULT, HoldfastError
 
 #: how long nodes may take to end in good order
 _END_S = 15.0
+#: how long it may take to save the jobs before, and how often is looked
+_SAVE_S = 60.0
+_LOOK_S = 0.1
 #: what ends sooner after its start than this is not started again at once
 _BRIEF_S = 5.0
 
@@ -107,14 +114,16 @@ class _LocalPool:
         if self._over.done():
             self._again.set()
         else:
-            self._say("holdfast: the pool ends, and with it its nodes; another signal ends them at once")
+            self._say("holdfast: jobs are saved that can be, then the pool ends; another signal ends all at once")
             self._over.set_result(code)
 
     async def _end(self) -> None:
-        """End the nodes, then the server, which hears of it."""
+        """Have the jobs saved, end the nodes, then the server, which hears of it."""
+        again = asyncio.ensure_future(self._again.wait())
+        saving = asyncio.ensure_future(asyncio.to_thread(self._save_jobs))
+        await asyncio.wait((saving, again), return_when=asyncio.FIRST_COMPLETED)
         server = self._children.pop("server", None)
         ending = asyncio.ensure_future(end_all(self._children.values(), grace_s=_END_S))
-        again = asyncio.ensure_future(self._again.wait())
         await asyncio.wait((ending, again), return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
         if not ending.done():
@@ -123,6 +132,34 @@ class _LocalPool:
         await ending
         if server is not None:
             await end_all([server], grace_s=_END_S)
+
+    def _save_jobs(self) -> None:
+        """Suspend the jobs that keep checkpoints, as far as the server still does that. In a thread of its own."""
+        until = time.monotonic() + _SAVE_S
+        with contextlib.suppress(HoldfastError), PoolClient(self._entry()) as client:
+            for job in client.status()["jobs"]:
+                if job["state"] == "admitted" and job["saves"]:
+                    client.suspend(job["job"])
+                    self._say(
+                        f"holdfast: job {job['job']} is being saved; `holdfast resume -j {job['job']}` takes it up"
+                    )
+            while time.monotonic() < until and not self._again.is_set():
+                if not any(job["state"] == "suspending" for job in client.status()["jobs"]):
+                    return
+                time.sleep(_LOOK_S)
+
+    def _entry(self) -> JobEntry:
+        mine = self._settings
+        assert mine.token is not None
+        return JobEntry(url=self._url, token=mine.token, job="", pid=0, tls_ca=self._tls_ca, pool=mine.name)
+
+    @property
+    def _url(self) -> str:
+        return f"{'https' if self._settings.tls_cert else 'http'}://{self._settings.host}:{self._settings.port}"
+
+    @property
+    def _tls_ca(self) -> str:
+        return str(self._settings.tls_cert.absolute()) if self._settings.tls_cert else ""
 
     async def _keep(self, name: str) -> None:
         """Start a process, and again whenever it dies."""
@@ -162,13 +199,12 @@ class _LocalPool:
     def _node(self, name: str, folder: str) -> PoolNodeSettings:
         mine = self._settings
         assert mine.token is not None
-        scheme = "https" if mine.tls_cert else "http"
         return PoolNodeSettings(
-            pool=f"{scheme}://{mine.host}:{mine.port}",
+            pool=self._url,
             token=mine.token,
             node=name,
             folder=folder,
-            tls_ca=str(mine.tls_cert.absolute()) if mine.tls_cert else "",
+            tls_ca=self._tls_ca,
             environment=self._environment,
             log_folder=str(mine.folder / "logs") if mine.folder else "",
             shows=False,

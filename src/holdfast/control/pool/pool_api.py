@@ -196,6 +196,7 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
         "weight": job.spec.weight,
         "priority": job.spec.priority,
         "preemptible": job.spec.preemptible,
+        "saves": bool(job.spec.checkpoint.dir),
         "submitted_at": job.submitted_at,
         "admitted_at": job.admitted_at,
         "preempted": job.preempted,
