@@ -161,6 +161,26 @@ def test_a_slow_node_gives_its_place_to_a_standby(start_job: StartJob) -> None:
     check_losses(job, script=TINY, least=8)
 
 
+def test_a_slow_node_computes_less_where_nobody_takes_its_place(start_job: StartJob) -> None:
+    options = ("--stragglers", "move", "--emulate-compute", "0.1/micro-batch", "--verify-state", "1")
+    job = start_job(*FOREVER, options=options)
+    job.wait(StepCommitted, step=3)
+    job.inject("slow", "node-1", times=3.0)
+    found = job.wait(StragglerFound, node="node-1")
+    assert found.action == "fewer"
+    assert "no standby is warm" in found.why
+    fewer = job.wait(GenerationStarted, reason="rebalance")
+    assert fewer.world_size == 3
+    # Of 6 micro-batches it has two, which take 0.6 s, then one; the others three at the most.
+    job.wait(StepCommitted, lambda e: 0.25 < e.step_s < 0.5, since=job.events.index(fewer))
+    job.inject("slow", "node-1", times=1.0)
+    again = job.wait(GenerationStarted, reason="rebalance", since=job.events.index(fewer) + 1)
+    job.wait(StepCommitted, lambda e: e.step_s < 0.28, since=job.events.index(again))
+    goes_on_until_interrupted(job)
+    assert not job.all(FailureDetected)
+    check_losses(job, script=TINY, least=8)
+
+
 def test_one_whose_script_raises_in_a_shadow_step_stays_cold_and_nobody_has_failed(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", "--cold", options=("--standbys", "1"))
     last = job.wait(StandbyFailed, again=False)

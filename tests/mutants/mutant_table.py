@@ -89,7 +89,7 @@ MUTANTS = (
     Mutant(
         name="computes_all",
         file=WORKER,
-        old="        return round_robin(self.samples.micro_batches, self.generations.world, self.generations.rank)\n",
+        old="        return self.generations.share(self.samples.micro_batches)\n",
         new="        return tuple(range(self.samples.micro_batches))\n",
         why="each micro-batch counts once",
         quick=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -56,3 +57,21 @@ def test_the_slow_one_is_moved_once_and_stays_a_standby() -> None:
     (*_, last) = [event for event in events if isinstance(event, ev.GenerationStarted)]
     assert moved.to_node in last.members
     assert found.node not in last.members
+
+
+def test_without_a_standby_the_slow_one_computes_fewer_micro_batches_and_steps_take_less() -> None:
+    cluster = SimCluster(replace(QUIET, micro_batches=16, standbys=0, faults=(SLOW,)))
+    assert cluster.run().exit_code == EXIT_DONE
+    events = cluster.world.journal.events
+    (found,) = [event for event in events if isinstance(event, ev.StragglerFound)]
+    assert found.action == "fewer"
+    assert not [event for event in events if isinstance(event, ev.FailureDetected | ev.RolledBack)]
+    (first, fewer, *rest) = [event for event in events if isinstance(event, ev.GenerationStarted)]
+    assert (fewer.reason, fewer.members) == ("rebalance", first.members)
+    assert len(rest) <= 2, "the division does not change to and fro"
+    steps = [event for event in events if isinstance(event, ev.StepCommitted)]
+    slow = events[0].time + SLOW.time
+    (*_, before) = [event.step_s for event in steps if slow < event.time <= fewer.time + 0.1]
+    after = [event.step_s for event in steps if event.time > fewer.time + 10.0]
+    # Its four took 1.5 times as long as the others' four; then nobody's take longer than five of a fast one.
+    assert median(after) < 0.9 * before

@@ -64,7 +64,7 @@ class StandbyFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="st
 
 
 class StragglerFound(Event, frozen=True, kw_only=True, tag_field="event", tag="straggler_found"):
-    """A node computes slower than the others. `factor`: times their median; `action`: move, told."""
+    """A node computes slower than the others. `factor`: times their median; `action`: move, fewer, told."""
 
     node: str
     factor: float

@@ -146,7 +146,8 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     source.
 
     `witnesses`: the ranks of those that tell of a step as it passes, ascending. `last`: nothing is computed in it. Its
-    members save what they have, where they save anything, and finish.
+    members save what they have, where they save anything, and finish. `counts`: how many micro-batches of a step each
+    rank computes, () for as many as the others, or one more.
     """
 
     term: Count
@@ -157,6 +158,7 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     secret: Annotated[bytes, Meta(max_length=64)] = b""
     witnesses: tuple[Count, ...] = ()
     last: bool = False
+    counts: tuple[Count, ...] = ()
 
     def rank(self, worker: str) -> int | None:
         """Return the rank of a worker, None where it is no member."""

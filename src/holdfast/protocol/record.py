@@ -164,6 +164,8 @@ class Record(Struct, frozen=True, kw_only=True):
     `leaving`: nodes that go once they are not needed; `drained`: those that have gone so, and may not come back by
     themselves. `standbys`: of those that have come, and have not been followed by another of their name.
     `slow`: those that were moved away, or would have been, because they were slow.
+    `relieved`: nodes that are slow and that nobody can take the place of, by how many times as long as the others they
+    take: they are given fewer micro-batches.
     `wanted`: how many nodes the job has had at the most, less those that were drained.
     `costs`: what was measured last of starts, warm-ups and moves, by what it is.
     `held`: what it has of the pool that it runs in, None outside of pools.
@@ -207,6 +209,7 @@ class Record(Struct, frozen=True, kw_only=True):
     drained: tuple[Departure, ...] = ()
     standbys: tuple[Standby, ...] = ()
     slow: tuple[SlowNode, ...] = ()
+    relieved: Mapping[str, float] = msgspec.field(default_factory=dict[str, float])
     wanted: int = 0
     costs: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict[str, tuple[float, ...]])
     held: Held | None = None

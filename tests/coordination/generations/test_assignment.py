@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import itertools
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.generations.assignment import keep_summed, round_robin
+from holdfast.coordination.generations.assignment import divided, keep_summed, longest, round_robin, share_of
+from holdfast.protocol.plan import GenerationPlan, Member
 
 
 @given(micro_batches=st.integers(0, 40), world=st.integers(1, 20))
@@ -38,3 +42,58 @@ def test_the_rest_goes_to_whoever_has_least() -> None:
         (4, 5),
         (2,),
     )
+
+
+def plan_of(world: int, counts: tuple[int, ...] = ()) -> GenerationPlan:
+    members = tuple(Member(worker=f"n{rank}/0/a", host="h", state_port=1) for rank in range(world))
+    return GenerationPlan(term=1, generation=1, members=members, counts=counts)
+
+
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(sum))
+def test_each_micro_batch_belongs_to_one_rank_whatever_the_counts(counts: list[int]) -> None:
+    plan = plan_of(len(counts), tuple(counts))
+    shares = [share_of(plan, sum(counts), rank) for rank in range(len(counts))]
+    assert sorted(m for share in shares for m in share) == list(range(sum(counts)))
+    assert [len(share) for share in shares] == counts
+
+
+@given(micro_batches=st.integers(1, 40), world=st.integers(1, 20))
+def test_usual_counts_are_dealt_as_round_robin_does(micro_batches: int, world: int) -> None:
+    usual = tuple(round_robin(micro_batches, world, rank) for rank in range(world))
+    for plan in (plan_of(world), plan_of(world, tuple(map(len, usual)))):
+        assert tuple(share_of(plan, micro_batches, rank) for rank in range(world)) == usual
+
+
+@given(
+    factors=st.lists(st.sampled_from([1.0, 1.1, 1.3, 1.5, 2.0, 3.7, 20.0]), min_size=1, max_size=4),
+    micro_batches=st.integers(1, 12),
+)
+@settings(deadline=None)
+def test_the_longest_rank_is_as_short_as_any_division_makes_it(factors: list[float], micro_batches: int) -> None:
+    world = len(factors)
+    counts = divided(micro_batches, factors)
+    usual = longest(micro_batches, factors)
+    if micro_batches <= world:
+        assert counts == ()
+        return
+    cuts = itertools.combinations(range(1, micro_batches), world - 1)
+    parts = (tuple(b - a for a, b in itertools.pairwise((0, *cut, micro_batches))) for cut in cuts)
+    best = min(longest(micro_batches, factors, each) for each in parts)
+    if not counts:
+        assert best == pytest.approx(usual)
+        return
+    assert sum(counts) == micro_batches
+    assert min(counts) >= 1
+    assert longest(micro_batches, factors, counts) == pytest.approx(best)
+    assert best < usual
+
+
+@given(data=st.data(), counts=st.lists(st.integers(1, 4), min_size=1, max_size=6))
+def test_after_a_failure_each_is_given_as_many_as_it_is_to_have_where_nobody_holds_more(
+    data: st.DataObject, counts: list[int]
+) -> None:
+    micro_batches = sum(counts)
+    usual = [share_of(plan_of(len(counts), tuple(counts)), micro_batches, rank) for rank in range(len(counts))]
+    summed = [share[: data.draw(st.integers(0, len(share)))] for share in usual]
+    assert list(keep_summed(micro_batches, summed, usual, (), counts)) == usual
+    assert [len(share) for share in keep_summed(micro_batches, summed, (), (), counts)] == counts

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from machinery import Job, attach, hello, w
+from machinery import Job, applied, attach, commit, hello, w
 
+from holdfast.coordination.lateness.slowness import SlowNodes
 from holdfast.coordination.lateness.straggling import AGAIN_S, AVOIDED_S
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
@@ -106,3 +107,88 @@ def test_without_a_standby_it_is_told_why_it_cannot_be() -> None:
     assert [one.node for one in job.machine.record.slow] == ["n1"]
     job.machine.turn.now += AVOIDED_S
     assert job.machine.parts.replacing.slow == set()
+
+
+def counts(job: Job) -> tuple[int, ...]:
+    plan = job.machine.record.plan
+    assert plan is not None
+    return plan.counts
+
+
+def take_effect(job: Job, step: int) -> int:
+    """The pending plan of the same members is built, armed and entered; return its generation."""
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert {member.node for member in pending.members} == set(NODES)
+    for node in NODES:
+        job.say(msg.Prepared(worker=w(node), generation=pending.generation))
+    before = job.machine.turn.generation
+    for node in NODES:
+        job.say(applied(w(node), before, step, commit(1.0, msg.Flag.SWAP)))
+    for node in NODES:
+        job.say(msg.Entered(worker=w(node), generation=pending.generation, applied=step))
+    return pending.generation
+
+
+def test_where_nobody_takes_its_place_it_computes_fewer_until_it_is_fast_again() -> None:
+    job = started("move")
+    words(job, "", 20)
+    (found,) = words(job, "n1", 20, factor=3.0)
+    assert (found.node, found.action) == ("n1", "fewer")
+    assert "no standby is warm" in found.why
+    assert counts(job) == (), "not before all have it"
+    generation = take_effect(job, 2)
+    assert counts(job) == (3, 1, 2)
+    assert words(job, "n1", 40, factor=3.0) == []
+    assert job.machine.record.pending is None, "once"
+    job.step(3, generation=generation)
+    assert words(job, "", 60) == []
+    assert take_effect(job, 4) > generation
+    assert counts(job) == ()
+    assert job.machine.record.relieved == {}
+
+
+def test_that_it_computes_fewer_outlives_a_failure_of_another() -> None:
+    job = started("move")
+    words(job, "", 20)
+    words(job, "n1", 20, factor=3.0)
+    generation = take_effect(job, 2)
+    job.lose("n0")
+    for node in ("n1", "n2"):
+        job.report(node, 2)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.generation > generation
+    assert dict(zip((member.node for member in plan.members), plan.counts, strict=True)) == {"n1": 1, "n2": 5}
+
+
+def test_a_coordinator_that_comes_later_takes_it_as_slow_until_it_shows_otherwise() -> None:
+    slow = SlowNodes()
+    slow.follow(NODES, {"n1": 3.0, "gone": 2.0})
+    assert slow.found == {"n1": 3.0}
+    for _ in range(30):
+        for node in NODES:
+            slow.told(node, {w(node): (5, 1.5 if node == "n1" else 0.5)})
+        assert slow.found.keys() == {"n1"}
+    for _ in range(60):
+        for node in NODES:
+            slow.told(node, {w(node): (5, 0.5)})
+    assert slow.found == {}
+
+
+def test_it_is_moved_although_it_computes_fewer_once_a_standby_is_warm() -> None:
+    job = started("move")
+    words(job, "", 20)
+    words(job, "n1", 20, factor=3.0)
+    take_effect(job, 2)
+    warm(job, "s0")
+    assert [found.action for found in words(job, "n1", 20, factor=3.0)] == ["move"]
+    assert counts(job) == (3, 1, 2), "until it goes"
+
+
+def test_nothing_is_divided_anew_where_no_step_is_shorter_then() -> None:
+    job = started("move")
+    words(job, "", 20)
+    (found,) = words(job, "n1", 20, factor=1.2)
+    assert found.action == "told"
+    assert job.machine.record.pending is None

@@ -12,7 +12,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import fewest_nodes, lost_experts
 from holdfast.coordination.experts.placing import PlacementQuestion, as_before, keep, loads_blob, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
-from holdfast.coordination.generations.assignment import keep_summed, round_robin
+from holdfast.coordination.generations.assignment import divided, keep_summed, share_of
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.generations.roles import assign_roles
 from holdfast.coordination.generations.witnesses import choose_witnesses, witnesses_wanted
@@ -119,7 +119,24 @@ def plan_with(
         expert_plan=experts,
         secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
+        counts=() if experts is not None else counts_for(record, roles),
     )
+
+
+def counts_for(record: Record, workers: Iterable[str]) -> tuple[int, ...]:
+    """Return how many micro-batches each of these workers by rank is to compute; () for as many as the others.
+
+    With experts all ranks go through as many rounds together: then nothing is won by giving one of them fewer.
+    """
+    if not record.relieved or record.expert_shape is not None:
+        return ()
+    factors = factors_of(record, workers)
+    return divided(record.micro_batches, factors) if max(factors) > 1.0 else ()
+
+
+def factors_of(record: Record, workers: Iterable[str]) -> list[float]:
+    """Return how many times as long as others each of these workers takes, where it is known to be slow; else 1."""
+    return [record.relieved.get(node_of(worker), 1.0) for worker in workers]
 
 
 def _witnesses(members: Membership, workers: Sequence[str], config: CoordinatorConfig) -> tuple[int, ...]:
@@ -276,10 +293,10 @@ def first_assignment(
     for worker in plan.workers:
         report, rank = reports.get(worker), rank_of.get(seat_of(worker))
         summed.append(report.summed if report is not None and report.applied == decision.applied else ())
-        usual.append(round_robin(record.micro_batches, len(before), rank) if rank is not None else ())
+        usual.append(share_of(record.plan, record.micro_batches, rank) if record.plan and rank is not None else ())
     dense = record.expert_shape is None
     idle = [rank for rank, worker in enumerate(plan.workers) if dense and node_of(worker) in stand_ins]
-    return keep_summed(record.micro_batches, summed, usual, idle) if any(summed) or idle else ()
+    return keep_summed(record.micro_batches, summed, usual, idle, plan.counts) if any(summed) or idle else ()
 
 
 def salvaged(

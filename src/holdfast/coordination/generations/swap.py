@@ -1,4 +1,5 @@
-"""Changes the generation at a step boundary: to take fresh workers in while the others train, or to move experts.
+"""Changes the generation at a step boundary: to take fresh workers in while the others train, to move experts, or to
+give a slow node fewer micro-batches.
 
 A pending group is built beside the one in use, then swapped.
 
@@ -7,13 +8,14 @@ Prepare -> all Prepared -> Arm -> every swap flag up in one commit operation -> 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
 from holdfast.coordination.generations.announcing import Newcomers, announce_generation
-from holdfast.coordination.generations.planner import plan_generation, plan_with
+from holdfast.coordination.generations.assignment import longest
+from holdfast.coordination.generations.planner import factors_of, plan_generation, plan_with
 from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.telling.plans import Telling
@@ -45,6 +47,8 @@ class Joining:
         self._not_before = 0.0
         #: newcomers whose groups did not come about: how often, and until when they are left out
         self._left_out: dict[str, tuple[int, float]] = {}
+        #: for which generation it was seen last whether its micro-batches are divided well, knowing who is how slow
+        self._divided: tuple[int, Mapping[str, float]] | None = None
 
     def arrived(self) -> None:
         """A fresh worker is here."""
@@ -72,10 +76,11 @@ class Joining:
         return fresh
 
     def prepare(self, plan: GenerationPlan) -> None:
-        """Begin a pending plan of the members and the newcomers, if there are any."""
+        """Begin a pending plan of the members and the newcomers, if there are any, or another division of the work."""
         turn = self._turn
         fresh = self.newcomers(plan)
         if not fresh:
+            self._divide(plan)
             return
         members = list(plan.workers)
         held = dict(zip(members, plan.expert_plan.placement, strict=True)) if plan.expert_plan else {}
@@ -89,6 +94,24 @@ class Joining:
         turn, workers = self._turn, plan.workers
         roles = {member.worker: member.role for member in plan.members}
         self._propose(plan_with(turn.record, turn.members, roles, workers, experts, self._config))
+
+    def _divide(self, plan: GenerationPlan) -> None:
+        """Begin a pending plan of the same members where a step's longest rank would compute shorter in it.
+
+        Since what they are known to take has changed, or for another reason, it is not the one in force.
+        """
+        record = self._turn.record
+        seen = plan.generation, record.relieved
+        if self._divided == seen or self._turn.now < self._not_before or plan.expert_plan is not None:
+            return
+        self._divided = seen
+        if not (plan.counts or record.relieved):
+            return
+        roles = {member.worker: member.role for member in plan.members}
+        pending = plan_with(record, self._turn.members, roles, plan.workers, None, self._config)
+        each, factors = record.micro_batches, factors_of(record, plan.workers)
+        if longest(each, factors, pending.counts) < longest(each, factors, plan.counts):
+            self._propose(pending)
 
     def _propose(self, pending: GenerationPlan) -> None:
         turn = self._turn
@@ -132,6 +155,7 @@ class Joining:
         assert pending is not None
         assert not self.armed
         turn.change(pending=None)
+        self._divided = None
         self._not_before = turn.now + self._config.join_retry_s
         joiners = [worker for worker in pending.workers if plan is None or plan.rank(worker) is None]
         if suspects is not None:

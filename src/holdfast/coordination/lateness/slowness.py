@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
 #: A node counts as slow where it takes so many times as long as the others' median (Unicron 4.1),
 SLOWER = 1.1
@@ -68,9 +69,12 @@ class SlowNodes:
     def __init__(self) -> None:
         self._paces: dict[str, _Pace] = {}
 
-    def follow(self, nodes: Collection[str]) -> None:
-        """Forget all other nodes."""
+    def follow(self, nodes: Collection[str], known: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Forget all other nodes; those `known` to be slow, by which factor, are so until they show otherwise."""
         self._paces = {name: pace for name, pace in self._paces.items() if name in nodes}
+        for name in known:
+            if name in nodes and name not in self._paces:
+                self._paces[name] = _Pace(total=FOUND, slow=True, factor=known[name], run=1)
 
     def begin_anew(self, node: str) -> None:
         """Something about a node was changed: what it took before says nothing."""
@@ -83,7 +87,7 @@ class SlowNodes:
             return
         pace = self._paces.setdefault(node, _Pace())
         pace.seconds = max(known)
-        others = [other.seconds for name, other in self._paces.items() if name != node]
+        others = [other.seconds for name, other in self._paces.items() if name != node and other.seconds > 0.0]
         if others:
             pace.learn(math.log(pace.seconds / median(others)))
 

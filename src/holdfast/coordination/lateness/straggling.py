@@ -1,8 +1,14 @@
-"""What becomes of a node that computes slower than the others: it gives its place to a standby, or a person is told."""
+"""What becomes of a node that computes slower than the others: it gives its place to a standby, computes fewer
+micro-batches where there is none, or a person is told.
+"""
 
 from __future__ import annotations
 
+import math
+
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.generations.assignment import divided
+from holdfast.coordination.generations.planner import factors_of
 from holdfast.coordination.lateness.slowness import SLOWER, SlowNodes
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.replacing import Replacing
@@ -17,6 +23,8 @@ from holdfast.protocol.record import Departure, SlowNode
 AVOIDED_S = 3600.0
 #: one that stays slow, or is time and again, is told of so often
 AGAIN_S = 3600.0
+#: that a node's micro-batches take so many times as long as was known, or as short, is worth another division
+ANOTHER = 1.1
 _KEPT = 1024
 
 
@@ -44,10 +52,23 @@ class Straggling:
         """See whether a member of the plan in force is slow."""
         if plan.generation != self._generation:
             self._generation = plan.generation
-            self._slow.follow({member.node for member in plan.members})
+            nodes = {member.node for member in plan.members}
+            self._slow.follow(nodes, self._turn.record.relieved)
+            self._relieve({node: factor for node, factor in self._turn.record.relieved.items() if node in nodes})
         self._told = {node: at for node, at in self._told.items() if at > self._turn.now - AGAIN_S}
         for node, factor in self._slow.found.items():
             self._found(node, factor)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Who is as fast as the others again computes as much as they do; not who is about to leave."""
+        record = self._turn.record
+        still = {*self._slow.found, *(one.node for one in record.leaving)}
+        self._relieve({node: factor for node, factor in record.relieved.items() if node in still})
+
+    def _relieve(self, relieved: dict[str, float]) -> None:
+        if relieved != self._turn.record.relieved:
+            self._turn.change(relieved=relieved)
 
     def _found(self, node: str, factor: float) -> None:
         policy, leaving = self._config.spec.recovery.stragglers, {one.node for one in self._turn.record.leaving}
@@ -62,10 +83,24 @@ class Straggling:
             refusal = self._move(node)
             if not refusal:
                 self._tell(node, factor, "move", why)
-            elif not known:
-                self._tell(node, factor, "told", f"{why}; it cannot be moved: {refusal}")
+                return
+            fewer = self._gives_fewer(node, factor)
+            if not known:
+                done = ", so that it computes fewer micro-batches" if fewer else ""
+                self._tell(node, factor, "fewer" if fewer else "told", f"{why}; it cannot be moved: {refusal}{done}")
         elif not known:
             self._tell(node, factor, "told", f"{why}; `holdfast move {node}` has a standby take its place")
+
+    def _gives_fewer(self, node: str, factor: float) -> bool:
+        """Have a node compute fewer micro-batches, the slower it is the fewer; False where no step is shorter then."""
+        record = self._turn.record
+        if record.plan is None or record.expert_shape is not None:
+            return False
+        known = record.relieved.get(node, 1.0)
+        if abs(math.log(factor / known)) > math.log(ANOTHER):
+            self._relieve({**record.relieved, node: factor})
+        factors = factors_of(self._turn.record, record.plan.workers)
+        return bool(divided(record.micro_batches, factors))
 
     def _move(self, node: str) -> str:
         """Have a standby that is warm take a node's place; return why that cannot be."""

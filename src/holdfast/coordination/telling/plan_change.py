@@ -8,7 +8,7 @@ from itertools import chain
 
 import msgspec
 
-from holdfast.coordination.generations.assignment import round_robin
+from holdfast.coordination.generations.assignment import share_of
 from holdfast.protocol.messages.plans import DIGEST_BYTES, NewMembers, NewWorker, PlanChange, Shares, Stayers
 from holdfast.protocol.names import index_of, worker_id
 from holdfast.protocol.plan import WHOLE_REPLICA, ExpertPlan, GenerationPlan, Member
@@ -133,8 +133,9 @@ def _usual_experts(base: GenerationPlan | None, before: Sequence[int | None]) ->
 
 
 def _usual_shares(before: Sequence[int | None], base: GenerationPlan | None, micro_batches: int) -> Assignment:
-    world = len(base.members) if base is not None else 0
-    return tuple(round_robin(micro_batches, world, rank) if rank is not None else () for rank in before)
+    if base is None:
+        return tuple(() for _ in before)
+    return tuple(share_of(base, micro_batches, rank) if rank is not None else () for rank in before)
 
 
 # ---- and back ----

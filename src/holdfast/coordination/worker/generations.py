@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.coordination.generations.assignment import share_of
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.coordination.worker.tasks import Build, Drop, WorkerInstruction
 from holdfast.protocol.commit import Commit, Flag
@@ -60,6 +61,10 @@ class KnownGenerations:
     def world(self) -> int:
         """How many workers the generation has."""
         return len(self.plan.members) if self.plan else 1
+
+    def share(self, micro_batches: int) -> tuple[int, ...]:
+        """Return this worker's micro-batches of a step of so many, where nobody says otherwise of that step."""
+        return share_of(self.plan, micro_batches, self.rank) if self.plan else ()
 
     @property
     def flags(self) -> tuple[Flag, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from holdfast.coordination.generations.assignment import Share, round_robin
+from holdfast.coordination.generations.assignment import Share
 from holdfast.coordination.worker.boundaries import KEEPING, NEXT, UNDER_WAY, InvalidTransitionError, Place, due
 from holdfast.coordination.worker.complaints import Complaints
 from holdfast.coordination.worker.copy import StateCopy
@@ -130,7 +130,7 @@ class WorkerMachine:
         """This worker's micro-batches of the step in progress."""
         if self._share.assigned is not None:
             return self._share.assigned
-        return round_robin(self.samples.micro_batches, self.generations.world, self.generations.rank)
+        return self.generations.share(self.samples.micro_batches)
 
     # ---- orders from the coordinator ----
 

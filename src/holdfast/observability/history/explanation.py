@@ -200,7 +200,7 @@ def _rungs(episode: Episode) -> Iterator[Rung]:
 _OTHER_RUNGS = {
     "start": "the first members begin",
     "join": "who has come joins at a step's boundary, while the others train",
-    "rebalance": "experts move at a step's boundary",
+    "rebalance": "experts, or micro-batches of a slow node, go to others at a step's boundary",
     "save": "the job saves what it has led to, and ends",
 }
 

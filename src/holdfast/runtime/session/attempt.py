@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from holdfast.coordination.generations.assignment import round_robin
+from holdfast.coordination.generations.assignment import share_of
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.progress import Activity
@@ -82,9 +82,9 @@ class Attempt:
         yield from ((compute.step, one) for one in compute.micro_batches if one not in compute.summed)
         with self._shared.changed:
             machine = self._shared.machine
-            plan, world = machine.generations.plan, machine.generations.world
+            plan = machine.generations.plan
             rank = plan.rank(machine.worker) if plan is not None else None  # (another plan may be in force by now)
-        usual = round_robin(self._workload.micro_batches, world, rank) if rank is not None else ()
+        usual = share_of(plan, self._workload.micro_batches, rank) if plan is not None and rank is not None else ()
         for step in count(compute.step + 1) if usual else ():
             yield from ((step, one) for one in usual)
 
