@@ -32,6 +32,7 @@ from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 _log = logging.getLogger("holdfast.coordinator")
+_RECORD = msgspec.msgpack.Decoder(Record)
 
 
 class Machine(Protocol):
@@ -48,7 +49,7 @@ class RecordKeeper(StoredRecord[Record]):
     """The record of one job in the store."""
 
     def __init__(self, store: Store, job: str) -> None:
-        super().__init__(store, f"jobs/{job}/record", Record, SCHEMA, "the job's record")
+        super().__init__(store, f"jobs/{job}/record", _RECORD, SCHEMA, "the job's record")
 
 
 def _to_nobody(_: object) -> None:

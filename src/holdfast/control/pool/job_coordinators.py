@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -71,6 +72,8 @@ class JobCoordinators:
         self._on_linked = on_linked
         self._on_stand = on_stand
         self._hosted: dict[str, _Hosted] = {}
+        #: one job is read at a time (what is decoded for the first time may not be so in two threads at once)
+        self._opening = threading.Lock()
         #: the SHA-256 of what their nodes show -> their names (looked up so, no time tells how much of it was right)
         self._by_token: dict[bytes, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -202,6 +205,10 @@ class JobCoordinators:
 
     def _opened(self, job: PooledJob, token: str) -> Callable[[], JobHost]:
         """Read what there is of a job; return what puts its coordinator together. Called in a thread."""
+        with self._opening:
+            return self._read(job, token)
+
+    def _read(self, job: PooledJob, token: str) -> Callable[[], JobHost]:
         spec = job.spec
         if not spec.output.events:
             events = self._settings.journal_of(job.name, job.submission)

@@ -26,12 +26,14 @@ from holdfast.observability.journal import Journal
 from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolRecord
 from holdfast.protocol.pool.sharing import JobShares
 
+_RECORD = msgspec.msgpack.Decoder(PoolRecord)
+
 
 class PoolRecordKeeper(StoredRecord[PoolRecord]):
     """The pool's record in the store."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store, "pool/record", PoolRecord, POOL_SCHEMA, "the pool's record")
+        super().__init__(store, "pool/record", _RECORD, POOL_SCHEMA, "the pool's record")
 
 
 class JobsOfPool(Protocol):

@@ -17,14 +17,19 @@ class _Schema(msgspec.Struct):
     schema: int
 
 
+_SCHEMA = msgspec.msgpack.Decoder(_Schema)
+
+
 class StoredRecord(Generic[R]):
     """One record in the store, and the revision of it that we know."""
 
-    def __init__(self, store: Store, key: str, kind: type[R], schema: int, what: str) -> None:
+    def __init__(self, store: Store, key: str, decoder: msgspec.msgpack.Decoder[R], schema: int, what: str) -> None:
         """Read what is there.
 
         Args:
-            kind: of the record, which has its schema's number as `schema`. what: it is called in words.
+            decoder: of the record, which has its schema's number as `schema`. It is made where nobody else decodes for
+                the first time: msgspec learns a type's fields then, and a second thread that comes meanwhile crashes
+                the process. what: it is called in words.
 
         Raises:
             BadInputError: it cannot be read, or another version of holdfast wrote it.
@@ -35,7 +40,7 @@ class StoredRecord(Generic[R]):
         self._encoder = msgspec.msgpack.Encoder()
         entry = store.get(key)
         self._revision = entry.revision if entry else 0
-        self.record = _decoded(entry.value, kind, schema, f"{what} in the store {store.url}") if entry else None
+        self.record = _decoded(entry.value, decoder, schema, f"{what} in the store {store.url}") if entry else None
 
     def swap(self, record: R) -> None:
         """Replace the record.
@@ -49,12 +54,12 @@ class StoredRecord(Generic[R]):
         self._revision, self.record = revision, record
 
 
-def _decoded(value: bytes, kind: type[R], schema: int, what: str) -> R:
+def _decoded(value: bytes, decoder: msgspec.msgpack.Decoder[R], schema: int, what: str) -> R:
     """Read a record of this version; one of another is refused, for it would be misread."""
     try:
-        found = msgspec.msgpack.decode(value, type=_Schema).schema
+        found = _SCHEMA.decode(value).schema
         if found == schema:
-            return msgspec.msgpack.decode(value, type=kind)
+            return decoder.decode(value)
     except MALFORMED as error:
         raise BadInputError(f"{what} cannot be read: {error}; give another store") from None
     known = f"{what} has schema {found}, this holdfast reads schema {schema}"
