@@ -11,11 +11,11 @@ import pytest
 
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.serving.turns import Turns
-from holdfast.control.store.interface import StoreError
+from holdfast.control.store.interface import StoreAwayError, StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
 from holdfast.coordination.instructions import Broadcast, Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
-from holdfast.errors import BadInputError, HoldfastError, SupersededError, UnreachableError
+from holdfast.errors import BadInputError, HoldfastError, RefusedError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import ActionRequested, CoordinatorRestarted, StepCommitted
@@ -78,9 +78,11 @@ class GatedStore(MemoryStore):
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
+        self.tries = 0  # that have failed
 
     def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
         assert self.gate.wait(PATIENCE_S)
+        self.tries += self.failure is not None
         if self.failure is not None:
             raise self.failure
         return super().compare_and_swap(key, value, expected_revision)
@@ -308,6 +310,48 @@ def test_a_write_that_fails_is_the_last_word(bench: Bench) -> None:
     assert unheard is False
     assert [type(error) for error in bench.failed] == [StoreError]
     assert (connection.said, len(bench.machine.seen)) == ([], seen + 1)
+
+
+def test_while_the_store_is_away_nothing_is_decided_or_told_and_then_it_goes_on(bench: Bench) -> None:
+    connection = bench.connect(1)
+    bench.machine.answers.append([Persist(_record(2)), _say(1, 1)])
+    bench.machine.answers.append([Persist(_record(3)), _say(1, 2)])
+    seen = len(bench.machine.seen)
+
+    async def main() -> None:
+        bench.store.failure = StoreAwayError("nobody answers at h:1")
+        feeding = [asyncio.create_task(bench.shell.feed(Tick())) for _ in range(2)]
+        while bench.store.tries < 2:
+            await asyncio.sleep(0.01)
+        bench.time += 60.0
+        for ask in (bench.shell.check_store, lambda: bench.shell.between_turns(lambda: None).send(None)):
+            with pytest.raises(RefusedError, match=r"away for 60 s.*training goes on.*nobody answers at h:1"):
+                ask()
+        assert (connection.said, len(bench.machine.seen)) == ([], seen + 1)
+        bench.store.failure = None
+        assert await asyncio.gather(*feeding) == [True, True]
+        bench.shell.check_store()
+
+    bench.run(main())
+    assert (connection.said, bench.stored_term(), bench.failed) == ([1, 2], 3, [])
+
+
+def test_a_shell_that_stops_does_not_wait_for_a_store_that_is_away(bench: Bench) -> None:
+    connection = bench.connect(1)
+    bench.machine.answers.append([Persist(_record(2)), _say(1, 1)])
+
+    async def main() -> None:
+        bench.store.failure = StoreAwayError("nobody answers at h:1")
+        feeding = asyncio.create_task(bench.shell.feed(Tick()))
+        while bench.store.tries < 1:
+            await asyncio.sleep(0.01)
+        await bench.shell.stop()
+        with pytest.raises(StoreAwayError):
+            await feeding
+
+    bench.run(main())
+    assert connection.said == []
+    assert [type(error) for error in bench.failed] == [StoreAwayError]
 
 
 @pytest.mark.parametrize(("schema", "whose"), [(SCHEMA - 1, "an older one wrote it"), (SCHEMA + 1, "a newer one")])

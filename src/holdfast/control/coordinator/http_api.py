@@ -192,6 +192,7 @@ class HttpApi:
         return await self._fed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
     async def _fed(self, event: InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown) -> Response:
+        self._shell.check_store()
         if not await self._shell.feed(event):
             return error_answer(503, "this coordinator does not lead the job any more: ask again")
         return json_answer({"ok": True})

@@ -144,6 +144,7 @@ class PoolApi:
 
     async def _fed(self, asked: PoolRequest) -> Response | None:
         """Have the machine do it; return the answer where it cannot."""
+        self._shell.check_store()
         if await self._shell.feed(asked):
             return None
         return error_answer(503, "this server does not lead the pool any more: ask again")

@@ -13,10 +13,12 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from holdfast.control.serving.patience import PatientWriter
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.messages.agent import Part
 from holdfast.protocol.names import MAX_PART_BYTES
@@ -107,6 +109,7 @@ class MachineShell(ABC, Generic[I, O, R]):
         self._on_failure = on_failure
         self._stopped = False
         self._turn = Turns()
+        self._writer = PatientWriter(now)
 
     # ---- what the machine is ----
 
@@ -145,6 +148,14 @@ class MachineShell(ABC, Generic[I, O, R]):
             left = self._up_to_a_record(iter(ask()))
             if left is not None:
                 await _to_its_end(self._write_and_go_on(*left))
+
+    def check_store(self) -> None:
+        """Refuse a user's request that would have to wait until the store answers again.
+
+        Raises:
+            RefusedError: it is away.
+        """
+        self._writer.check()
 
     async def feed(self, event: I) -> bool:
         """Handle one input, after those that came before it, and carry out all that follows; once stopped, nothing.
@@ -200,13 +211,19 @@ class MachineShell(ABC, Generic[I, O, R]):
                 await self._handle(self._gone(number))
 
     async def between_turns(self, look: Callable[[], T]) -> T:
-        """Look at the machine while all that it says is written down."""
+        """Look at the machine while all that it says is written down.
+
+        Raises:
+            RefusedError: the store is away.
+        """
+        self.check_store()
         async with self._turn:
             return look()
 
     async def stop(self) -> None:
-        """Handle nothing from now on; the turn that is under way comes to its end."""
+        """Handle nothing from now on; the turn that is under way comes to its end, or fails where the store is away."""
         self._stopped = True
+        self._writer.give_up()
         async with self._turn:
             pass
 
@@ -251,7 +268,7 @@ class MachineShell(ABC, Generic[I, O, R]):
     async def _write_and_go_on(self, record: R, rest: Iterator[O]) -> None:
         left: tuple[R, Iterator[O]] | None = record, rest
         while left is not None:
-            await asyncio.to_thread(self._write, left[0])
+            await self._writer.make(partial(self._write, left[0]))
             left = self._up_to_a_record(rest)
 
     def _up_to_a_record(self, instructions: Iterator[O]) -> tuple[R, Iterator[O]] | None:
