@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
 from machinery import Job, applied, attach, commit, hello, w
 
+from holdfast.coordination.generations.planner import counts_for
 from holdfast.coordination.lateness.slowness import SlowNodes
 from holdfast.coordination.lateness.straggling import AGAIN_S, AVOIDED_S
 from holdfast.protocol import events as ev
@@ -192,3 +194,15 @@ def test_nothing_is_divided_anew_where_no_step_is_shorter_then() -> None:
     (found,) = words(job, "n1", 20, factor=1.2)
     assert found.action == "told"
     assert job.machine.record.pending is None
+
+
+def test_what_was_found_does_not_count_where_a_coordinator_is_to_do_nothing_about_it() -> None:
+    job = started("move")
+    words(job, "", 20)
+    words(job, "n1", 20, factor=3.0)
+    take_effect(job, 2)
+    record, config = job.machine.record, job.machine.config
+    names = [w(node) for node in NODES]
+    assert counts_for(record, names, config) == (3, 1, 2)
+    off = JobSpec(recovery=RecoverySpec(stragglers="off"))
+    assert counts_for(record, names, replace(config, spec=off)) == ()

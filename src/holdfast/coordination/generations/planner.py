@@ -119,23 +119,28 @@ def plan_with(
         expert_plan=experts,
         secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
-        counts=() if experts is not None else counts_for(record, roles),
+        counts=() if experts is not None else counts_for(record, roles, config),
     )
 
 
-def counts_for(record: Record, workers: Iterable[str]) -> tuple[int, ...]:
+def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> tuple[int, ...]:
     """Return how many micro-batches each of these workers by rank is to compute; () for as many as the others.
 
     With experts all ranks go through as many rounds together: then nothing is won by giving one of them fewer.
     """
     if not record.relieved or record.expert_shape is not None:
         return ()
-    factors = factors_of(record, workers)
+    factors = factors_of(record, workers, config)
     return divided(record.micro_batches, factors) if max(factors) > 1.0 else ()
 
 
-def factors_of(record: Record, workers: Iterable[str]) -> list[float]:
-    """Return how many times as long as others each of these workers takes, where it is known to be slow; else 1."""
+def factors_of(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> list[float]:
+    """Return how many times as long as others each of these workers takes, where it is known to be slow; else 1.
+
+    Where a coordinator is told to do nothing about slow nodes, what one before has found does not count.
+    """
+    if config.spec.recovery.stragglers != "move":
+        return [1.0 for _ in workers]
     return [record.relieved.get(node_of(worker), 1.0) for worker in workers]
 
 
