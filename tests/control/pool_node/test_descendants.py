@@ -32,7 +32,7 @@ import os, signal, time
 for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(name, signal.SIG_IGN)
 os.write(1, b"%d\\n" % os.getpid())
-time.sleep(1000)
+time.sleep(30)
 """
 
 _STOPPED = """
@@ -48,7 +48,7 @@ if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.write(1, b"%d\\n" % os.getpid())
-        time.sleep(1000)
+        time.sleep(30)
     os._exit(0)
 os.wait()
 """
@@ -60,7 +60,7 @@ for _ in range(3):
     if os.fork() != 0:
         break
 os.write(1, b"%d\\n" % os.getpid())
-time.sleep(1000)
+time.sleep(30)
 """
 
 
@@ -71,7 +71,7 @@ time.sleep(1000)
 )
 def test_nothing_of_a_grant_is_left(tree: str, processes: int, first: str) -> None:
     node = [sys.executable, "-c", _NODE, tree, str(processes), first]
-    done = subprocess.run(node, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(node, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == processes
