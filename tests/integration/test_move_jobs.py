@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from holdfast.protocol.events import (
     CheckpointSaved,
     FailureDetected,
     GenerationStarted,
+    MemorySampled,
     NodeMoved,
     RolledBack,
     StandbyReady,
@@ -118,3 +120,45 @@ def test_the_node_that_writes_checkpoints_moves_and_they_are_whole(start_job: St
     assert not job.all(FailureDetected)
     assert not job.all(CheckpointRejected)
     check_losses(job, script=TINY, least=6)
+
+
+def held(job: LocalJob, nodes: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """Return the descriptors and the threads of each node's worker."""
+    pids = {node: job.pids(node)[1][0] for node in nodes}
+    return {
+        node: (len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))) for node, pid in pids.items()
+    }
+
+
+def test_many_moves_leave_nothing_behind_and_what_they_took_is_told(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2, options=("--standbys", "1"))
+    job.wait(StandbyReady)
+    goes_on(job)
+    nodes, place = ("node-0", "node-1", "standby-0"), 0
+
+    def move() -> None:
+        nonlocal place
+        leaver, place = job.nodes()[0], len(job.events)
+        with job.client() as client:
+            client.move([leaver])
+        job.wait(NodeMoved, from_node=leaver, since=place)
+        job.wait(StandbyReady, node=leaver, since=place)
+
+    move()
+    told = job.wait(MemorySampled)
+    assert {one.role for one in told.nodes} == {"leaver", "joiner", "stayer"}
+    assert all(one.peak == max(sample.memory for sample in one.samples) > 1 << 20 for one in told.nodes)
+    (joiner,) = [one for one in told.nodes if one.role == "joiner"]
+    assert joiner.samples[-1].received > joiner.samples[0].received
+    for _ in range(3):
+        move()
+    settled = held(job, nodes)
+    for _ in range(8):
+        move()
+    # (a group that was left in good order is closed a second later)
+    wait_until(lambda: all(now <= then for now, then in zip(sums(held(job, nodes)), sums(settled), strict=True)))
+    goes_on_until_interrupted(job)
+
+
+def sums(counts: dict[str, tuple[int, int]]) -> list[int]:
+    return [sum(column) for column in zip(*counts.values(), strict=True)]

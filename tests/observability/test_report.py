@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
+from holdfast.cli.history.memory_plot import draw_memory, newest_change
 from holdfast.cli.history.report_plot import plot_events
 from holdfast.cli.job.progress import stamped
 from holdfast.observability.report import committed_steps, make_report
 from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.messages.memory import MemorySample, NodeMemory
 from made_events import joined, made
 
 
@@ -64,3 +68,21 @@ def test_a_loss_that_nobody_knows_is_no_number(tmp_path: Path) -> None:
 
 def test_a_missing_step_is_seen() -> None:
     assert make_report([step(1, 1.0), step(3, 2.0)]).gaps == 1
+
+
+def test_the_picture_has_who_left_joined_and_stayed_in_the_newest_move(tmp_path: Path) -> None:
+    def held(node: str, role: str) -> NodeMemory:
+        samples = tuple(MemorySample(ago_s=float(5 - at), memory=at << 20, sent=at) for at in range(5))
+        return NodeMemory(node=node, role=role, peak=4 << 20, samples=samples)
+
+    move = made("memory_sampled", 2.0, nodes=(held("a", "leaver"), held("s", "joiner"), held("b", "stayer")))
+    loss = made("memory_sampled", 3.0, nodes=(held("b", "stayer"),))
+    assert newest_change([loss]) is loss
+    assert newest_change([move, loss]) is move
+    figure = Figure()
+    draw_memory(figure, move, 0.0)
+    rates, memory = figure.axes
+    assert [text.get_text() for text in memory.get_legend().get_texts()] == ["a leaves", "s joins", "b stays"]
+    assert (memory.get_ylabel(), rates.get_ylabel().split("\n")[0]) == ("memory, MB", "state, MB per second")
+    plot_events([made("job_started"), step(1, 1.0), step(2, 2.0), move], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -41,7 +41,7 @@ class Hearing:
                     self.expel(node, why)
             case msg.AppliedSteps():
                 self._replayed(node, message)
-            case msg.Late() | msg.Whereabouts() | msg.Stacks() | msg.OwnTimes():
+            case msg.Late() | msg.Whereabouts() | msg.Stacks() | msg.OwnTimes() | msg.MemoryTaken():
                 self._seen(node, message)
             case msg.NodeSnapshots():
                 self._parts.snapshots.hold(node, message)
@@ -61,6 +61,8 @@ class Hearing:
                 inquiry.told(node, message)
             case msg.Stacks():
                 inquiry.explained(node, message)
+            case msg.MemoryTaken():
+                inquiry.memories.told(node, message)
             case msg.OwnTimes():
                 inquiry.stragglers.told(node.name, message)
                 self._parts.straggling.told(node.name, message)

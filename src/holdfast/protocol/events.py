@@ -12,6 +12,7 @@ import msgspec
 from holdfast.protocol.event import Event
 from holdfast.protocol.failures import SeenWorker, SharedStack
 from holdfast.protocol.node_events import (
+    MemorySampled,
     NodeLeft,
     NodeMoved,
     NodeRepaired,
@@ -375,6 +376,7 @@ AnyEvent = (
     | StandbyReady
     | StandbyFailed
     | NodeMoved
+    | MemorySampled
     | StragglerFound
     | GenerationStarted
     | StepCommitted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.protocol.event import Event
+from holdfast.protocol.messages.memory import NodeMemory
 from holdfast.protocol.plan import JoinedNode
 
 
@@ -84,3 +85,13 @@ class NodeMoved(Event, frozen=True, kw_only=True, tag_field="event", tag="node_m
     down_s: float
     moved_bytes: int
     detail: str = ""
+
+
+class MemorySampled(Event, frozen=True, kw_only=True, tag_field="event", tag="memory_sampled"):
+    """What workers held and moved around a change of the members: of leavers, joiners and one that stayed.
+
+    `since_generation`: the one in force before it. The samples' `ago_s` count back from the event's `time`.
+    """
+
+    since_generation: int
+    nodes: tuple[NodeMemory, ...]

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from holdfast.clock import SystemClock
 from holdfast.control.agent.channel import CoordinatorChannel, OnMessage
+from holdfast.control.agent.memory import Held
 from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.workforce import WorkforceOwner
@@ -115,6 +116,10 @@ class _FakeWorkforce:
 
     def readings(self) -> dict[str, Reading]:
         return {}
+
+    def held(self) -> Held:
+        """There is no process that would hold anything."""
+        return Held()
 
     def accounts(self) -> dict[str, ProgressAccount]:
         return {}

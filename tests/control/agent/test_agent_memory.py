@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.agent.memory import OomCounter, available_bytes
+from holdfast.control.agent.memory import Held, MemoryRing, OomCounter, available_bytes, resident_bytes
 from holdfast.control.agent.places import ProcessPlace
 from holdfast.coordination.failures.classes import Classes
+from holdfast.protocol.messages.memory import MAX_MEMORY_SAMPLES, MemorySample
 
 
 @dataclass
@@ -85,3 +86,32 @@ def test_a_process_that_was_killed_for_want_of_memory_says_so(machine: Machine) 
     down = place.obituary(-signal.SIGKILL, "train.py")
     assert Classes().of(down.kind, down.detector, down.detail).status == "out_of_memory"
     assert place.obituary(-signal.SIGTERM, "train.py").detail == "SIGTERM"
+
+
+def test_what_is_remembered_is_told_oldest_first_without_what_does_not_differ_from_both_beside_it() -> None:
+    ring = MemoryRing()
+    for second, memory in enumerate((1, 5, 5, 5, 9)):
+        ring.take(float(second), Held(memory=memory, sent=10 * second if second == 4 else 0))
+    told = ring.since(4.5, 3.5)
+    assert told == (
+        MemorySample(ago_s=3.5, memory=5),
+        MemorySample(ago_s=1.5, memory=5),
+        MemorySample(ago_s=0.5, memory=9, sent=40),
+    )
+    assert MemoryRing().since(4.5, 3.5) == ()
+
+
+def test_of_very_many_looks_the_newest_are_told_and_the_others_forgotten() -> None:
+    ring = MemoryRing()
+    for look in range(10_000):
+        ring.take(look / 100, Held(memory=look))
+    told = ring.since(100.0, 1000.0)
+    assert len(told) == MAX_MEMORY_SAMPLES
+    assert told[-1] == MemorySample(ago_s=0.01, memory=9999)
+
+
+def test_resident_memory_is_read_of_a_process_and_nothing_of_one_that_has_ended(machine: Machine) -> None:
+    machine.write("proc/7/statm", "900 300 100 1 0 500 0\n")
+    assert resident_bytes(7, proc=machine.proc) == 300 * os.sysconf("SC_PAGE_SIZE")
+    assert resident_bytes(8, proc=machine.proc) == 0
+    assert resident_bytes(os.getpid()) > 1 << 20

@@ -210,3 +210,19 @@ def test_nothing_is_left_once_the_agent_is_gone(page: ProgressPage) -> None:
     with pytest.raises(OSError, match="No such file"):
         ProgressWriter(path, 0)
     writer.at(Activity.COMPUTE)  # who has opened its own keeps it
+
+
+def test_what_state_was_moved_adds_up_and_is_that_of_the_process_alone(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 1)
+    writer.moved(100, 0)
+    writer.moved(20, 7)
+    assert page.moved(1, ME) == (120, 7)
+    assert page.moved(1, ME + 1) == page.moved(0, ME) == (0, 0)
+    ProgressWriter(page.path, 1)
+    assert page.moved(1, ME) == (0, 0), "the next process has moved nothing yet"
+
+
+def test_more_than_can_be_moved_is_nothing(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 1)
+    writer.moved(1 << 61, 5)
+    assert page.moved(1, ME) == (0, 0)

@@ -4,6 +4,7 @@ import contextlib
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -163,6 +164,21 @@ def test_the_whole_state_arrives(sides: Callable[..., Side], chunk: int) -> None
     side.state.adopt(header.manifest, side.receipts[0].tensors)
     assert state_hash(side.state.capture()) == state_hash(source.capture())
     assert side.receipts[0].nbytes == source.capture().nbytes
+
+
+def test_what_has_come_across_is_kept_by_neither_side(sides: Callable[..., Side]) -> None:
+    side, source = sides(aside=True), make(3)
+    pushed, outcome = push(side.plan(), source)
+    sent = [weakref.ref(tensor) for tensor in pushed._tensors]  # pyright: ignore[reportPrivateUsage]
+    assert outcome.get(timeout=DEADLINE_S) == ""
+    assert pushed.join(DEADLINE_S)
+    assert side.ended.wait(DEADLINE_S)
+    (receipt,) = side.receipts
+    received = [weakref.ref(tensor) for tensor in receipt.tensors[: len(list(side.state.model.parameters()))]]
+    side.state.adopt(receipt.result().manifest, receipt.tensors)
+    receipt.adopted()
+    assert [ref() for ref in (*sent, *received)] == [None] * (len(sent) + len(received))
+    assert receipt.nbytes == source.capture().nbytes, "what it was is still known"
 
 
 def test_a_state_that_comes_aside_changes_nothing_before_it_is_adopted(sides: Callable[..., Side]) -> None:

@@ -29,7 +29,9 @@ def register(app: typer.Typer) -> None:
 
 def report(
     events: EventsFile = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw throughput and loss over time into this PNG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw throughput, loss and memory around a change into this PNG.")
+    ] = None,
     as_json: AsJson = False,
     *,
     server: Server,

@@ -1,4 +1,4 @@
-"""The picture of a job: throughput, step times and loss over time, with what happened marked."""
+"""The picture of a job: throughput, step times and loss over time, with what happened marked; memory in a change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli.history.memory_plot import draw_memory, newest_change
 from holdfast.errors import BadInputError
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.accounts.usual_steps import FAILED, LATE
@@ -33,6 +34,8 @@ _LOST, _JOINED, _OTHER = "#c0392b", "#27803b", "#7f6a00"
 def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
     """Draw throughput, step times (Unicron, Figure 6) and loss over time into a PNG.
 
+    Below, where it is known: the newest change of the members, what workers held and moved (TrainMover, Figure 19).
+
     Raises:
         BadInputError: there are too few steps to draw, or the file cannot be written.
     """
@@ -44,8 +47,13 @@ def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
         raise BadInputError(f"{len(steps)} committed steps are too few for a plot: let the job run a little")
     start = events[0].time
     seconds = [step.time - start for step in steps]
-    figure: Any = Figure(figsize=(10, 7.6), layout="constrained")
-    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
+    change = newest_change(events)
+    figure: Any = Figure(figsize=(10, 7.6 if change is None else 12.6), layout="constrained")
+    upper = figure
+    if change is not None:
+        upper, lower = figure.subfigures(2, 1, height_ratios=(7.6, 5))
+        draw_memory(lower, change, start)
+    top, middle, bottom = upper.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
     rates = _throughput(steps)
     top.plot(seconds[1:], rates, color="#1f5fa8", linewidth=1.6)
     top.set_ylabel("samples per second")

@@ -107,6 +107,11 @@ def _line(kind: type[E], words: Callable[[E], str]) -> tuple[type[ev.Event], Cal
     return kind, words
 
 
+def _held(event: ev.MemorySampled) -> str:
+    peaks = ", ".join(f"{one.role} {one.node} {one.peak / 1e6:.0f} MB" for one in event.nodes)
+    return f"peak memory around generation {event.generation}: {peaks}"
+
+
 def _stood(event: ev.StacksTaken) -> str:
     waiting = sum(worker.waits for worker in event.workers)
     suspects = ", ".join(event.suspects) or "nobody in particular"
@@ -130,6 +135,7 @@ _WORDS = dict(
         _line(ev.StragglerFound, lambda e: f"{e.node} is slow: {e.why}"),
         _line(ev.StandbyFailed, lambda e: f"standby {e.node} is not warm: {e.why}"),
         _line(ev.NodeMoved, lambda e: f"{e.to_node} has taken the place of {e.from_node} in {e.down_s:.2f} s"),
+        _line(ev.MemorySampled, _held),
         _line(
             ev.GenerationStarted,
             lambda e: f"generation {e.generation}: {e.world_size} workers on {_nodes(e.members)} ({e.reason})",

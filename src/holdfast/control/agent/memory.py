@@ -1,12 +1,20 @@
-"""Memory as Linux tells of it: what is left of it, and how often it has killed a process for want of it."""
+"""Memory as Linux tells of it: what is left of it, what processes hold, and how often one was killed for want of it."""
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
+
+from holdfast.protocol.messages.memory import MAX_MEMORY_SAMPLES, MemorySample
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 #: where control groups of version 2 and 1 count what was killed, and how the files are read: `oom_kill 3`
 _EVENTS = ("memory.events", "memory.oom_control")
+#: how often an agent looks what its workers hold, seconds, and how many such looks it remembers: 12.8 s
+LOOK_S = 0.05
+_REMEMBERED = 256
 
 
 class OomCounter:
@@ -28,6 +36,48 @@ class OomCounter:
     def has_struck(self) -> bool:
         """Tell whether somebody was killed for want of memory since this counter was made."""
         return self._kills > self._before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What a node's workers hold, and what state they have sent and received in their lives, in bytes."""
+
+    memory: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+class MemoryRing:
+    """What a node's workers held lately, and no more of that than fits."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, Held]] = deque(maxlen=_REMEMBERED)
+
+    def take(self, now: float, held: Held) -> None:
+        """Remember what they hold now, in seconds of any clock that only goes on."""
+        self._looks.append((now, held))
+
+    def since(self, now: float, seconds: float) -> tuple[MemorySample, ...]:
+        """Return what they held in the `seconds` up to `now`, oldest first.
+
+        Where nothing was different before and after, that look is left out; of too many, the newest are told.
+        """
+        looks = [look for look in self._looks if now - look[0] <= seconds]
+        last = len(looks) - 1
+        told = [
+            MemorySample(ago_s=round(max(0.0, now - at), 3), memory=held.memory, sent=held.sent, received=held.received)
+            for place, (at, held) in enumerate(looks)
+            if place in (0, last) or not held == looks[place - 1][1] == looks[place + 1][1]
+        ]
+        return tuple(told[-MAX_MEMORY_SAMPLES:])
+
+
+def resident_bytes(pid: int, *, proc: Path = _PROC) -> int:
+    """Return the memory that a process has in the machine's, shared pages included; 0 where it has ended."""
+    try:
+        return int((proc / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def available_bytes(*, proc: Path = _PROC, groups: Path = _CGROUPS) -> int | None:

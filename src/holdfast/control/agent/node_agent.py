@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from holdfast.clock import Clock, ShiftedClock, SystemClock
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
+from holdfast.control.agent.memory import LOOK_S, Held, MemoryRing
 from holdfast.control.agent.preflight import Preflight
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper
@@ -54,7 +55,7 @@ from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.messages.orders import Inject, Order
-from holdfast.protocol.messages.progress import Probe, TakeStacks, Whereabouts
+from holdfast.protocol.messages.progress import MemoryTaken, Probe, TakeMemory, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import CheckpointNews, WorkerMessage
 from holdfast.protocol.names import worker_id
 from holdfast.protocol.state import SnapshotPart
@@ -91,6 +92,8 @@ class NodeWorkers(Protocol):
     def readings(self) -> dict[str, Reading]: ...
 
     def accounts(self) -> dict[str, ProgressAccount]: ...
+
+    def held(self) -> Held: ...
 
     def stacks(self) -> Awaitable[dict[str, str]]: ...
 
@@ -138,6 +141,7 @@ class Agent:
             host=settings.advertise,
             program=settings.spec.recovery.preflight,
         )
+        self._memory = MemoryRing()
         self._snapshots = SnapshotKeeper(settings, self._on_part)
         self._store = self._open_store() if settings.parts else None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -159,6 +163,7 @@ class Agent:
             self._task(self._watch())
             if self.settings.spec.experiments.watch:
                 self._task(self._look())
+                self._task(self._remember())
             end = await self._exit
             await self.workforce.end()
         finally:
@@ -358,12 +363,22 @@ class Agent:
                 self._obey(self.machine.seen(*watch.learn(now(), readings, self.workforce.accounts()), now=now()))
             self._obey(self.machine.seen(*watch.look(now(), readings), now=now()))
 
-    def _answer(self, ask: Probe | TakeStacks) -> None:
+    async def _remember(self) -> None:
+        """Remember what the workers hold, for a while."""
+        while not self._exit.done():
+            self._memory.take(self.clock.monotonic(), self.workforce.held())
+            await asyncio.sleep(LOOK_S)
+
+    def _answer(self, ask: Probe | TakeStacks | TakeMemory) -> None:
         """Find out of the workers what the coordinator asks for."""
         force, machine, now = self.workforce, self.machine, self.clock.monotonic()
         if isinstance(ask, Probe):
             stands = machine.watch.stands(now, force.readings(), force.stopped())
             self._obey(machine.seen(Whereabouts(number=ask.number, stands=stands), now=now))
+        elif isinstance(ask, TakeMemory):
+            self._memory.take(now, force.held())
+            samples = self._memory.since(now, ask.seconds)
+            self._obey(machine.seen(MemoryTaken(number=ask.number, samples=samples), now=now))
         else:
             accounts = force.accounts()  # (before anybody goes on)
             self._task(self._tell_stacks(ask.number, force.stacks(), accounts, now))

@@ -12,6 +12,7 @@ no /dev/shm is needed. Each worker has a slot, by its index on the node:
        456  waits: the newest four in collectives, each number, group's size, name, bytes, begin, end (0: not over)
        648  reason: why the script has paused, UTF-8
        712  link: how fast its data goes out to its peers, in bytes per second; 0: not known
+       720  moved: how much state it has sent and received, in bytes
 
 Times are of CLOCK_MONOTONIC, which all processes of a machine share. A store that is under way, or anything that makes
 no sense, reads as nothing.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import time
 from typing import Protocol
 
@@ -33,6 +35,8 @@ SLOT_BYTES = 1024
 _MAX_UPTIME_S = 1e9
 #: far more than any link has, in bytes per second
 _MAX_RATE = 1e15
+#: and than any process ever moves, in bytes
+_MAX_MOVED = 1 << 60
 _WAITS = 4
 _REASON_BYTES = 64
 
@@ -46,6 +50,8 @@ _TOTALS_AT = _LOOK_AT + _LOOK.size
 _WAITS_AT = _TOTALS_AT + len(ACTIVITIES) * _TOTAL.size
 _REASON_AT = _WAITS_AT + _WAITS * _WAIT.size
 _LINK_AT = _REASON_AT + _REASON_BYTES
+_MOVED = struct.Struct("<QQ")
+_MOVED_AT = _LINK_AT + _TIME.size
 _ENDED_AT = _WAIT.size - _TIME.size
 
 
@@ -80,6 +86,10 @@ class ProgressSlot(Protocol):
         """Data goes out to peers so fast."""
         ...
 
+    def moved(self, sent: int, received: int) -> None:
+        """So many bytes of state were sent, and received. Any thread."""
+        ...
+
     @property
     def now(self) -> tuple[Activity, int]:
         """What has begun last, and with which micro-batch (-1: none)."""
@@ -112,6 +122,9 @@ class NoProgress:
     def link(self, bytes_per_s: float) -> None:
         """Keep nothing."""
 
+    def moved(self, sent: int, received: int) -> None:
+        """Keep nothing."""
+
 
 class ProgressWriter:
     """A worker's own slot."""
@@ -132,6 +145,9 @@ class ProgressWriter:
         self._at = index * SLOT_BYTES
         self._pid = os.getpid()
         self._number = self._waited = 0
+        self._moving = threading.Lock()
+        self._sent = self._received = 0
+        self.moved(0, 0)  # (a process that had this slot before may have moved some)
         self._since = time.monotonic()
         self._generation = self._step = self._world = 0
         self._counts = [0] * len(ACTIVITIES)
@@ -204,6 +220,12 @@ class ProgressWriter:
         """Data goes out to peers so fast."""
         _TIME.pack_into(self._page, self._at + _LINK_AT, bytes_per_s)
 
+    def moved(self, sent: int, received: int) -> None:
+        """So many bytes of state were sent, and received. Any thread."""
+        with self._moving:
+            self._sent, self._received = self._sent + sent, self._received + received
+            _MOVED.pack_into(self._page, self._at + _MOVED_AT, self._sent, self._received)
+
 
 class ProgressPage:
     """An agent's own page: made here, read here."""
@@ -270,6 +292,14 @@ class ProgressPage:
             reason=reason,
             link_bytes_per_s=link if 0.0 <= link < _MAX_RATE else 0.0,
         )
+
+    def moved(self, index: int, pid: int) -> tuple[int, int]:
+        """Return how many bytes of state the process `pid` has sent and received; none where that is not known."""
+        slot = self._slot(index, SLOT_BYTES)
+        if slot is None or _HEAD.unpack_from(slot)[4] != pid:
+            return 0, 0
+        sent, received = _MOVED.unpack_from(slot, _MOVED_AT)
+        return (sent, received) if max(sent, received) < _MAX_MOVED else (0, 0)
 
     def _slot(self, index: int, size: int) -> bytes | None:
         """Return a slot's first bytes, None where they are being written."""

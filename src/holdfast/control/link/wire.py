@@ -40,13 +40,17 @@ class ClosedError(TransferError):
 class Wire:
     """Exact reads and writes on a socket, given up after a silence."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(
+        self, connection: socket.socket, count: Callable[[int, int], None] = lambda _sent, _received: None
+    ) -> None:
+        """Read and write a connection; `count` is called with the bytes that were sent and received, as they are."""
         # Blocking, with the kernel's own timeouts: Python's make every call a poll and a short read.
         connection.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(SILENCE_S), 0))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
+        self._count = count
 
     def read(self, count: int) -> bytes:
         buffer = bytearray(count)
@@ -59,12 +63,15 @@ class Wire:
             count = self._socket.recvmsg_into(left[:_VECTOR], 0, socket.MSG_WAITALL)[0]
             if count == 0:
                 raise ClosedError("the other side closed the connection")
+            self._count(0, count)
             left = _advance(left, count)
 
     def write(self, *buffers: bytes | memoryview) -> None:
         left = [memoryview(buffer) for buffer in buffers]
         while left:
-            left = _advance(left, self._socket.sendmsg(left[:_VECTOR]))
+            count = self._socket.sendmsg(left[:_VECTOR])
+            self._count(count, 0)
+            left = _advance(left, count)
 
 
 def _advance(buffers: list[memoryview], count: int) -> list[memoryview]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.protocol.messages.agent import AgentMessage, WantedPart
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Order, PruneCheckpoints
-from holdfast.protocol.messages.progress import Probe, TakeStacks
+from holdfast.protocol.messages.progress import Probe, TakeMemory, TakeStacks
 from holdfast.protocol.state import SnapshotPart
 
 
@@ -52,7 +52,7 @@ class KillHung:
 class Answer:
     """Find out of the workers what the coordinator asks for, then call `seen` with the answer."""
 
-    ask: Probe | TakeStacks
+    ask: Probe | TakeStacks | TakeMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ from holdfast.protocol.messages.orders import (
     WorkerOrder,
 )
 from holdfast.protocol.messages.plans import BeginNode, PrepareNode
-from holdfast.protocol.messages.progress import EndHung, Probe, TakeStacks
+from holdfast.protocol.messages.progress import EndHung, Probe, TakeMemory, TakeStacks
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
@@ -208,7 +208,7 @@ class AgentMachine:
         match message:
             case ToWorker():
                 return self._order(message)
-            case Probe() | TakeStacks() | KeepSnapshots() | DropSnapshots() | AcceptCheckpoint() | PruneCheckpoints():
+            case KeepSnapshots() | DropSnapshots() | AcceptCheckpoint() | PruneCheckpoints():
                 return self._asked(message)
             case EndHung() | Replace():
                 return self._give_way(message, now)
@@ -226,7 +226,7 @@ class AgentMachine:
                     return []  # the scripts end by themselves, and the node after them
                 return self._end(EndAgent(message.exit_code, message.why, message.alone))
             case _:
-                pass
+                return [Answer(message)] if isinstance(message, Probe | TakeStacks | TakeMemory) else []
         return []
 
     def _welcomed(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
@@ -402,9 +402,7 @@ class AgentMachine:
         """The node must go; whoever coordinates hears why first, be it later, and ends it."""
         return self._tell(self._unfit, now) if self._unfit is not None and self._welcome is not None else []
 
-    def _asked(self, message: Probe | TakeStacks | SnapshotOrder | CheckpointOrder) -> list[AgentInstruction]:
-        if isinstance(message, Probe | TakeStacks):
-            return [Answer(message)]
+    def _asked(self, message: SnapshotOrder | CheckpointOrder) -> list[AgentInstruction]:
         if isinstance(message, CheckpointOrder):  # (it concerns who has written a part, and where that lies)
             here = tuple(place.worker for place in self._places if Attach in place.latest and not place.ended)
             return [Stow(message), Pass(here, message)] if self.welcomed and self._accepts(message) else []

@@ -22,6 +22,7 @@ from holdfast.coordination.lateness.stragglers import Stragglers
 from holdfast.coordination.lateness.times import UNKNOWN_S
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.telling.memories import Memories
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import WorkerDown
@@ -93,6 +94,7 @@ class Inquiry:
         self._own_work = OwnWork(turn)
         self._unknown_s = UNKNOWN_S
         self._stories = Stories(turn)
+        self.memories = Memories(turn)
 
     @property
     def newest(self) -> RollCall | None:
@@ -145,6 +147,7 @@ class Inquiry:
         """Look whether the job goes on, and ask where it does not."""
         turn, plan = self._turn, self._turn.record.plan
         self._stories.tick()
+        self.memories.tick()
         self._failures.take(*self._stopping.silent(self._absences.promised, self._config.report_timeout_s))
         if plan is None or not self._config.spec.experiments.watch:
             return

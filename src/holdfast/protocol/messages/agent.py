@@ -22,7 +22,17 @@ from holdfast.protocol.messages.orders import (
     WorkerOrder,
 )
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
-from holdfast.protocol.messages.progress import EndHung, Late, OwnTimes, Probe, Stacks, TakeStacks, Whereabouts
+from holdfast.protocol.messages.progress import (
+    EndHung,
+    Late,
+    MemoryTaken,
+    OwnTimes,
+    Probe,
+    Stacks,
+    TakeMemory,
+    TakeStacks,
+    Whereabouts,
+)
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
 from holdfast.protocol.names import Count, FailureRate, Name, Rack, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.state import Keeper, Port, SnapshotPart
@@ -185,7 +195,7 @@ class Leave(Struct, frozen=True, kw_only=True):
 
 
 Farewell = EndNotice | Leave
-Seen = Late | Whereabouts | Stacks | OwnTimes
+Seen = Late | Whereabouts | Stacks | OwnTimes | MemoryTaken
 AgentMessage = (
     Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Seen | NodeSnapshots | Farewell
 )
@@ -288,7 +298,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 #: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
 NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Void | JobDone
-Ask = Probe | TakeStacks | EndHung
+Ask = Probe | TakeStacks | TakeMemory | EndHung
 SnapshotOrder = KeepSnapshots | DropSnapshots
 CoordinatorMessage = (
     Welcome

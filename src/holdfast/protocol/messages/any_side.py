@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from holdfast.protocol.commit import *
 from holdfast.protocol.messages.agent import *
+from holdfast.protocol.messages.memory import *
 from holdfast.protocol.messages.orders import *
 from holdfast.protocol.messages.plans import *
 from holdfast.protocol.messages.progress import *

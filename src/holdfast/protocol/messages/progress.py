@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from holdfast.protocol.messages.memory import MAX_MEMORY_SAMPLES, MemorySample
 from holdfast.protocol.names import Count, Rate, Seconds, Struct, Text, WorkerId
 
 
@@ -112,6 +113,20 @@ class TakeStacks(Struct, frozen=True, kw_only=True):
     """Something hangs: the agent is to tell where its workers' threads stand in their programs, before they go on."""
 
     number: Count
+
+
+class TakeMemory(Struct, frozen=True, kw_only=True):
+    """A generation has begun: the agent is to tell what its workers held and moved in the `seconds` up to now."""
+
+    number: Count
+    seconds: Seconds
+
+
+class MemoryTaken(Struct, frozen=True, kw_only=True):
+    """The answer to TakeMemory, oldest sample first."""
+
+    number: Count
+    samples: Annotated[tuple[MemorySample, ...], Meta(max_length=MAX_MEMORY_SAMPLES)] = ()
 
 
 class Collective(Struct, frozen=True, kw_only=True):

@@ -168,6 +168,7 @@ class Entrance:
                 self._shared.carry_out(machine.spoilt())
             self._refuse(receipt, error)
             return
+        receipt.adopted()
         with self._shared.changed:
             self._applying.forget()
             self._shared.carry_out(machine.received(header.passed, header.step))

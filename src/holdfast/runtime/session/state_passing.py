@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from functools import partial
 
 import torch
 
+from holdfast.control.link.wire import Wire
 from holdfast.coordination.worker.tasks import Enter, Move
 from holdfast.protocol.state import LiveSource
 from holdfast.runtime.faults.orders import Faults
@@ -38,7 +40,7 @@ class StatePassing:
         self._state = state
         self._faults = faults
         self._snapshots = snapshots
-        self._inbox = StateInbox(host, admit=self._admit, open_receipt=self._open_receipt) if host else None
+        self._inbox = self._make_inbox(host) if host else None
         self._latest: Receipt | None = None
 
     def start(self) -> int:
@@ -49,6 +51,13 @@ class StatePassing:
         """Stop listening."""
         if self._inbox is not None:
             self._inbox.close()
+
+    def _make_inbox(self, host: str) -> StateInbox:
+        return StateInbox(host, admit=self._admit, open_receipt=self._open_receipt, make_wire=self._wire)
+
+    def _wire(self, connection: socket.socket) -> Wire:
+        """Return what a connection is written and read by; what goes over it is told of to the agent."""
+        return Wire(connection, self._shared.progress.moved)
 
     def quiet(self) -> bool:
         """Wait until no earlier transfer writes to the tensors any more; return whether that is so."""
@@ -64,6 +73,7 @@ class StatePassing:
         with self._shared.changed:
             if self._shared.left(resources.generation) or machine.applied is None:
                 return
+            # (what it is to call must not lead back to the resources: a circle would keep the state for minutes)
             resources.push = Push(
                 plan=task.plan,
                 sender=machine.worker,
@@ -71,8 +81,9 @@ class StatePassing:
                 view=view,
                 step=machine.applied,
                 passed=machine.history,
-                on_end=lambda error: self._push_ended(resources.generation, error),
+                on_end=partial(self._push_ended, resources.generation),
                 midway=lambda: self._faults.at_side("transfer", step),
+                make_wire=self._wire,
             )
             resources.push.start()
 

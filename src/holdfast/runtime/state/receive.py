@@ -105,6 +105,11 @@ class Receipt:
             raise TransferError(self._error or "it has not ended")
         return self._header
 
+    def adopted(self) -> None:
+        """Let go of the tensors: what is received is the state now, and this may be looked at for a long time."""
+        with self._changed:
+            self.tensors, self._flat = [], None
+
     def abort(self) -> None:
         """Leave at once; what is here is void. Any thread; never blocks."""
         self._sockets.shut_all()
@@ -208,6 +213,7 @@ class StateInbox:
         admit: Callable[[int, float], Ticket | None],
         open_receipt: Callable[[Ticket], Receipt | None],
         monotonic: Callable[[], float] = time.monotonic,
+        make_wire: Callable[[socket.socket], Wire] = Wire,
     ) -> None:
         """Say what to listen on and whom to let in; `start` begins.
 
@@ -216,7 +222,9 @@ class StateInbox:
             admit: says who may send the state of a generation; waits up to so many seconds until it is known.
             open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
             monotonic: the clock by which strangers are late.
+            make_wire: what a connection is written and read by.
         """
+        self._make_wire = make_wire
         self._admit = admit
         self._open_receipt = open_receipt
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -236,7 +244,7 @@ class StateInbox:
         self._reception.close()
 
     def _receive(self, connection: socket.socket) -> None:
-        wire = Wire(connection)
+        wire = self._make_wire(connection)
         magic, generation, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
         if magic != MAGIC or stream >= STREAMS:
             raise TransferError("this is not our protocol")

@@ -76,7 +76,7 @@ class Push:
         self._plan = plan
         self._sender = sender
         self._receivers = receivers
-        self._view = view
+        self._tensors = view.tensors
         self._header = msgspec.msgpack.encode(Header(step=step, passed=passed, manifest=view.manifest))
         self._claim = CLAIM.pack(step, len(self._header), hashlib.sha256(self._header).digest())
         self._on_end = on_end
@@ -124,7 +124,7 @@ class Push:
         try:
             with self._lock:
                 if not flat:
-                    flat.append(FlatState(self._view.tensors))
+                    flat.append(FlatState(self._tensors))
             self._send(flat[0], receiver, (member.host, member.state_port), stream)
         except OSError as problem:
             error = f"state for {receiver} could not be sent: {problem or type(problem).__name__}"
@@ -133,6 +133,9 @@ class Push:
             if error:
                 self._errors.append(error)
             last = self._left == 0
+            if last:  # (what is sent may be old by the time that nobody looks at this any more)
+                flat.clear()
+                self._tensors = []
             self.sent = last and not self._errors
         if error:
             self.abort()

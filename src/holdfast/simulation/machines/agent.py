@@ -121,10 +121,13 @@ class SimAgent(Process):
         self._obey(self.machine.seen(*watch.look(self._now, readings), now=self._now))
         self._world.timeline.after(watch.look_s, self.deliver, self._look)
 
-    def _answer(self, question: msg.Probe | msg.TakeStacks) -> None:
+    def _answer(self, question: msg.Probe | msg.TakeStacks | msg.TakeMemory) -> None:
         if isinstance(question, msg.Probe):
             stands = self.machine.watch.stands(self._now, self._readings(), self._stopped())
             self._obey(self.machine.seen(msg.Whereabouts(number=question.number, stands=stands), now=self._now))
+        elif isinstance(question, msg.TakeMemory):
+            samples = (msg.MemorySample(ago_s=0.0, memory=len(self.workers)),)
+            self._obey(self.machine.seen(msg.MemoryTaken(number=question.number, samples=samples), now=self._now))
         else:
             stacks = tuple(msg.WorkerStack(worker=worker.id, stack=worker.at) for worker in self.workers)
             self._obey(self.machine.seen(msg.Stacks(number=question.number, workers=stacks), now=self._now))
