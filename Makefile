@@ -60,9 +60,11 @@ bench-recovery: install
 bench-redone: install
 	$(BIN)/python benchmarks/redone.py
 
-# what it costs that a node's part moves to a standby, planned or after a kill, that a node leaves, and that one is slow
+# what it costs that a node's part moves to a standby, planned or after a kill, in time and in memory, and whether moves
+# leave anything behind; that a node leaves, and that one is slow
 bench-move: install
 	$(BIN)/python benchmarks/move.py
+	$(BIN)/python benchmarks/move_memory.py
 	$(BIN)/python benchmarks/stragglers.py
 
 # three jobs on a pool of eight nodes for ten minutes of failures: nothing is lost, and what it costs

@@ -1,0 +1,246 @@
+"""What memory a planned move takes of whoever leaves, joins and stays; and whether anything is left behind by many.
+
+    make bench-move                              everything else about moves too
+    python benchmarks/move_memory.py --moves 100
+
+A job of four nodes with a warm standby; each move gives one node's place to the standby, and the node is the standby
+then: places go round among the same five processes.
+
+Peaks: the kernel's own (VmHWM of /proc/PID/status, set back by /proc/PID/clear_refs), of undisturbed steps before the
+move, and from the wish to the leaver's being warm again. A stayer and the leaver are compared with their own steps
+before; the joiner with the median of all members' steps before, as it has none.
+
+Left behind: after each move, once the job has settled, the memory that is a process's own or its part of what it shares
+(Pss), descriptors, threads and mapped shared memory, added up for workers, agents, coordinator and the rest. The slope
+is Theil's and Sen's over the moves from the twentieth on (or the first fifth), with its 95 % interval: something leaks
+where that interval lies above zero, of memory above `LEAK_BYTES` a move.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from recovery import DENSE, DENSE_ARGS, SETTLE_STEPS, Bench
+from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+from standstill import Watch
+
+from holdfast.protocol.events import GenerationStarted, JobStarted, NodeMoved, StandbyReady
+from holdfast.testing.local_job import LocalJob
+
+MB = 1e6
+#: what a role's peak may be: so many times that of its steps, and what it needs beside that whatever the model's size.
+#: The constant holds what stands beside a step's memory while two generations overlap: a second group's connections and
+#: their buffers, a block of state under way (read, checked and sent, or received and copied), and what the allocator
+#: keeps in the threads that do it.
+ALLOWED = {"stayer": (1.01, 0.0), "leaver": (1.05, 16 * MB), "joiner": (1.05, 16 * MB)}
+#: less memory a move is taken for the allocators' coming to rest, not for a leak: of all processes together
+LEAK_BYTES = 64 << 10
+#: steps over which a peak is taken where nothing happens
+QUIET_STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What processes hold. `memory`: bytes."""
+
+    memory: int = 0
+    descriptors: int = 0
+    threads: int = 0
+    shared: int = 0
+
+    def __add__(self, other: Held) -> Held:
+        sums = map(sum, zip(astuple(self), astuple(other), strict=True))
+        return Held(**dict(zip((field.name for field in fields(Held)), sums, strict=True)))
+
+
+def main() -> int:
+    """Run the benchmark and print its tables; 1 where a peak is too high, something leaks, or anything was lost."""
+    options = _options()
+    run = LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--standbys", "1"))
+    with Watch() as watch, run as job:
+        bench = MemoryBench(job, watch, random.Random(options.seed))
+        job.wait(StandbyReady)
+        bench.settle(since=0, steps=20)
+        bench.move()  # (from here on the processes of all five nodes are known; and their first move is the warm-up)
+        bench.peaks.clear()
+        bench.held.clear()
+        for number in range(1, options.moves + 1):
+            bench.move()
+            if number % 10 == 0:
+                print(f"{number} moves: {bench.in_words()}", flush=True)
+        return bench.report()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moves", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--script", type=Path, default=DENSE)
+    parser.add_argument("args", nargs="*", help="arguments of the script, after --")
+    return parser.parse_args()
+
+
+class MemoryBench(Bench):
+    """One job whose places go round."""
+
+    def __init__(self, job: LocalJob, watch: Watch, rng: random.Random) -> None:
+        super().__init__(job, watch, rng)
+        #: by role: peaks and what they are compared with, bytes
+        self.peaks: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        #: by kind of process, after each move
+        self.held: list[dict[str, Held]] = []
+
+    def move(self) -> None:
+        """One node gives its place to the standby; note what that has taken."""
+        before, members = self._quiet_peaks(), self.job.nodes()
+        leaver, since = self.rng.choice(members), len(self.job.events)
+        workers = {node: self._worker(node) for node in self._everybody()}
+        for pid in workers.values():
+            _reset_peak(pid)
+        with self.job.client() as client:
+            client.move([leaver])
+        begun = self.job.wait(GenerationStarted, reason="move", since=since)
+        place = self.job.events.index(begun)
+        moved = self.job.wait(NodeMoved, from_node=leaver, since=place)
+        self.job.wait(StandbyReady, node=leaver, since=place)
+        usual = int(statistics.median(before.values()))
+        for node in {*members, moved.to_node} if before else ():
+            role = {leaver: "leaver", moved.to_node: "joiner"}.get(node, "stayer")
+            pid = self._worker(node)
+            if workers.get(node, pid) == pid:  # (else its process is another one)
+                self.peaks[role].append((_peak(pid), before.get(node, usual)))
+        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+        self.held.append(self._all_held())
+
+    def in_words(self) -> str:
+        """Say what is held now."""
+        return "; ".join(
+            f"{kind} {one.memory / MB:.1f} MB, {one.descriptors} descriptors, {one.threads} threads, {one.shared} maps"
+            for kind, one in self.held[-1].items()
+        )
+
+    def report(self) -> int:
+        """Print the tables; return 1 where something is not as it is wanted."""
+        wrong = [*self._report_peaks(), *self._report_leaks(), *self.losses()]
+        print(self.watch.report())
+        print("wrong: " + ("; ".join(wrong) or "nothing"))
+        return 1 if wrong else 0
+
+    def _report_peaks(self) -> Iterator[str]:
+        print(f"\npeak memory of a worker around a move, MB ({len(self.held)} moves):")
+        for role, pairs in self.peaks.items():
+            factor, constant = ALLOWED[role]
+            peaks, usual = ([pair[place] / MB for pair in pairs] for place in range(2))
+            over = [peak - usual for peak, usual in zip(peaks, usual, strict=True)]
+            worst = max(peak - factor * usual for peak, usual in pairs)
+            wanted = f"<= {factor:g}x" + (f" + {constant / MB:g} MB" if constant else "")
+            print(f"  {role:8s} {_spread(peaks)}; its steps {_spread(usual)}; more {_spread(over)}; wanted: {wanted}")
+            if worst > constant:
+                yield f"a {role}'s peak is {(worst - constant) / MB:.1f} MB too high"
+
+    def _report_leaks(self) -> Iterator[str]:
+        first = min(20, len(self.held) // 5)
+        rows = self.held[first:]
+        if len(rows) < 8:
+            return
+        print(f"what {len(rows)} moves leave behind, a move, from the {first + 1}th on: slope (95 % interval)")
+        for kind in rows[0]:
+            for field in fields(Held):
+                values = [getattr(row.get(kind, Held()), field.name) for row in rows]
+                fit: Any = cast(Any, stats).theilslopes(values, range(len(values)))
+                slope, low, high = (float(one) for one in (fit.slope, fit.low_slope, fit.high_slope))
+                print(
+                    f"  {kind:12s} {field.name:12s} {slope:10.3f} ({low:.3f}..{high:.3f}), {values[0]} -> {values[-1]}"
+                )
+                if low > (LEAK_BYTES if field.name == "memory" else 0.0):
+                    yield f"{kind}: {field.name} grow by {slope:.3g} a move"
+
+    # ---- reading ----
+
+    def _quiet_peaks(self) -> dict[str, int]:
+        """Return the peak of each member over some steps in which nothing happens."""
+        workers = {node: self._worker(node) for node in self.job.nodes()}
+        for pid in workers.values():
+            _reset_peak(pid)
+        self.settle(since=len(self.job.events), steps=QUIET_STEPS)
+        return {node: _peak(pid) for node, pid in workers.items()}
+
+    def _everybody(self) -> set[str]:
+        """Return all nodes whose processes are known."""
+        return {node for begun in self.job.all(GenerationStarted) for node in begun.members}
+
+    def _worker(self, node: str) -> int:
+        return self.job.pids(node)[1][0]
+
+    def _all_held(self) -> dict[str, Held]:
+        assert self.job.process is not None
+        kinds = {self.job.wait(JobStarted).coordinator_pid: "coordinator"}
+        for node in self._everybody():
+            agent, workers = self.job.pids(node)
+            kinds[agent] = "agents"
+            kinds.update(dict.fromkeys(workers, "workers"))
+        found: dict[str, Held] = {}
+        for pid in _family(self.job.process.pid):
+            kind = kinds.get(pid, "the rest")
+            found[kind] = found.get(kind, Held()) + _held(pid)
+        return dict(sorted(found.items()))
+
+
+def _reset_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def _peak(pid: int) -> int:
+    """Return the most memory that a process has had since, bytes."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def _held(pid: int) -> Held:
+    """Return what a process holds; nothing where it has just ended."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        found = re.search(r"\nPss:\s+(\d+) kB", (folder / "smaps_rollup").read_text())
+        maps = (folder / "maps").read_text().splitlines()
+        return Held(
+            memory=int(found[1]) << 10 if found else 0,
+            descriptors=len(os.listdir(folder / "fd")),
+            threads=len(os.listdir(folder / "task")),
+            shared=sum("/dev/shm/" in line or "/memfd:" in line for line in maps),
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return Held()
+
+
+def _family(pid: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                children[int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])].append(int(name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    family = [pid]
+    for one in family:
+        family += children[one]
+    return family
+
+
+def _spread(values: list[float]) -> str:
+    return f"median {statistics.median(values):.1f} (min {min(values):.1f}..max {max(values):.1f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
