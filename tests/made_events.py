@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.protocol.events import AnyEvent, NodesJoined
 from holdfast.protocol.failures import SeenWorker, SharedStack
-from holdfast.protocol.messages.memory import NodeMemory
+from holdfast.protocol.messages.memory import MemoryOfNode
 from holdfast.protocol.plan import FaultThreshold, JoinedNode
 
 #: all kinds of events by the name that they have in JSON, from the union itself
@@ -24,7 +24,7 @@ _BLANK = {
     float | None: None,
     tuple[SeenWorker, ...]: (),
     tuple[SharedStack, ...]: (),
-    tuple[NodeMemory, ...]: (),
+    tuple[MemoryOfNode, ...]: (),
     FaultThreshold: FaultThreshold(asked=2, given=2),
     tuple[JoinedNode, ...]: (JoinedNode(node="", agent_pid=0, worker_pids=()),),
 }

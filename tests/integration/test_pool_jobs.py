@@ -36,6 +36,7 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     pool.wait(pool.has("dense", NODES), "all nodes")
     pool.goes_on("dense")
     assert "dense" in pool.call("status", "-j", "dense")
+    assert Path(pool.journals / "logs" / "dense").is_dir()
     pool.submit("experts", "2:2", TINY_MOE, *FOREVER)
     pool.wait(pool.has("experts", 2), "two nodes")
     pool.goes_on("dense", "experts")

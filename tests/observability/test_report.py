@@ -12,7 +12,7 @@ from holdfast.cli.history.report_plot import plot_events
 from holdfast.cli.job.progress import stamped
 from holdfast.observability.report import committed_steps, make_report
 from holdfast.protocol.events import AnyEvent
-from holdfast.protocol.messages.memory import MemorySample, NodeMemory
+from holdfast.protocol.messages.memory import MemoryOfNode, MemorySample
 from made_events import joined, made
 
 
@@ -71,9 +71,9 @@ def test_a_missing_step_is_seen() -> None:
 
 
 def test_the_picture_has_who_left_joined_and_stayed_in_the_newest_move(tmp_path: Path) -> None:
-    def held(node: str, role: str) -> NodeMemory:
+    def held(node: str, role: str) -> MemoryOfNode:
         samples = tuple(MemorySample(ago_s=float(5 - at), memory=at << 20, sent=at) for at in range(5))
-        return NodeMemory(node=node, role=role, peak=4 << 20, samples=samples)
+        return MemoryOfNode(node=node, role=role, peak=4 << 20, samples=samples)
 
     move = made("memory_sampled", 2.0, nodes=(held("a", "leaver"), held("s", "joiner"), held("b", "stayer")))
     loss = made("memory_sampled", 3.0, nodes=(held("b", "stayer"),))

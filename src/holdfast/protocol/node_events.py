@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.protocol.event import Event
-from holdfast.protocol.messages.memory import NodeMemory
+from holdfast.protocol.messages.memory import MemoryOfNode
 from holdfast.protocol.plan import JoinedNode
 
 
@@ -94,4 +94,4 @@ class MemorySampled(Event, frozen=True, kw_only=True, tag_field="event", tag="me
     """
 
     since_generation: int
-    nodes: tuple[NodeMemory, ...]
+    nodes: tuple[MemoryOfNode, ...]

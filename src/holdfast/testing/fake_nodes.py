@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from holdfast.clock import SystemClock
 from holdfast.control.agent.channel import CoordinatorChannel, OnMessage
-from holdfast.control.agent.memory import Held
+from holdfast.control.agent.memory import MemoryReading
 from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.workforce import WorkforceOwner
@@ -117,9 +117,9 @@ class _FakeWorkforce:
     def readings(self) -> dict[str, Reading]:
         return {}
 
-    def held(self) -> Held:
+    def held(self) -> MemoryReading:
         """There is no process that would hold anything."""
-        return Held()
+        return MemoryReading()
 
     def accounts(self) -> dict[str, ProgressAccount]:
         return {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.agent.memory import Held, MemoryRing, OomCounter, available_bytes, resident_bytes
+from holdfast.control.agent.memory import MemoryReading, MemoryRing, OomCounter, available_bytes, resident_bytes
 from holdfast.control.agent.places import ProcessPlace
 from holdfast.coordination.failures.classes import Classes
 from holdfast.protocol.messages.memory import MAX_MEMORY_SAMPLES, MemorySample
@@ -91,7 +91,7 @@ def test_a_process_that_was_killed_for_want_of_memory_says_so(machine: Machine) 
 def test_what_is_remembered_is_told_oldest_first_without_what_does_not_differ_from_both_beside_it() -> None:
     ring = MemoryRing()
     for second, memory in enumerate((1, 5, 5, 5, 9)):
-        ring.take(float(second), Held(memory=memory, sent=10 * second if second == 4 else 0))
+        ring.take(float(second), MemoryReading(memory=memory, sent=10 * second if second == 4 else 0))
     told = ring.since(4.5, 3.5)
     assert told == (
         MemorySample(ago_s=3.5, memory=5),
@@ -104,7 +104,7 @@ def test_what_is_remembered_is_told_oldest_first_without_what_does_not_differ_fr
 def test_of_very_many_looks_the_newest_are_told_and_the_others_forgotten() -> None:
     ring = MemoryRing()
     for look in range(10_000):
-        ring.take(look / 100, Held(memory=look))
+        ring.take(look / 100, MemoryReading(memory=look))
     told = ring.since(100.0, 1000.0)
     assert len(told) == MAX_MEMORY_SAMPLES
     assert told[-1] == MemorySample(ago_s=0.01, memory=9999)

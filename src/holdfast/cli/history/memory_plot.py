@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from holdfast.protocol.events import MemorySampled, ReadEvent
-from holdfast.protocol.messages.memory import NodeMemory
+from holdfast.protocol.messages.memory import MemoryOfNode
 
 _COLOURS = {"leaver": "#c0392b", "joiner": "#27803b", "stayer": "#1f5fa8"}
 _VERBS = {"leaver": "leaves", "joiner": "joins", "stayer": "stays"}
@@ -45,7 +45,7 @@ def draw_memory(figure: Any, change: MemorySampled, start: float) -> None:
     held.legend(loc="upper left", fontsize=8, frameon=False)
 
 
-def _rates(node: NodeMemory, way: str) -> list[float]:
+def _rates(node: MemoryOfNode, way: str) -> list[float]:
     """Return the bytes per second between samples; a process that was replaced begins at nothing again."""
     return [
         max(0.0, getattr(after, way) - getattr(before, way)) / max(before.ago_s - after.ago_s, 1e-3)

@@ -19,10 +19,12 @@ from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import live_jobs, registry_directory
 from holdfast.documents import Given
-from holdfast.errors import EXIT_FAILED, BadInputError, JobFailedError
+from holdfast.errors import EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError, JobFailedError
 from holdfast.protocol.pool.record import OVER
 
 _LOOK_AGAIN_S = 0.2
+#: how a job is over -> the exit code of who has followed it
+_ENDS = {"finished": EXIT_DONE, "stopped": EXIT_ENDED}
 Set = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="Set any key of job.toml, such as weight=2.", show_default=False),
@@ -82,7 +84,7 @@ def _followed(client: PoolClient, name: str, number: int, *, as_json: bool) -> i
             say(line)
         before = line
         if job["state"] in OVER:
-            return 0 if job["state"] == "finished" else EXIT_FAILED
+            return _ENDS.get(job["state"], EXIT_FAILED)
         time.sleep(_LOOK_AGAIN_S)
 
 

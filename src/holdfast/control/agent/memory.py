@@ -39,7 +39,7 @@ class OomCounter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class MemoryReading:
     """What a node's workers hold, and what state they have sent and received in their lives, in bytes."""
 
     memory: int = 0
@@ -51,9 +51,9 @@ class MemoryRing:
     """What a node's workers held lately, and no more of that than fits."""
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, Held]] = deque(maxlen=_REMEMBERED)
+        self._looks: deque[tuple[float, MemoryReading]] = deque(maxlen=_REMEMBERED)
 
-    def take(self, now: float, held: Held) -> None:
+    def take(self, now: float, held: MemoryReading) -> None:
         """Remember what they hold now, in seconds of any clock that only goes on."""
         self._looks.append((now, held))
 

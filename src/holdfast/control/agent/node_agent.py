@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from holdfast.clock import Clock, ShiftedClock, SystemClock
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
-from holdfast.control.agent.memory import LOOK_S, Held, MemoryRing
+from holdfast.control.agent.memory import LOOK_S, MemoryReading, MemoryRing
 from holdfast.control.agent.preflight import Preflight
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper
@@ -93,7 +93,7 @@ class NodeWorkers(Protocol):
 
     def accounts(self) -> dict[str, ProgressAccount]: ...
 
-    def held(self) -> Held: ...
+    def held(self) -> MemoryReading: ...
 
     def stacks(self) -> Awaitable[dict[str, str]]: ...
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from holdfast.control.agent.memory import Held, OomCounter, resident_bytes
+from holdfast.control.agent.memory import MemoryReading, OomCounter, resident_bytes
 from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import snapshot_folder
@@ -157,11 +157,11 @@ class Workforce:
         known = ((place.worker, self._page.account(place.index, place.pid)) for place in self.places if place.pid)
         return {worker: account for worker, account in known if account is not None}
 
-    def held(self) -> Held:
+    def held(self) -> MemoryReading:
         """Return what the workers hold, and what state they have moved, as far as that can be read."""
         pids = [(place.index, place.pid) for place in self.places if place.pid]
         moved = [self._page.moved(index, pid) for index, pid in pids] if self._page is not None else []
-        return Held(
+        return MemoryReading(
             memory=sum(resident_bytes(pid) for _, pid in pids),
             sent=sum(sent for sent, _ in moved),
             received=sum(received for _, received in moved),

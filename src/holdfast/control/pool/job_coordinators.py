@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -213,6 +214,9 @@ class JobCoordinators:
         if not spec.output.events:
             events = self._settings.journal_of(job.name, job.submission)
             spec = replace(spec, output=replace(spec.output, events=events))
+        if self._settings.logs and not spec.output.log_dir:
+            logs = os.path.join(self._settings.logs, job.name)
+            spec = replace(spec, output=replace(spec.output, log_dir=logs))
         keeper = RecordKeeper(self._store, f"{job.name}/{job.submission}")
         held = keeper.record.held if keeper.record is not None else None
         config = CoordinatorConfig(

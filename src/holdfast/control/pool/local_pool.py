@@ -86,7 +86,8 @@ class _LocalPool:
             # (what lies in the server's memory would end with it)
             store = f"sqlite:{self._folder}/pool.db"
             settings = replace(settings, store=store, folder=settings.folder or Path(self._folder))
-        self._settings = replace(settings, token=settings.token or secrets.token_urlsafe(32))
+        logs = str(settings.folder.absolute() / "logs") if settings.folder else ""
+        self._settings = replace(settings, token=settings.token or secrets.token_urlsafe(32), logs=logs)
         self._nodes = nodes
         self._environment = dict(environment)
         self._say = say
@@ -206,7 +207,7 @@ class _LocalPool:
             folder=folder,
             tls_ca=self._tls_ca,
             environment=self._environment,
-            log_folder=str(mine.folder / "logs") if mine.folder else "",
+            log_folder=mine.logs,
             shows=False,
             parent=os.getpid(),
         )

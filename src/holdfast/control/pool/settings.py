@@ -19,7 +19,7 @@ class PoolSettings:
 
     name: its own. policy: how nodes are shared out. reserve, expected: as of `PoolConfig`. host, port, token, store,
     tls_cert, tls_key, registry: as of `ServerSettings`. folder: where journals lie, the pool's and its jobs'; None: in
-    memory, and gone with the process.
+    memory, and gone with the process. logs: where the pool's own nodes keep what jobs print, "" where it has none.
     """
 
     name: str = "pool"
@@ -34,6 +34,7 @@ class PoolSettings:
     tls_key: Path | None = None
     registry: Path | None = None
     folder: Path | None = None
+    logs: str = ""
 
     @property
     def config(self) -> PoolConfig:

@@ -60,8 +60,13 @@ class GrantProcesses:
         if launch is not None and (why := self._unfit(launch)):
             await self._say_unfit(launch, why)
         elif launch is not None:
-            self._child = spawn(AgentOrder(settings=self._agent(launch), log=self._settings.log), dict(os.environ))
-            await self._ended(self._child)
+            try:
+                order = AgentOrder(settings=self._agent(launch), log=self._settings.log)
+                self._child = spawn(order, dict(os.environ))
+            except OSError as error:
+                await self._say_unfit(launch, f"the job cannot be started on it: {error.strerror or error}")
+            else:
+                await self._ended(self._child)
         await self._reap()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -29,6 +29,8 @@ LEARN_S = 0.5
 TELL_S = 5.0
 #: and so often where one takes that many times as long as before: whether it stays so is for the coordinator to see
 TELL_SOON_S, SLOWED = 1.0, 1.08
+#: or so many times as short: a single one that was late does not make those after it that
+FASTER = 1.3
 #: told again each time that it has lasted so many times as long
 AGAIN = 1.5
 
@@ -89,7 +91,7 @@ class LateWatch:
             if world == reading.world:  # (else nobody knows which of it was in which)
                 self._add(worker, world, old, account.totals)
         self._own = {worker: own for worker, own in self._own.items() if worker in accounts}
-        if not self._own or now - self._told_at < (TELL_SOON_S if self._slowed else TELL_S):
+        if not self._own or now - self._told_at < (TELL_SOON_S if self._changed else TELL_S):
             return []
         since = {worker: computed for worker, computed in self._since.items() if worker in accounts}
         self._told_at, self._since, slow = now, {}, dict(self.times.warnings)
@@ -99,13 +101,17 @@ class LateWatch:
         return [OwnTimes(compute_s=means, computed=since, slow=slow, link_bytes_per_s=links)]
 
     @property
-    def _slowed(self) -> bool:
-        """True where a worker takes longer than it did."""
-        own = self._own
+    def _changed(self) -> bool:
+        """True where a worker takes longer than it did, or is as fast again."""
+        usual = {
+            worker: count * self._own[worker].mean_s
+            for worker, (count, _) in self._since.items()
+            if worker in self._own
+        }
         return any(
-            sum_s > SLOWED * count * own[worker].mean_s
-            for worker, (count, sum_s) in self._since.items()
-            if worker in own
+            took > SLOWED * usual[worker] or took * FASTER < usual[worker]
+            for worker, (_, took) in self._since.items()
+            if worker in usual
         )
 
     def _add(self, worker: str, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import MemorySampled
-from holdfast.protocol.messages.memory import NodeMemory
+from holdfast.protocol.messages.memory import MemoryOfNode
 from holdfast.protocol.messages.progress import MemoryTaken, TakeMemory
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
@@ -102,7 +102,7 @@ class Memories:
             if name in question.answers
         ]
         nodes = tuple(
-            NodeMemory(node=name, role=role, peak=max(one.memory for one in samples), samples=samples)
+            MemoryOfNode(node=name, role=role, peak=max(one.memory for one in samples), samples=samples)
             for name, role, samples in told
             if samples
         )

@@ -22,7 +22,7 @@ class MemorySample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     received: Count = 0
 
 
-class NodeMemory(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryOfNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node's samples, oldest first. `role`: leaver, joiner, stayer; `peak`: the most memory of all, in bytes."""
 
     node: Text
