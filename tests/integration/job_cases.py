@@ -50,7 +50,8 @@ def check_journal(job: LocalJob) -> None:
 def goes_on(job: LocalJob, steps: int = 3) -> None:
     """Wait until a job has committed further steps."""
     since = len(job.events)
-    last = job.all(StepCommitted)[-1].step
+    before = job.all(StepCommitted)
+    last = before[-1].step if before else 0  # (a standby may be warm before the first step is done)
     job.wait(StepCommitted, step=last + steps, since=since)
 
 
