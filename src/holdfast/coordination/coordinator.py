@@ -167,14 +167,15 @@ class Coordinator:
                 self.parts.ending.done()
             return
         self.parts.joining.arm()
-        if self._settled is not None and at_boundary:
+        if at_boundary and self._settled is not None:
             self.parts.departures.begin(plan)
-        if self._settled is not None:
+        if self._settled is not None and not self.parts.departures.go_next(plan):
             self._rearrange(plan)
 
     def _rearrange(self, plan: GenerationPlan) -> None:
         """Nothing is about to change the plan in force: change it where that is of use."""
         self.parts.standbys.look(plan)
+        self.parts.departures.enter_beside()
         self.parts.replacing.grow(plan)
         if not self.config.spec.recovery.restarts_all:
             self.parts.joining.prepare(plan)
@@ -182,7 +183,7 @@ class Coordinator:
             self.parts.stopping.begin(self.turn.now)  # only a restart lets them in
         if self._settled is not None:
             found = self.parts.rebalancing.look(plan, self.parts.ledger.committed, self.parts.progress.costs)
-            if (experts := self.parts.handing_on.look(plan) or found) is not None:
+            if experts := self.parts.handing_on.look(plan) or found:
                 self.parts.joining.rearrange(plan, experts)
 
     @property

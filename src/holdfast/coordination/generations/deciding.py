@@ -87,6 +87,7 @@ class Deciding:
                 return
         closing = self._closing.under_way
         if not closing:
+            self._departures.followed()
             self._replacing.fill(record.plan)
             if self._replacing.waits(record.plan):
                 return
@@ -346,16 +347,19 @@ class Deciding:
         plan = msgspec.structs.replace(plan, last=self._closing.under_way)
         refusal = refusal_after(record.refusal, decision)
         assignment = () if refusal is not None else first_assignment(record, plan, decision, reports, whose)
-        if whose and reason == FAILURE and fills_the_seats(record.plan, plan.workers, whose):
+        whole = bool(whose) and fills_the_seats(record.plan, plan.workers, whose)
+        if whole and reason == FAILURE and record.plan and len(plan.members) == len(record.plan.members):
             reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
-        self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE, self._replacing.why)
+        why = self._replacing.why
+        self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE, why, whole=whole)
         if anew:
             bases = (*record.bases, (plan.generation, decision.applied))[-MAX_BASES:]
             turn.change(lineage=plan.generation, bases=bases)
         turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
-        turn.change(wanted=max(record.wanted, len(workers_by_node(plan))))
+        nodes = workers_by_node(plan).keys()
+        turn.change(wanted=max(record.wanted, len(nodes) - len(record.beside(nodes))))
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
