@@ -181,10 +181,8 @@ class Coordinator:
             self.parts.joining.prepare(plan)
         elif self.parts.joining.newcomers(plan):
             self.parts.stopping.begin(self.turn.now)  # only a restart lets them in
-        if self._settled is not None:
-            found = self.parts.rebalancing.look(plan, self.parts.ledger.committed, self.parts.progress.costs)
-            if experts := self.parts.handing_on.look(plan) or found:
-                self.parts.joining.rearrange(plan, experts)
+        if self._settled is not None and (experts := self.parts.other_placement(plan)) is not None:
+            self.parts.joining.rearrange(plan, experts)
 
     @property
     def _settled(self) -> GenerationPlan | None:

@@ -192,8 +192,7 @@ class Departures:
         Args:
             plan: in force, and to be left for them alone; None: it is left anyway, so whoever is about to join does.
         """
-        leaving = self._turn.record.leaving
-        if not leaving:
+        if not (leaving := self._turn.record.leaving):
             return []
         here = {one.node for one in leaving if one.owed or self._replacing.is_beside(one, plan)}
         waiting = [one for one in leaving if not one.owed and not self._replacing.is_beside(one)]
@@ -263,6 +262,8 @@ class Departures:
         Args:
             plan: in force; nothing is about to change it.
         """
+        if (decision := self._turn.record.decision) is not None and self._ledger.committed <= decision.applied:
+            return  # (that all have the state which the plan begins with was heard of in the midst of the next step)
         if leavers := self.go_next(plan):
             staying = {one.node for one in self._turn.record.leaving if one.stays}
             only_moves = staying >= set(map(node_of, leavers))

@@ -103,7 +103,8 @@ def waits_for(parts: JobParts, one: Departure) -> str:
         return f"the others, to go on without it from step {one.step}"
     joins, joined = parts.replacing.beside_of(one)
     if not (joins or joined) and (one.stays or parts.departures.in_time(one)):
-        found = parts.replacing.targets(other for other in leaving if not other.owed)
+        waiting = [other for other in leaving if not (other.owed or any(parts.replacing.beside_of(other)))]
+        found = parts.replacing.targets(waiting)
         if one.node not in found:
             return f"standby {one.to} to be warm" if one.to else "a standby to be warm"
     if turn.record.plan is None:
