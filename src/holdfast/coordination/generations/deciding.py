@@ -224,7 +224,8 @@ class Deciding:
             return verdict, reports, arrivals
         taking = self._departures.go(leavers, without.decision.applied)
         left = {worker: report for worker, report in reports.items() if worker not in leavers}
-        come = [worker for worker in dict.fromkeys((*arrivals, *taking)) if node_of(worker) not in names]
+        come = (worker for worker in dict.fromkeys((*arrivals, *taking)) if worker not in left)
+        come = [worker for worker in come if node_of(worker) not in names]
         return without, left, come
 
     def _catches_up(self) -> bool:
