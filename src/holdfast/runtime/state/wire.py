@@ -24,7 +24,7 @@ NONCE = 32
 TAG = 32
 PREAMBLE = struct.Struct("<8sQH32s")  # magic, generation, stream, the sender's nonce
 CLAIM = struct.Struct("<QQ32s")  # step, header bytes, header's SHA-256
-CHUNK = struct.Struct("<QII")  # offset in the state, bytes, CRC-32
+CHUNK = struct.Struct("<QII")  # offset in the state, bytes, checksum
 ACCEPTED = b"K"
 
 
