@@ -5,7 +5,8 @@ Axes: L layers, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from holdfast.coordination.config import CoordinatorConfig
@@ -33,7 +34,10 @@ from holdfast.protocol.plan import (
     Role,
 )
 from holdfast.protocol.record import Record
-from holdfast.protocol.state import LiveSource
+from holdfast.protocol.state import MAX_GIVERS, LiveSource
+
+#: from so many receivers on each is sent its state by one holder: there are streams enough
+CROWD = 8
 
 
 def plan_generation(
@@ -118,17 +122,45 @@ def plan_with(
     generation = record.generation + 1
     having = set(holders)
     receivers = [worker for worker in roles if worker not in having] if holders else []
-    givers = {worker: holders[place % len(holders)] for place, worker in enumerate(receivers)}
+    givers = givers_of(receivers, holders, lambda worker: members.place_of(node_of(worker)))
     return GenerationPlan(
         term=record.term,
         generation=generation,
         members=tuple(_member(members, worker, role) for worker, role in roles.items()),
-        sources={worker: LiveSource(members=(giver,)) for worker, giver in givers.items()},
+        sources={worker: LiveSource(members=those) for worker, those in givers.items()},
         expert_plan=experts,
         secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
         counts=() if experts is not None else counts_for(record, roles, config),
     )
+
+
+def givers_of(
+    receivers: Sequence[str], holders: Sequence[str], place_of: Callable[[str], tuple[str, str]]
+) -> dict[str, tuple[str, ...]]:
+    """Return who sends each receiver its state.
+
+    As many as there are for each of them, up to `MAX_GIVERS`, those before others that are near: in its rack, then in
+    its zone. Where there is one for each, or less, the holders take turns.
+
+    Args:
+        place_of: gives the rack and the zone of a worker, "" where it has named none.
+    """
+    each = min(MAX_GIVERS, len(holders) // len(receivers)) if receivers else 0
+    if each < 2 or len(receivers) >= CROWD:
+        return {worker: (holders[place % len(holders)],) for place, worker in enumerate(receivers)}
+    used: Counter[str] = Counter()
+    found: dict[str, tuple[str, ...]] = {}
+    for worker in receivers:
+        rack, zone = place_of(worker)
+
+        def cost(holder: str, rack: str = rack, zone: str = zone) -> tuple[int, bool, bool]:
+            its_rack, its_zone = place_of(holder)
+            return used[holder], not (rack and its_rack == rack), not (zone and its_zone == zone)
+
+        found[worker] = tuple(sorted(holders, key=cost)[:each])
+        used.update(found[worker])
+    return found
 
 
 def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> tuple[int, ...]:
