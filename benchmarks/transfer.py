@@ -47,7 +47,7 @@ def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
     lock = threading.Lock()
     ended: queue.Queue[int] = queue.Queue()
 
-    def admit(generation: int, wait_s: float) -> Ticket:
+    def admit(generation: int, stream: int, wait_s: float) -> Ticket:
         return Ticket(plan=plan_of(generation, inbox_port), sender=SENDER, receiver=RECEIVER)
 
     def open_receipt(ticket: Ticket) -> Receipt:

@@ -222,6 +222,22 @@ class Job:
         for node in nodes or tuple(f"n{index}" for index in range(self.nodes)):
             self.say(applied(w(node), generation, step, world=len(nodes) or self.nodes))
 
+    def join(self, *nodes: str, step: int, received: int = 0) -> tuple[str, ...]:
+        """The plan in force ends with a step, and the pending one, with these, begins; return all its nodes."""
+        plan, pending = self.machine.record.plan, self.machine.record.pending
+        assert plan is not None
+        assert pending is not None
+        assert {*pending.workers} == {*plan.workers, *map(w, nodes)}
+        generation = pending.generation
+        for worker in pending.workers:
+            self.say(msg.Prepared(worker=worker, generation=generation))
+        for worker in plan.workers:
+            self.say(applied(worker, plan.generation, step, commit(1.0, msg.Flag.SWAP)))
+        for worker in pending.workers:
+            got = received if msg.node_of(worker) in nodes else 0
+            self.say(msg.Entered(worker=worker, generation=generation, applied=step, received_bytes=got))
+        return tuple(map(msg.node_of, pending.workers))
+
     def report(self, node: str, at: int | None, phase: msg.Phase = msg.Phase.COMPUTE, **fields: object) -> None:
         """Answer the Stop that is under way."""
         stop = self.machine.parts.stopping.stop

@@ -167,23 +167,22 @@ class Coordinator:
                 self.parts.ending.done()
             return
         self.parts.joining.arm()
-        if self._settled is not None and at_boundary:
+        if at_boundary and self._settled is not None:
             self.parts.departures.begin(plan)
-        if self._settled is not None:
+        if self._settled is not None and not self.parts.departures.go_next(plan):
             self._rearrange(plan)
 
     def _rearrange(self, plan: GenerationPlan) -> None:
         """Nothing is about to change the plan in force: change it where that is of use."""
         self.parts.standbys.look(plan)
+        self.parts.departures.enter_beside()
         self.parts.replacing.grow(plan)
         if not self.config.spec.recovery.restarts_all:
             self.parts.joining.prepare(plan)
         elif self.parts.joining.newcomers(plan):
             self.parts.stopping.begin(self.turn.now)  # only a restart lets them in
-        if self._settled is not None:
-            found = self.parts.rebalancing.look(plan, self.parts.ledger.committed, self.parts.progress.costs)
-            if (experts := self.parts.handing_on.look(plan) or found) is not None:
-                self.parts.joining.rearrange(plan, experts)
+        if self._settled is not None and (experts := self.parts.other_placement(plan)) is not None:
+            self.parts.joining.rearrange(plan, experts)
 
     @property
     def _settled(self) -> GenerationPlan | None:

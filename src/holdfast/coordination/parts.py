@@ -34,6 +34,7 @@ from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.telling.rendezvous import KeyBundles
 from holdfast.coordination.tenancy.tenant import Tenant
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.plan import ExpertPlan, GenerationPlan
 
 
 class JobState(StrEnum):
@@ -121,6 +122,11 @@ class JobParts:
         """See which checkpoints and snapshots count by now."""
         self.checkpoints.accept(self.ledger.committed)
         self.snapshots.look(self.ledger.committed)
+
+    def other_placement(self, plan: GenerationPlan) -> ExpertPlan | None:
+        """Return where the experts of a plan in force are to live from now on; None: where they do."""
+        found = self.rebalancing.look(plan, self.ledger.committed, self.progress.costs)
+        return self.handing_on.look(plan) or found
 
     @property
     def state(self) -> JobState:

@@ -187,6 +187,11 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
             seal=seal_of(self.secret),
         )
 
+    def senders(self, worker: str) -> tuple[str, ...]:
+        """Return the members that send a member its state, from their memory."""
+        source = self.sources.get(worker)
+        return source.members if isinstance(source, LiveSource) else ()
+
     def receivers(self, worker: str) -> tuple[str, ...]:
         """Return the members that a member sends the state to, from its memory."""
         return self._receivers.get(worker, ())

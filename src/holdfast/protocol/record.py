@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import msgspec
@@ -96,7 +96,7 @@ class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `stays`: it gives its place to a standby, and is one itself from then on; `to`: to this one ("": to any).
     `until`: it ends then, whatever the others do, unix seconds (0: it leaves when it can).
-    `beside`: the standby that has joined to take its place, where something had to be handed on to it before.
+    `beside`: the standby that joins, or has joined, to take its place once it has all that it takes for that.
     `owed`: its workers, from the decision that does without them, which was for `step`, until it is proven that nobody
     needs anything of theirs any more.
     """
@@ -216,3 +216,9 @@ class Record(Struct, frozen=True, kw_only=True):
     costs: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict[str, tuple[float, ...]])
     held: Held | None = None
     outcome: str = ""  # "", finished, failed
+
+    def beside(self, nodes: Collection[str]) -> dict[str, str]:
+        """Return which of these nodes are here for the places of others of them, that have not gone, with those."""
+        going = {one.node for one in self.leaving}
+        pairs = {one.beside: one.node for one in self.leaving if not one.owed}
+        return {name: whose for name, whose in pairs.items() if {name, whose} <= {*nodes} and name not in going}

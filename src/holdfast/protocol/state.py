@@ -58,10 +58,14 @@ class Keeper(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     port: Port
 
 
-class LiveSource(Struct, frozen=True, kw_only=True, tag="live"):
-    """Members that have the state, and push it; the first one does."""
+#: so many members send one receiver its state, each a part, at the most: more fill no link that four do not
+MAX_GIVERS = 4
 
-    members: Annotated[tuple[WorkerId, ...], Meta(min_length=1)]
+
+class LiveSource(Struct, frozen=True, kw_only=True, tag="live"):
+    """Members that have the state, and push it: each a part, in stripes."""
+
+    members: Annotated[tuple[WorkerId, ...], Meta(min_length=1, max_length=MAX_GIVERS)]
 
 
 class SnapshotSource(Struct, frozen=True, kw_only=True, tag="snapshot"):

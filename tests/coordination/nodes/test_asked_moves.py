@@ -89,23 +89,32 @@ def test_it_is_told_what_a_node_waits_for() -> None:
 def test_of_two_that_are_asked_one_after_the_other_the_second_waits_for_the_first() -> None:
     job = beside("s0", "s1")
     job.feed(MoveNodes(("n1",)))
-    assert waited_for(job) == {"n1": "the end of a step"}
-    job.step(2)
-    assert waited_for(job) == {"n1": "the others to report where they stand"}
-    for node in ("n0", "n1", "n2"):
-        job.report(node, 2)
+    assert waited_for(job) == {"n1": "standby s0 to join beside it"}
     job.feed(MoveNodes(("n2",)))
+    pending = "generation 2 to begin, which is being prepared"
+    assert waited_for(job) == {"n1": "standby s0 to join beside it", "n2": pending}
+    everybody = job.join("s0", step=2)
+    assert waited_for(job) == {"n1": "the end of a step", "n2": "n1, which leaves before it"}
+    assert job.machine.record.pending is None, "no other one joins in between"
+    job.step(3, *everybody, generation=2)
+    assert waited_for(job)["n1"] == "the others to report where they stand"
+    for node in everybody:
+        job.report(node, 3)
     assert waited_for(job) == {
-        "n1": "the others, to go on without it from step 2",
+        "n1": "the others, to go on without it from step 3",
         "n2": "n1, which leaves before it",
     }
+    for node in ("n0", "s0", "n2"):
+        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
+    job.step(4, "n0", "s0", "n2", generation=3)
+    assert waited_for(job) == {"n2": "standby s1 to join beside it"}
 
 
 def test_of_two_with_one_warm_standby_one_waits_for_the_other_standby() -> None:
     job = beside("s0")
     come(job, "s1", warm=False)
     job.feed(MoveNodes(("n1", "n2")))
-    assert waited_for(job) == {"n1": "the end of a step", "n2": "a standby to be warm"}
+    assert waited_for(job) == {"n1": "standby s0 to join beside it", "n2": "a standby to be warm"}
 
 
 def test_where_the_job_ends_nobody_is_waited_for() -> None:

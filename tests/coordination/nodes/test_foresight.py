@@ -32,7 +32,7 @@ def test_a_move_to_a_warm_standby_before_anything_was_measured_and_after() -> No
     assert one.why.startswith("s0 is warm; ")
     assert one.why.count("(a guess)") == 3
     assert job.machine.record is before, "nothing is changed"
-    for cost, value in ((Cost.DECISION, 0.01), (Cost.BUILD, 0.02), (Cost.TRANSFER, 0.03), (Cost.STATE, 5e6)):
+    for cost, value in ((Cost.DECISION, 0.01), (Cost.BUILD, 0.02), (Cost.SWAP, 0.03), (Cost.STATE, 5e6)):
         costs.measured(cost, value)
     (one,) = foresee(job.machine.parts, ["n1"], stays=True)
     assert one.moved_bytes == 5_000_000

@@ -30,15 +30,25 @@ def with_standbys(*names: str) -> Job:
     return job
 
 
-def moves(job: Job, *names: str, step: int = 2, to: tuple[str, ...] = ()) -> None:
-    """These are asked to move, a step is committed, and all have reported."""
+ALL = ("n0", "n1", "n2")
+
+
+def joins(job: Job, *standbys: str, step: int = 2) -> None:
+    """A step is committed, with which these join beside the others; and another one, with them."""
+    everybody = job.join(*standbys, step=step)
+    job.step(step + 1, *everybody, generation=job.machine.record.generation)
+
+
+def moves(job: Job, *names: str, step: int = 3, to: tuple[str, ...] = ()) -> None:
+    """These are asked to move, standbys have joined beside them, and all have reported after that step."""
+    standbys = to or tuple(job.machine.members.standbys)[: len(names)]
     job.feed(MoveNodes(names, to))
-    job.step(step)
-    for node in ("n0", "n1", "n2"):
+    joins(job, *standbys, step=step - 1)
+    for node in members(job):
         job.report(node, step)
 
 
-def gone_on(job: Job, step: int, *nodes: str, generation: int = 2) -> None:
+def gone_on(job: Job, step: int, *nodes: str, generation: int = 3) -> None:
     for node in nodes:
         job.say(msg.Entered(worker=w(node), generation=generation, applied=step - 1))
     said: list[Instruction] = []
@@ -59,10 +69,9 @@ def test_the_standby_has_its_rank_and_it_waits_warm_from_there_on() -> None:
     moves(job, "n1")
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.reason, begun.decision, members(job)) == ("move", DecisionKind.REDO, ("n0", "s0", "n2"))
-    begin = job.orders(msg.Begin)[w("s0")]
-    assert begin.assignment[1] == (), "nothing of the step that begins while its state comes"
+    assert job.orders(msg.Begin)[w("s0")].assignment == (), "it has the state, and computes what n1 did"
     assert not job.said(ev.NodeLeft)
-    gone_on(job, 3, "n0", "s0", "n2")
+    gone_on(job, 4, "n0", "s0", "n2")
     (left,) = job.said(ev.NodeLeft)
     assert (left.node, left.reason) == ("n1", "moved")
     (ready,) = job.said(ev.StandbyReady)
@@ -71,7 +80,7 @@ def test_the_standby_has_its_rank_and_it_waits_warm_from_there_on() -> None:
     assert (moved.from_node, moved.to_node, moved.reason) == ("n1", "s0", "move")
     order = next(i.message.order for i in job.last if getattr(getattr(i, "message", None), "worker", "") == w("n1"))
     assert isinstance(order, msg.StandBy)
-    assert order.generation == 2
+    assert order.generation == 3
     assert job.machine.record.leaving == job.machine.record.drained == ()
     assert job.machine.record.wanted == 3
 
@@ -79,25 +88,24 @@ def test_the_standby_has_its_rank_and_it_waits_warm_from_there_on() -> None:
 def test_it_takes_the_next_place_that_is_lost_in_the_same_process() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
-    gone_on(job, 3, "n0", "s0", "n2")
+    gone_on(job, 4, "n0", "s0", "n2")
     job.lose("s0")
-    job.report("n0", 3)
-    job.report("n2", 3)
+    job.report("n0", 4)
+    job.report("n2", 4)
     assert members(job) == ("n0", "n1", "n2")
     assert job.orders(msg.Begin).keys() == {w("n0"), w("n1"), w("n2")}
     assert [joined.names for joined in job.said(ev.NodesJoined)] == [("n1",)]
 
 
-def test_it_is_taken_back_where_the_others_are_lost_before_the_standby_has_the_state() -> None:
+def test_it_is_taken_back_where_the_others_are_lost_right_after() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
-    job.lose("n0")
-    job.lose("n2")
-    job.report("s0", None)
-    job.report("n1", 2)
+    for node in ("n0", "n2", "s0"):
+        job.lose(node)
+    job.report("n1", 3)
     (begun,) = job.said(ev.GenerationStarted)
     assert begun.decision is DecisionKind.REDO, "nothing is lost"
-    assert set(members(job)) == {"s0", "n1"}
+    assert members(job) == ("n1",)
     assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
 
 
@@ -112,29 +120,97 @@ def test_it_waits_for_a_standby_that_is_cold_and_for_the_one_that_is_named() -> 
     waits(job, "s1", warm=False)
     job.feed(MoveNodes(("n1",), ("s1",)))
     job.step(2)
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.record.pending is None
     job.say(msg.Warmed(worker=w("s1"), seconds=1.0))
-    job.step(3)
-    for node in ("n0", "n1", "n2"):
-        job.report(node, 3)
+    joins(job, "s1", step=3)
+    for node in ("n0", "n1", "n2", "s1"):
+        job.report(node, 4)
     assert members(job) == ("n0", "s1", "n2")
 
 
 def test_one_that_loses_its_standby_on_the_way_goes_on_where_it_is_until_another_is_warm() -> None:
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
-    job.step(2)
     job.lose("s0")
-    for node in ("n0", "n1", "n2"):
-        job.report(node, 2)
-    assert members(job) == ("n0", "n1", "n2")
+    assert (job.machine.parts.stopping.stop, job.machine.record.pending) == (None, None)
     assert [one.node for one in job.machine.record.leaving] == ["n1"]
-    gone_on(job, 3, "n0", "n1", "n2")
+    job.step(2)
     waits(job, "s1")
-    job.step(4, generation=2)
-    for node in ("n0", "n1", "n2"):
-        job.report(node, 4)
+    job.now += 10.0
+    job.step(3)
+    joins(job, "s1", step=4)
+    for node in (*ALL, "s1"):
+        job.report(node, 5)
     assert members(job) == ("n0", "s1", "n2")
+    assert job.machine.record.wanted == 3
+
+
+def test_while_the_standby_joins_the_others_compute_what_they_did_and_it_nothing() -> None:
+    job = with_standbys("s0")
+    job.feed(MoveNodes(("n1",)))
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert pending.counts == (2, 2, 2, 0)
+    assert job.machine.parts.stopping.stop is None
+    joins(job, "s0")
+    assert job.machine.record.wanted == 3, "it has come for a place that is there"
+    assert job.machine.parts.stopping.stop is not None, "with the first step of all of them it goes"
+
+
+def test_a_standby_that_is_lost_once_it_has_joined_costs_its_own_loss_and_the_next_one_takes_the_place() -> None:
+    job = with_standbys("s0", "s1")
+    job.feed(MoveNodes(("n1",), ("s0",)))
+    joins(job, "s0")
+    job.lose("s0")
+    for node in ALL:
+        job.report(node, 3)
+    assert members(job) == ALL, "nobody's place is empty: s1 waits on"
+    assert job.machine.record.wanted == 3
+    assert [(one.node, one.to) for one in job.machine.record.leaving] == [("n1", "s0")]
+
+
+def test_one_that_is_lost_once_its_standby_has_joined_is_followed_by_it_at_its_rank() -> None:
+    job = with_standbys("s0")
+    job.feed(MoveNodes(("n1",)))
+    joins(job, "s0")
+    job.lose("n1")
+    for node in ("n0", "n2", "s0"):
+        job.report(node, 3)
+    assert members(job) == ("n0", "s0", "n2")
+    assert job.machine.record.leaving == ()
+    generation = job.machine.record.generation
+    gone_on(job, 4, "n0", "s0", "n2", generation=generation)
+    moved = [(event.from_node, event.to_node) for event in job.events if isinstance(event, ev.NodeMoved)]
+    assert moved == [("n1", "s0")]
+    assert (job.machine.record.wanted, job.machine.record.leaving) == (3, ())
+
+
+def test_a_failure_while_the_standby_is_about_to_join_has_it_take_the_place_at_once() -> None:
+    job = with_standbys("s0")
+    job.feed(MoveNodes(("n1",)))
+    job.lose("n2")
+    for node, at in (("n0", 1), ("n1", 1), ("s0", None)):
+        job.report(node, at)
+    assert members(job) == ("n0", "s0")
+    assert job.machine.record.wanted == 3, "n2's place is still one to fill"
+
+
+def test_what_it_took_is_told_once_with_both_of_its_parts() -> None:
+    job = with_standbys("s0")
+    for _ in range(5):
+        job.machine.parts.progress.costs.step(1.0, 0.0)
+    job.feed(MoveNodes(("n1",)))
+    job.join("s0", step=2, received=5_000_000)
+    job.now += 1.25
+    job.step(3, *ALL, "s0", generation=2)
+    for node in (*ALL, "s0"):
+        job.report(node, 3)
+    job.now += 1.5
+    gone_on(job, 4, "n0", "s0", "n2")
+    moved = [event for event in job.events if isinstance(event, ev.NodeMoved)]
+    assert [(one.from_node, one.to_node, one.moved_bytes) for one in moved] == [("n1", "s0", 5_000_000)]
+    assert moved[0].down_s == pytest.approx(0.25 + 1.5), "what the join took beside a step, and the leaving"
+    assert [event.action for event in job.events if isinstance(event, ev.Recovered)] == ["grow", "replace"]
 
 
 def test_one_that_is_lost_right_after_disturbs_nobody() -> None:
@@ -143,7 +219,7 @@ def test_one_that_is_lost_right_after_disturbs_nobody() -> None:
     job.lose("n1")
     assert job.machine.parts.stopping.stop is None
     assert [(left.node, left.reason) for left in job.said(ev.NodeLeft)] == [("n1", "moved")]
-    gone_on(job, 3, "n0", "s0", "n2")
+    gone_on(job, 4, "n0", "s0", "n2")
     assert job.said(ev.StepCommitted)
 
 
@@ -153,7 +229,7 @@ def test_a_process_that_ends_right_after_is_replaced_and_the_next_one_warms_up()
     job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=msg.FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
     assert job.machine.parts.stopping.stop is None
     job.say(attach(w("n1", "b")))
-    gone_on(job, 3, "n0", "s0", "n2")
+    gone_on(job, 4, "n0", "s0", "n2")
     job.tick(1.0)
     warm = [one for one in job.machine.record.standbys if one.node == "n1"]
     assert [(one.ready, one.promoted, one.tries) for one in warm] == [(False, False, 1)]
@@ -163,7 +239,7 @@ def test_a_process_that_ends_right_after_is_replaced_and_the_next_one_warms_up()
 def test_a_coordinator_that_takes_over_knows_that_it_waits() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
-    gone_on(job, 3, "n0", "s0", "n2")
+    gone_on(job, 4, "n0", "s0", "n2")
     job.boot(takeover=True)
     job.connect(hello("n1", kept=(attach(w("n1")), msg.Warmed(worker=w("n1"), seconds=0.0))))
     assert job.sent(msg.Welcome)
@@ -174,7 +250,7 @@ def test_a_coordinator_that_takes_over_knows_that_it_waits() -> None:
 def test_one_that_never_heard_that_it_waits_comes_back_with_fresh_processes() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
-    gone_on(job, 3, "n0", "s0", "n2")
+    gone_on(job, 4, "n0", "s0", "n2")
     job.boot(takeover=True)
     job.connect(hello("n1", kept=(attach(w("n1")), msg.Begun(worker=w("n1"), generation=1))))
     (refused,) = job.sent(msg.Refused)
@@ -214,10 +290,10 @@ def test_a_node_that_is_to_move_may_be_drained_instead() -> None:
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
     job.feed(Drain(("n1",)))
-    job.step(2)
-    for node in ("n0", "n1", "n2"):
-        job.report(node, 2)
-    gone_on(job, 3, "n0", "s0", "n2")
+    joins(job, "s0")
+    for node in (*ALL, "s0"):
+        job.report(node, 3)
+    gone_on(job, 4, "n0", "s0", "n2")
     assert [one.node for one in job.machine.record.drained] == ["n1"]
 
 
@@ -242,7 +318,7 @@ def test_the_last_node_is_followed_by_a_standby_that_joins_beside_it(request_: M
     for node in ("n0", "s0"):
         job.report(node, 4)
     assert members(job) == ("s0",)
-    gone_on(job, 5, "s0", generation=3)
+    gone_on(job, 5, "s0")
     assert [left.node for left in job.said(ev.NodeLeft)] == ["n0"]
     assert job.machine.record.wanted == 1
     assert [moved.to_node for moved in job.events if isinstance(moved, ev.NodeMoved)] == ["s0"]

@@ -25,8 +25,8 @@ def beside(*, warm: bool | None = None, nodes: int = 3) -> Job:
     return job
 
 
-def reported(job: Job, at: int) -> None:
-    for node in ("n0", "n1", "n2"):
+def reported(job: Job, at: int, *others: str) -> None:
+    for node in ("n0", "n1", "n2", *others):
         job.report(node, at)
 
 
@@ -41,13 +41,39 @@ def test_it_leaves_at_the_end_of_the_step_and_nobody_has_failed() -> None:
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
 
-def test_a_warm_standby_takes_its_place_in_the_same_breath() -> None:
+def joined(job: Job, step: int) -> None:
+    """s0 has joined beside n1 with a step, and has taken its place with the next one."""
+    everybody = job.join("s0", step=step)
+    job.step(step + 1, *everybody, generation=2)
+    reported(job, step + 1, "s0")
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.reason, begun.members) == ("drain", ("n0", "s0", "n2"))
+
+
+def test_a_warm_standby_joins_beside_it_and_takes_its_place() -> None:
     job = beside(warm=True)
     job.tell("n1", msg.EndNotice(grace_s=30.0))
+    joined(job, 2)
+
+
+def test_with_too_little_time_for_that_it_takes_the_place_in_the_same_breath() -> None:
+    job = beside(warm=True)
+    job.tell("n1", msg.EndNotice(grace_s=0.5))
+    assert job.machine.record.pending is None
     job.step(2)
     reported(job, 2)
     (begun,) = job.said(ev.GenerationStarted)
     assert begun.members == ("n0", "s0", "n2")
+    assert job.orders(msg.Begin)[w("s0")].assignment[1] == (), "nothing of the step in which its state comes"
+
+
+def test_a_node_that_is_moved_and_is_told_to_end_keeps_the_standby_that_joins_beside_it() -> None:
+    job = beside(warm=True)
+    job.feed(MoveNodes(("n1",)))
+    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    (leaving,) = job.machine.record.leaving
+    assert (leaving.beside, leaving.stays) == ("s0", False)
+    joined(job, 2)
 
 
 def test_one_that_was_to_stay_as_a_standby_goes() -> None:
@@ -76,11 +102,12 @@ def test_the_last_node_stays_to_its_end() -> None:
     assert "its grace of 30 s" in left.detail
 
 
-def settled(job: Job, *nodes: str) -> ev.NodeLeft:
+def settled(job: Job, *nodes: str, step: int = 2) -> ev.NodeLeft:
+    generation = job.machine.record.generation
     for name in nodes:
-        job.say(msg.Entered(worker=w(name), generation=2, applied=2))
-    job.step(3, *nodes, generation=2)
-    job.step(4, *nodes, generation=2)
+        job.say(msg.Entered(worker=w(name), generation=generation, applied=step))
+    job.step(step + 1, *nodes, generation=generation)
+    job.step(step + 2, *nodes, generation=generation)
     (left,) = [event for event in job.events if isinstance(event, ev.NodeLeft)]
     return left
 
@@ -102,9 +129,8 @@ def test_it_is_told_how_it_left_it_may_come_back_and_its_place_is_one_to_fill() 
 def test_one_that_a_standby_follows_says_nothing_of_lacking_one() -> None:
     job = beside(warm=True)
     job.tell("n1", msg.EndNotice(grace_s=30.0))
-    job.step(2)
-    reported(job, 2)
-    assert settled(job, "n0", "s0", "n2").detail.endswith(" s were left")
+    joined(job, 2)
+    assert settled(job, "n0", "s0", "n2", step=3).detail.endswith(" s were left")
     assert job.machine.record.wanted == 3
 
 
@@ -122,10 +148,7 @@ def test_a_cold_standby_is_waited_for_where_the_grace_is_long_enough(grace_s: fl
         assert settled(job, "n0", "n2").detail.endswith("no standby has taken its place: one could have in 40.0 s")
         return
     job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
-    job.step(3)
-    reported(job, 3)
-    (begun,) = job.said(ev.GenerationStarted)
-    assert begun.members == ("n0", "s0", "n2")
+    joined(job, 3)
 
 
 def test_with_less_time_than_a_step_takes_the_others_go_on_at_once() -> None:

@@ -332,14 +332,18 @@ def drained(job: Job) -> None:
         job.report(name, 2)
 
 
-def test_where_a_node_leaves_a_warm_one_takes_its_place_in_the_same_breath() -> None:
+def test_where_a_node_leaves_a_warm_one_has_joined_beside_it_and_takes_its_place() -> None:
     job = beside()
-    drained(job)
+    job.feed(Drain(("n1",)))
+    everybody = job.join("s0", step=2)
+    job.step(3, *everybody, generation=2)
+    for name in everybody:
+        job.report(name, 3)
     assert members(job) == (w("n0"), w("s0"), w("n2"))
     assert [event.reason for event in job.said(ev.GenerationStarted)] == ["drain"]
     for name in ("n0", "s0", "n2"):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=2))
-    job.step(3, "n0", "s0", "n2", generation=2)
+        job.say(msg.Entered(worker=w(name), generation=3, applied=3))
+    job.step(4, "n0", "s0", "n2", generation=3)
     (moved,) = job.said(ev.NodeMoved)
     assert (moved.from_node, moved.to_node, moved.reason) == ("n1", "s0", "drain")
     assert job.machine.record.wanted == 3

@@ -72,11 +72,17 @@ def test_of_a_move_who_leaves_who_joins_and_one_that_stays_are_told_of() -> None
     job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
     job.tick(0.1)
     job.feed(MoveNodes(("n1",), ()))
-    job.step(2)
-    for node in ("n0", "n1", "n2"):
-        job.report(node, 2)
+    everybody = job.join("s0", step=2)
+    for _ in range(30):
+        job.tick(0.1)
+        assert not job.sent(TakeMemory), "the other half of it is still to come"
+        for node in everybody:
+            job.tell(node, msg.Heartbeat())
+    job.step(3, *everybody, generation=2)
+    for node in everybody:
+        job.report(node, 3)
     for node in ("n0", "s0", "n2"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=2))
+        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
     question = asked(job)
     for node in ("n0", "n1", "s0"):
         assert not job.said(ev.MemorySampled)

@@ -12,6 +12,7 @@ from holdfast.coordination.telling.plans import MAX_ASKED
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.state import LiveSource
 
 
 def broadcasts(job: Job, kind: type[msg.BeginNode] | type[msg.PrepareNode]) -> dict[tuple[int, ...], msg.PlanChange]:
@@ -28,7 +29,7 @@ def test_who_has_the_plan_before_is_told_what_changes_and_who_joins_the_whole() 
     assert [(connections, change.base) for connections, change in told.items()] == [((1, 2, 3), 1), ((4,), 0)]
     change = told[1, 2, 3]
     assert change.members[0] == msg.Stayers(0, 3)
-    assert change.holders == 3
+    assert (change.holders, change.sources) == (0, {3: LiveSource(members=(w("n0"), w("n1"), w("n2")))})
     assert job.orders(msg.Prepare)[w("n3")] == job.orders(msg.Prepare)[w("n0")]
 
 

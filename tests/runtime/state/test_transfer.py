@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -62,6 +63,7 @@ class Side:
     decided: threading.Event = field(default_factory=threading.Event)
     #: what is here stays as it is until the state that comes is adopted
     aside: bool = False
+    senders: tuple[str, ...] = (SENDER,)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -73,16 +75,18 @@ class Side:
         self.port = self.inbox.start()
 
     def plan(self, secret: bytes | None = None, generation: int | None = None) -> GenerationPlan:
-        members = tuple(Member(worker=worker, host="127.0.0.1", state_port=self.port) for worker in (SENDER, RECEIVER))
+        members = tuple(
+            Member(worker=worker, host="127.0.0.1", state_port=self.port) for worker in (*self.senders, RECEIVER)
+        )
         return GenerationPlan(
             term=1,
             generation=self.generation if generation is None else generation,
             members=members,
-            sources={RECEIVER: LiveSource(members=(SENDER,))},
+            sources={RECEIVER: LiveSource(members=self.senders)},
             secret=self.secret if secret is None else secret,
         )
 
-    def admit(self, generation: int, wait_s: float) -> Ticket | None:
+    def admit(self, generation: int, stream: int, wait_s: float) -> Ticket | None:
         if not wait_s and generation == self.generation:
             self.offered.release()
         if wait_s:
@@ -90,7 +94,7 @@ class Side:
             self.decided.wait(DEADLINE_S)
         if generation != self.generation or not self.decided.is_set():
             return None
-        return Ticket(plan=self.plan(), sender=SENDER, receiver=RECEIVER)
+        return Ticket(plan=self.plan(), sender=self.senders[stream % len(self.senders)], receiver=RECEIVER)
 
     def open(self, ticket: Ticket) -> Receipt | None:
         if self.late:
@@ -136,20 +140,70 @@ def sides() -> Iterator[Callable[..., Side]]:
     assert not any(thread.is_alive() for thread in ours)
 
 
-def push(plan: GenerationPlan, state: TrainingState, **options: object) -> tuple[Push, queue.Queue[str]]:
+def push(
+    plan: GenerationPlan, state: TrainingState, sender: str = SENDER, step: int = 7, **options: object
+) -> tuple[Push, queue.Queue[str]]:
     outcome: queue.Queue[str] = queue.Queue()
     pushed = Push(
         plan=plan,
-        sender=SENDER,
+        sender=sender,
         receivers=(RECEIVER,),
         view=state.capture(),
-        step=7,
+        step=step,
         passed=(PASSED,),
         on_end=outcome.put,
         **options,  # type: ignore[arg-type]
     )
     pushed.start()
     return pushed, outcome
+
+
+OTHERS = ("n2/0/c", "n3/0/d", "n4/0/e")
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_several_send_a_part_each_and_the_whole_state_arrives(sides: Callable[..., Side], others: int) -> None:
+    side, source = sides(chunk_bytes=4096, senders=(SENDER, *OTHERS[:others])), make(3)
+    sent = [push(side.plan(), source, sender, chunk_bytes=4096) for sender in reversed(side.senders)]
+    assert [outcome.get(timeout=DEADLINE_S) for _, outcome in sent] == [""] * len(sent)
+    assert side.ended.wait(DEADLINE_S)
+    header = side.receipts[0].result()
+    side.state.adopt(header.manifest, side.receipts[0].tensors)
+    assert header.step == 7
+    assert all(map(torch.equal, side.state.capture().tensors, source.capture().tensors))
+
+
+def test_as_long_as_one_has_not_sent_its_part_nothing_is_here(sides: Callable[..., Side]) -> None:
+    side, source = sides(chunk_bytes=4096, senders=(SENDER, OTHERS[0])), make(3)
+    pushed, outcome = push(side.plan(), source, chunk_bytes=4096)
+    assert outcome.get(timeout=DEADLINE_S) == ""
+    assert pushed.sent
+    assert not side.receipts[0].ended
+    _, outcome = push(side.plan(), source, OTHERS[0], chunk_bytes=4096)
+    assert outcome.get(timeout=DEADLINE_S) == ""
+    assert side.ended.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize(("step", "width"), [(8, 300), (7, 301)])
+def test_who_claims_another_step_or_other_tensors_than_another_sender_is_refused(
+    sides: Callable[..., Side], step: int, width: int
+) -> None:
+    side = sides(chunk_bytes=4096, senders=(SENDER, OTHERS[0]))
+    _, first = push(side.plan(), make(3), chunk_bytes=4096)
+    assert first.get(timeout=DEADLINE_S) == ""
+    _, second = push(side.plan(), make(3, width=width), OTHERS[0], step, chunk_bytes=4096)
+    assert second.get(timeout=DEADLINE_S)
+    assert side.ended.wait(DEADLINE_S)
+    with pytest.raises(TransferError, match="does not belong to this transfer"):
+        side.receipts[0].result()
+
+
+def test_a_sender_cannot_send_the_streams_of_another(sides: Callable[..., Side]) -> None:
+    side = sides(senders=(SENDER, OTHERS[0]))
+    swapped = msgspec.structs.replace(side.plan(), sources={RECEIVER: LiveSource(members=(OTHERS[0], SENDER))})
+    _, outcome = push(swapped, make(3), introductions=1)
+    assert "could not show who it is" in outcome.get(timeout=DEADLINE_S)
+    assert not side.receipts
 
 
 @pytest.mark.parametrize("chunk", [wire.CHUNK_BYTES, 4096])

@@ -10,8 +10,9 @@ import socket
 import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable
+
+import xxhash
 
 from holdfast.counted_log import CountedLog
 
@@ -26,6 +27,7 @@ INTRODUCTION_S = 5.0
 BACKLOG = 128
 CLOSE_S = 1.0
 _LOOK_S = 1.0
+_CHECKSUM = 0xFFFFFFFF
 _PAUSE_S = 0.2
 
 
@@ -87,10 +89,17 @@ def _advance(buffers: list[memoryview], count: int) -> list[memoryview]:
 
 
 def checksum(pieces: list[memoryview]) -> int:
-    value = 0
+    """Return 32 bits that tell these bytes, laid end to end, from what accidents make of them.
+
+    Of XXH3, not CRC-32: both ends compute it while others wait for the state. It takes a sixth of the time, and
+    far less than that where zlib has no faster way.
+    """
+    if len(pieces) == 1:
+        return xxhash.xxh3_64_intdigest(pieces[0]) & _CHECKSUM
+    value = xxhash.xxh3_64()
     for piece in pieces:
-        value = zlib.crc32(piece, value)
-    return value
+        value.update(piece)
+    return value.intdigest() & _CHECKSUM
 
 
 class Sockets:

@@ -32,12 +32,12 @@ class HandingOn:
 
         Where the others have no room for it a standby that is to take the place joins beside whoever leaves, first.
         """
-        leavers = self._departures.going(plan.workers)
+        leavers = self._departures.going(plan.workers, plan)
         if not leavers or not self._departures.only_with(plan, leavers):
             return None
         stayers = [worker for worker in plan.workers if worker not in leavers]
         if not stayers or lacks_slots(self._turn, self._config, stayers):
-            self._departures.enter_beside()
+            self._departures.enter_beside(whoever=True)
             return None
         if plan.expert_plan is None:
             return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from holdfast.coordination.experts.blobs import blobs_of, decode, encode, experts_by_layer, replicas_of
+from holdfast.coordination.experts.blobs import blobs_of, decode, encode, fewest_nodes, replicas_of
 from holdfast.planning import (
     Shortage,
     allocate,
@@ -22,7 +22,7 @@ from holdfast.planning import (
 )
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.keeping.repair import Replicas, repair, room_of
-from holdfast.protocol.names import node_of
+from holdfast.protocol.names import index_of, node_of, seat_of
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape, GenerationPlan
 
 _TOKENS = np.dtype("<f8")
@@ -96,23 +96,38 @@ def _by_node(replicas: Replicas, home: IntArray, shape: ExpertShape) -> IntArray
     return np.bincount(cells, minlength=shape.layers * shape.experts * nodes).reshape(size)
 
 
-def as_before(
-    question: PlacementQuestion, plan: GenerationPlan | None, stand_ins: Mapping[str, str]
-) -> ExpertPlan | None:
-    """Give whoever takes another's place its experts, one to one; None where others have not what the plan says."""
-    before = plan.expert_plan if plan is not None else None
-    if before is None or plan is None or len(before.placement) != len(question.workers):
+def as_before(question: PlacementQuestion, plan: GenerationPlan | None, takes: Mapping[str, str]) -> ExpertPlan | None:
+    """Give whoever takes another's place, now or once that has gone, its experts, one to one.
+
+    Args:
+        takes: the nodes that take others' places, with those.
+
+    Returns:
+        None where nobody does, where others have not what the plan says, or where each expert would live on fewer nodes
+        than it could.
+    """
+    before, shape = plan.expert_plan if plan is not None else None, question.shape
+    if before is None or plan is None or not takes:
         return None
-    rows = zip(question.workers, plan.workers, question.held, before.placement, strict=True)
-    moves = 0
-    for worker, other, held, placed in rows:
-        if node_of(worker) in stand_ins:
-            if node_of(other) != stand_ins[node_of(worker)]:
-                return None
-            moves += sum(map(len, experts_by_layer(placed, question.shape)))
-        elif worker != other or held != placed:
+    known = {seat_of(worker): (worker, blob) for worker, blob in zip(plan.workers, before.placement, strict=True)}
+    placement, filled, moves = list[bytes](), set[str](), 0
+    for worker, held in zip(question.workers, question.held, strict=True):
+        taken = takes.get(node_of(worker))
+        seat = seat_of(worker) if taken is None else f"{taken}/{index_of(worker)}"
+        other, placed = known.get(seat, ("", b""))
+        if not other or (taken is None and (worker != other or held != placed)):
             return None
-    return msgspec.structs.replace(before, held=question.held, moves=moves, repaired=False)
+        moves += int(((decode(placed, shape) > 0) & (decode(held, shape) == 0)).sum())
+        filled.add(seat)
+        placement.append(placed)
+    if filled != {seat for seat, (worker, _) in known.items() if node_of(worker) not in takes}:
+        return None
+    nodes = list(map(node_of, question.workers))
+    if fewest_nodes(shape, list(zip(nodes, placement, strict=True))) < before.given:
+        return None
+    if len(nodes) > len(plan.workers) and before.given < before.asked:
+        return None  # (with another node there is room for more copies)
+    return msgspec.structs.replace(before, placement=tuple(placement), held=question.held, moves=moves, repaired=False)
 
 
 def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:

@@ -53,14 +53,18 @@ def divided(micro_batches: int, factors: Sequence[float]) -> tuple[int, ...]:
     return tuple(counts) if longest(micro_batches, factors, counts) < longest(micro_batches, factors) else ()
 
 
+def even(micro_batches: int, world: int) -> list[int]:
+    """Return how many micro-batches each rank has where all have as many, or one more than others."""
+    return [len(range(rank, micro_batches, world)) for rank in range(world)]
+
+
 def longest(micro_batches: int, factors: Sequence[float], counts: Sequence[int] = ()) -> float:
     """Return how long a step's longest rank computes, as many times as one micro-batch takes the others.
 
     Args:
         counts: of micro-batches by rank; () where all have as many, or one more than others.
     """
-    world = len(factors)
-    each = counts or [len(range(rank, micro_batches, world)) for rank in range(world)]
+    each = counts or even(micro_batches, len(factors))
     return max(count * factor for count, factor in zip(each, factors, strict=True))
 
 

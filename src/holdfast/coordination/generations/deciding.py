@@ -87,6 +87,7 @@ class Deciding:
                 return
         closing = self._closing.under_way
         if not closing:
+            self._departures.followed()
             self._replacing.fill(record.plan)
             if self._replacing.waits(record.plan):
                 return
@@ -237,7 +238,8 @@ class Deciding:
             return verdict, reports, arrivals
         taking = self._departures.go(leavers, without.decision.applied)
         left = {worker: report for worker, report in reports.items() if worker not in leavers}
-        come = [worker for worker in dict.fromkeys((*arrivals, *taking)) if node_of(worker) not in names]
+        come = (worker for worker in dict.fromkeys((*arrivals, *taking)) if worker not in left)
+        come = [worker for worker in come if node_of(worker) not in names]
         return without, left, come
 
     def _catches_up(self) -> bool:
@@ -360,11 +362,13 @@ class Deciding:
         plan = msgspec.structs.replace(plan, last=self._closing.under_way)
         refusal = refusal_after(record.refusal, decision)
         assignment = () if refusal is not None else first_assignment(record, plan, decision, reports, whose)
-        if whose and reason == FAILURE and fills_the_seats(record.plan, plan.workers, whose):
+        whole = bool(whose) and fills_the_seats(record.plan, plan.workers, whose)
+        if whole and reason == FAILURE and record.plan and len(plan.members) == len(record.plan.members):
             reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
-        self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE, self._replacing.why)
+        why = self._replacing.why
+        self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE, why, whole=whole)
         if anew:
             turn.change(lineage=plan.generation)
         if anew or not _any_of(record.plan, reports):

@@ -5,14 +5,15 @@ Axes: L layers, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import fewest_nodes, lost_experts
 from holdfast.coordination.experts.placing import PlacementQuestion, as_before, keep, loads_blob, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
-from holdfast.coordination.generations.assignment import divided, keep_summed, share_of
+from holdfast.coordination.generations.assignment import divided, even, keep_summed, share_of
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.generations.roles import assign_roles
 from holdfast.coordination.generations.witnesses import choose_witnesses, witnesses_wanted
@@ -33,7 +34,10 @@ from holdfast.protocol.plan import (
     Role,
 )
 from holdfast.protocol.record import Record
-from holdfast.protocol.state import LiveSource
+from holdfast.protocol.state import MAX_GIVERS, LiveSource
+
+#: from so many receivers on each is sent its state by one holder: there are streams enough
+CROWD = 8
 
 
 def plan_generation(
@@ -72,8 +76,8 @@ def plan_generation(
     # At once: the searches come later. Where nothing is held all is made or loaded anew, and may be so anywhere.
     experts = None
     if question is not None:
-        before = record.plan if stand_ins else None
-        experts = as_before(question, before, stand_ins) or keep(question) or place(question)
+        takes = {**record.beside(set(map(node_of, ordered))), **stand_ins}
+        experts = as_before(question, record.plan, takes) or keep(question) or place(question)
     if isinstance(experts, Shortage):
         return experts
     return plan_with(record, members, assign_roles(ordered), holders, experts, config)
@@ -86,15 +90,23 @@ def _seat(worker: str, stand_ins: Mapping[str, str]) -> str:
 
 
 def fills_the_seats(before: GenerationPlan | None, workers: Iterable[str], stand_ins: Mapping[str, str]) -> bool:
-    """Tell whether workers fill the same places of the same nodes as those of a plan, or of those they stand in for."""
-    return before is not None and set(map(seat_of, before.workers)) == {_seat(worker, stand_ins) for worker in workers}
+    """Tell whether workers fill the same places of the same nodes as those of a plan, or of those they stand in for.
+
+    Who stands in for another and was a member already leaves a place that nobody fills.
+    """
+    return before is not None and set(_seats(before, stand_ins)) == {_seat(worker, stand_ins) for worker in workers}
+
+
+def _seats(before: GenerationPlan, stand_ins: Mapping[str, str]) -> list[str]:
+    """Return the places of a plan that are to be filled, by rank."""
+    return [seat_of(worker) for worker in before.workers if node_of(worker) not in stand_ins]
 
 
 def _in_their_seats(before: GenerationPlan | None, workers: list[str], stand_ins: Mapping[str, str]) -> list[str]:
     """Return workers in rank order: where they fill the same places as before, as these were."""
     if before is None or not fills_the_seats(before, workers, stand_ins):
         return workers
-    seats = {seat_of(worker): rank for rank, worker in enumerate(before.workers)}
+    seats = {seat: rank for rank, seat in enumerate(_seats(before, stand_ins))}
     return sorted(workers, key=lambda worker: seats[_seat(worker, stand_ins)])
 
 
@@ -110,12 +122,12 @@ def plan_with(
     generation = record.generation + 1
     having = set(holders)
     receivers = [worker for worker in roles if worker not in having] if holders else []
-    givers = {worker: holders[place % len(holders)] for place, worker in enumerate(receivers)}
+    givers = givers_of(receivers, holders, lambda worker: members.place_of(node_of(worker)))
     return GenerationPlan(
         term=record.term,
         generation=generation,
         members=tuple(_member(members, worker, role) for worker, role in roles.items()),
-        sources={worker: LiveSource(members=(giver,)) for worker, giver in givers.items()},
+        sources={worker: LiveSource(members=those) for worker, those in givers.items()},
         expert_plan=experts,
         secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
@@ -123,15 +135,52 @@ def plan_with(
     )
 
 
+def givers_of(
+    receivers: Sequence[str], holders: Sequence[str], place_of: Callable[[str], tuple[str, str]]
+) -> dict[str, tuple[str, ...]]:
+    """Return who sends each receiver its state.
+
+    As many as there are for each of them, up to `MAX_GIVERS`, those before others that are near: in its rack, then in
+    its zone. Where there is one for each, or less, the holders take turns.
+
+    Args:
+        place_of: gives the rack and the zone of a worker, "" where it has named none.
+    """
+    each = min(MAX_GIVERS, len(holders) // len(receivers)) if receivers else 0
+    if each < 2 or len(receivers) >= CROWD:
+        return {worker: (holders[place % len(holders)],) for place, worker in enumerate(receivers)}
+    used: Counter[str] = Counter()
+    found: dict[str, tuple[str, ...]] = {}
+    for worker in receivers:
+        rack, zone = place_of(worker)
+
+        def cost(holder: str, rack: str = rack, zone: str = zone) -> tuple[int, bool, bool]:
+            its_rack, its_zone = place_of(holder)
+            return used[holder], not (rack and its_rack == rack), not (zone and its_zone == zone)
+
+        found[worker] = tuple(sorted(holders, key=cost)[:each])
+        used.update(found[worker])
+    return found
+
+
 def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> tuple[int, ...]:
     """Return how many micro-batches each of these workers by rank is to compute; () for as many as the others.
 
-    With experts all ranks go through as many rounds together: then nothing is won by giving one of them fewer.
+    Whoever is there for another's place computes none before that is gone: its state comes meanwhile, and the others'
+    shares are what they were. With experts all ranks go through as many rounds together: then nothing is won by giving
+    one of them fewer.
     """
-    if not record.relieved or record.expert_shape is not None:
+    workers = list(workers)
+    idle = record.beside(set(map(node_of, workers)))
+    if record.expert_shape is not None or not (record.relieved or idle):
         return ()
-    factors = factors_of(record, workers, config)
-    return divided(record.micro_batches, factors) if max(factors) > 1.0 else ()
+    busy = [worker for worker in workers if node_of(worker) not in idle]
+    factors = factors_of(record, busy, config)
+    counts = divided(record.micro_batches, factors) if max(factors) > 1.0 else ()
+    if not idle:
+        return counts
+    each = iter(counts or even(record.micro_batches, len(busy)))
+    return tuple(0 if node_of(worker) in idle else next(each) for worker in workers)
 
 
 def factors_of(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> list[float]:
@@ -286,8 +335,8 @@ def first_assignment(
 ) -> tuple[tuple[int, ...], ...]:
     """Let survivors keep the micro-batches they have computed of the step that comes next; () where nobody has any.
 
-    Nodes that take others' places have none of that step: the others compute theirs while its state comes to them. With
-    experts all go through as many rounds, and nobody computes before all experts are there.
+    Nodes that take others' places, and are sent their state only now, have none of that step: the others compute theirs
+    meanwhile. With experts all go through as many rounds, and nobody computes before all experts are there.
     """
     if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):
         return ()
@@ -300,7 +349,8 @@ def first_assignment(
         summed.append(report.summed if report is not None and report.applied == decision.applied else ())
         usual.append(share_of(record.plan, record.micro_batches, rank) if record.plan and rank is not None else ())
     dense = record.expert_shape is None
-    idle = [rank for rank, worker in enumerate(plan.workers) if dense and node_of(worker) in stand_ins]
+    come = [rank for rank, worker in enumerate(plan.workers) if node_of(worker) in stand_ins and worker in plan.sources]
+    idle = [*come, *(rank for rank, count in enumerate(plan.counts) if not count)] if dense else []
     return keep_summed(record.micro_batches, summed, usual, idle, plan.counts) if any(summed) or idle else ()
 
 

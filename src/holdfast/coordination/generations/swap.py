@@ -22,6 +22,7 @@ from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.protocol.messages.orders import Arm, Void
+from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, DecisionKind, ExpertPlan, GenerationPlan
 
 #: A newcomer that cannot be reached is tried again at least this often.
@@ -83,6 +84,9 @@ class Joining:
             self._divide(plan)
             return
         members = list(plan.workers)
+        if plan.expert_plan is not None and (beside := turn.record.beside(set(map(node_of, [*members, *fresh])))):
+            # (they are given what those have whose places they take; others would have all be placed anew)
+            fresh = [worker for worker in fresh if node_of(worker) in beside] or fresh
         held = dict(zip(members, plan.expert_plan.placement, strict=True)) if plan.expert_plan else {}
         workers, loads = [*members, *fresh], self._loads.tokens
         pending = plan_generation(turn.record, turn.members, workers, members, held, self._config, loads)

@@ -1,5 +1,8 @@
 """Nodes that leave in good order: asked to go, they train on to a step's end, and go once nothing is lost with them.
 
+A standby that takes the place joins beside the node first, while all train: by a swap, like any newcomer. Nobody waits
+for its state, and where it is lost on the way nothing is: the node is a member still. Once it is there, the node goes.
+
 Leaving is no failure. The others are stopped and go on without them as after a loss (DESIGN.md 3), but all have
 reported: whoever leaves counts until it is decided that what it has is with others, too. From that decision on it is
 owed: it keeps what it has, its report counts where the others fail, and it is taken back where it is needed. Only where
@@ -131,12 +134,13 @@ class Departures:
         """
         turn, record = self._turn, self._turn.record
         others = tuple(one for one in record.leaving if one.node != name)
-        known = next((one for one in record.leaving if one.node == name), None)
-        if record.outcome or (known is not None and (known.owed or known.until)):
+        known = next((one for one in record.leaving if one.node == name), Departure(node=name, since=turn.now))
+        if record.outcome or known.owed or known.until:
             return ""
         if why := self._why_not({one.node for one in others if not one.stays} | {name}):
             return why
-        turn.change(leaving=(*others, Departure(node=name, since=turn.now, until=turn.now + grace_s)))
+        told = Departure(node=name, since=turn.now, until=turn.now + grace_s, beside=known.beside)
+        turn.change(leaving=(*others, told))
         self._not_before = 0
         plan = record.plan
         if plan is not None and not plan.last and record.pending is None and grace_s < self._costs.step_s:
@@ -181,31 +185,43 @@ class Departures:
 
     # ---- leaving ----
 
-    def going(self, workers: Iterable[str]) -> list[str]:
+    def going(self, workers: Iterable[str], plan: GenerationPlan | None = None) -> list[str]:
         """Return those of these workers whose nodes leave once they can, or have left and are owed.
 
-        A node that is to give its place to a standby waits for one that is warm.
+        A node that is to give its place to a standby waits for one that is warm, and for that to have joined.
+
+        Args:
+            plan: in force, and to be left for them alone; None: it is left anyway, so whoever is about to join does.
         """
-        leaving = self._turn.record.leaving
-        if not leaving:
+        if not (leaving := self._turn.record.leaving):
             return []
-        found = self._replacing.targets(one for one in leaving if not one.owed and not self._is_beside(one))
-        here = {one.node for one in leaving if one.owed or one.node in found or self._is_beside(one)}
-        names = here | {one.node for one in leaving if not (one.stays or self.in_time(one))}
-        return [worker for worker in workers if node_of(worker) in names]
+        here = {one.node for one in leaving if one.owed or self._replacing.is_beside(one, plan)}
+        waiting = [one for one in leaving if not one.owed and not self._replacing.is_beside(one)]
+        found = self._replacing.targets(waiting)
+        for one in waiting:
+            if (not self._replacing.goes_beside(one)) if one.node in found else not (one.stays or self.in_time(one)):
+                here.add(one.node)
+        return [worker for worker in workers if node_of(worker) in here]
 
-    def enter_beside(self) -> None:
-        """Let standbys join that are to take the places of nodes which have something to hand on to them."""
-        leaving = [one for one in self._turn.record.leaving if not one.owed and not self._is_beside(one)]
-        for name, (standby, _) in self._replacing.targets(leaving).items():
+    def enter_beside(self, *, whoever: bool = False) -> None:
+        """Let standbys join that are warm and are to take the places of nodes, which go once these are there.
+
+        Args:
+            whoever: also where there is little time for that.
+        """
+        waiting = [one for one in self._turn.record.leaving if not one.owed and not self._replacing.is_beside(one)]
+        waiting = [one for one in waiting if whoever or self._replacing.goes_beside(one)]
+        for name, (standby, _) in self._replacing.targets(waiting).items():
             self._replacing.promote(standby)
-            entry = next(one for one in leaving if one.node == name)
+            entry = next(one for one in waiting if one.node == name)
             self._write(msgspec.structs.replace(entry, beside=standby))
+            self._not_before = 0
 
-    def _is_beside(self, one: Departure) -> bool:
-        """Tell whether the standby that takes a node's place has joined, and is there."""
-        node = self._turn.members.nodes.get(one.beside)
-        return node is not None and not node.aside
+    def followed(self) -> None:
+        """Of those that were to leave and are lost instead, the standbys that were to take the places do."""
+        for one in self._turn.record.leaving:
+            if one.node not in self._turn.members.nodes and self._replacing.is_beside(one):
+                self._replacing.has_come(one)
 
     def in_time(self, one: Departure) -> bool:
         """Tell whether a node that ends at a given time can wait until a standby is warm that takes its place."""
@@ -247,17 +263,22 @@ class Departures:
         Args:
             plan: in force; nothing is about to change it.
         """
-        if self._ledger.committed < self._not_before:
-            return
-        leavers = self.going(plan.workers)
-        if not leavers or self.only_with(plan, leavers):
-            return
-        spare = self._replacing.spare()
-        here = [info.id for info in self._turn.members.workers()]
-        if self.can_go(leavers, [*here, *spare]):
+        if (decision := self._turn.record.decision) is not None and self._ledger.committed <= decision.applied:
+            return  # (that all have the state which the plan begins with was heard of in the midst of the next step)
+        if leavers := self.go_next(plan):
             staying = {one.node for one in self._turn.record.leaving if one.stays}
             only_moves = staying >= set(map(node_of, leavers))
             self._stopping.begin(self._turn.now, reason=MOVE if only_moves else DRAIN)
+
+    def go_next(self, plan: GenerationPlan) -> list[str]:
+        """Return the members of the plan in force that can go, and do at the end of the step."""
+        if self._ledger.committed < self._not_before:
+            return []
+        leavers = self.going(plan.workers, plan)
+        if not leavers or self.only_with(plan, leavers):
+            return []
+        here = [info.id for info in self._turn.members.workers()]
+        return leavers if self.can_go(leavers, [*here, *self._replacing.spare()]) else []
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
         """Tell whether those of these workers that stay have room for everything."""
@@ -276,18 +297,19 @@ class Departures:
         """
         turn, names = self._turn, set(map(node_of, leavers))
         leaving = [one for one in turn.record.leaving if one.node in names]
-        places = [one for one in leaving if not one.owed and not self._is_beside(one)]
-        found = self._replacing.targets(places).keys() | {one.node for one in leaving if self._is_beside(one)}
+        places = [one for one in leaving if not one.owed and not self._replacing.is_beside(one)]
+        followed = [one for one in leaving if not one.owed and self._replacing.is_beside(one)]
+        found = self._replacing.targets(places).keys() | {one.node for one in followed}
+        for one in followed:
+            self._replacing.has_come(one)
         taking = self._replacing.stand_in_for(places)
         for one in leaving:
             owed = tuple(worker for worker in leavers if node_of(worker) == one.node)
             turn.members.owe(one.node)
             if one.until and not one.owed:
                 self._note(one, replaced=one.node in found)
-            if not one.owed and self._is_beside(one):
-                self._replacing.has_come(one.beside, one.node)
-            if not one.owed and (self._is_beside(one) or not (one.stays or one.until)):
-                turn.change(wanted=max(0, turn.record.wanted - 1))  # (whoever takes its place brings one)
+            if not (one.owed or one.stays or one.until or one.node in found):
+                turn.change(wanted=max(0, turn.record.wanted - 1))
             self._write(msgspec.structs.replace(one, owed=owed, step=step))
         return taking
 
@@ -343,17 +365,18 @@ class Departures:
         """A node goes for good, or is a standby from here on."""
         turn, node, record = self._turn, self._turn.members.nodes.get(one.node), self._turn.record
         was_standby = node is not None and node.standby
+        followed = self._replacing.is_beside(one) and not was_standby
         turn.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
         self._ledger.without(one.owed)
         for worker in one.owed:
             self._stopping.forget(worker)
         if one.stays:
-            if one.owed:
+            if one.owed or (node is not None and followed):
                 turn.emit(NodeLeft, node=one.node, reason=MOVED, detail=why)
-            if node is not None and one.owed:
-                self._standbys.returned(node)
+            if node is not None and (one.owed or followed):
+                self._standbys.returned(node, warm=bool(one.owed))
             return
-        gone, places = Departure(node=one.node, since=one.since), not was_standby and not one.owed
+        gone, places = Departure(node=one.node, since=one.since), not (was_standby or one.owed or followed)
         why = why or self._noted.pop(one.node, "")
         if not one.until:  # (else it may come again, and its place is one to fill)
             turn.change(drained=(*record.drained, gone)[-_KEPT:], wanted=max(0, record.wanted - places))

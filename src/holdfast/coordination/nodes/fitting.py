@@ -70,13 +70,15 @@ def workers_by_node(plan: GenerationPlan) -> dict[str, list[str]]:
 def wanted_places(turn: Turn, plan: GenerationPlan) -> dict[str, Any]:
     """Return what a plan that comes into force makes of the record: how many nodes the job wants, and of which places.
 
-    Those that it misses are of a place, too: whoever comes for one of them had best be of the same.
+    Whoever has joined beside a node to take its place counts with that node. Those that the job misses are of a place,
+    too: who comes for one of them had best be of the same.
     """
     record, members, here = turn.record, turn.members, workers_by_node(plan)
-    wanted = max(record.wanted, len(here))
+    there = len(here) - len(record.beside(here))
+    wanted = max(record.wanted, there)
     away = here.keys() | {one.node for one in record.drained}
     missed = [name for name in record.places if name not in away]
-    names = [*missed[-(wanted - len(here)) :], *here] if wanted > len(here) else here
+    names = [*missed[-(wanted - there) :], *here] if wanted > there else here
     places = {name: place for name in names if any(place := members.place_of(name))}
     return {"wanted": wanted, "places": places}
 

@@ -10,11 +10,17 @@ from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.costs import Cost
 from holdfast.protocol.messages.forecast import MoveForecast
+from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
 
-#: what the others stand still for
-_FOR = {Cost.DECISION: "to decide", Cost.BUILD: "for the group", Cost.TRANSFER: "for the state"}
+#: what that costs the others
+_FOR = {
+    Cost.SWAP: "for it to join, its state comes beside the training",
+    Cost.DECISION: "to decide",
+    Cost.BUILD: "for the group",
+    Cost.TRANSFER: "for the state",
+}
 
 
 def foresee(
@@ -46,6 +52,8 @@ def foresee(
 def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
     """Return what comes of one node's leaving; `to`: who takes its place."""
     costs, plan = parts.progress.costs, parts.turn.record.plan
+    known = next((one for one in parts.turn.record.leaving if one.node == name), Departure(node=name, since=0.0))
+    beside = bool(to) and parts.replacing.goes_beside(known)
     here = parts.turn.planned_on(name)
     ranks = [] if plan is None else [rank for worker in here if (rank := plan.rank(worker)) is not None]
     if plan is None or not ranks:
@@ -56,21 +64,24 @@ def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
     replicas = _replicas(parts, plan, ranks)
     moved = int(costs.of(Cost.STATE)) * len(ranks) if costs.is_measured(Cost.STATE) else None
     warm_s, left = parts.standbys.warm_in_s(to) if to else 0.0, len(workers_by_node(plan)) - 1
-    pauses = [Cost.DECISION, Cost.BUILD, *([Cost.TRANSFER] if to else [])]
+    pauses = [Cost.DECISION, Cost.BUILD]
     if to:
+        pauses = [Cost.SWAP, *pauses] if beside else [*pauses, Cost.TRANSFER]
         first = f"{to} is warm in about {warm_s:.1f} s" if warm_s else f"{to} is warm"
     else:
         longer = (left + 1) / max(left, 1)
         first = f"no standby takes its place: {left} of {left + 1} nodes go on, a step takes {longer:.2f} times as long"
-    known = {True: "", False: " (a guess)"}
-    told = ", ".join(f"{costs.of(one):.3f} s {_FOR[one]}{known[costs.is_measured(one)]}" for one in pauses)
+    guessed = {True: "", False: " (a guess)"}
+    told = ", ".join(f"{costs.of(one):.3f} s {_FOR[one]}{guessed[costs.is_measured(one)]}" for one in pauses)
+    # (first its group is built, and in the step after that its state comes)
+    joins_s = costs.of(Cost.BUILD) + costs.step_s + max(costs.step_s, costs.of(Cost.TRANSFER)) if beside else 0.0
     return MoveForecast(
         node=name,
         to=to,
         ranks=tuple(ranks),
         expert_replicas=replicas,
         moved_bytes=moved if to or replicas else 0,
-        wait_s=None if math.isinf(warm_s) else warm_s + costs.step_s,
+        wait_s=None if math.isinf(warm_s) else warm_s + joins_s + costs.step_s,
         down_s=sum(map(costs.of, pauses)) + costs.step_s,
         why=f"{first}; {told}, and {costs.step_s:.3f} s for the step itself",
     )
@@ -90,8 +101,10 @@ def waits_for(parts: JobParts, one: Departure) -> str:
     turn, leaving = parts.turn, parts.turn.record.leaving
     if one.owed:
         return f"the others, to go on without it from step {one.step}"
-    if one.stays or parts.departures.in_time(one):
-        found = parts.replacing.targets(other for other in leaving if not other.owed)
+    joins, joined = parts.replacing.beside_of(one)
+    if not (joins or joined) and (one.stays or parts.departures.in_time(one)):
+        waiting = [other for other in leaving if not (other.owed or any(parts.replacing.beside_of(other)))]
+        found = parts.replacing.targets(waiting)
         if one.node not in found:
             return f"standby {one.to} to be warm" if one.to else "a standby to be warm"
     if turn.record.plan is None:
@@ -102,6 +115,9 @@ def waits_for(parts: JobParts, one: Departure) -> str:
         return f"{', '.join(before)}, which leaves before it"
     if parts.stopping.stop is not None:
         return "the others to report where they stand"
+    if joins:
+        return f"standby {one.beside} to join beside it"
     if turn.record.pending is not None:
         return f"generation {turn.record.pending.generation} to begin, which is being prepared"
-    return "the end of a step"
+    before = dict.fromkeys(map(node_of, parts.departures.go_next(turn.record.plan)))
+    return f"{', '.join(before)}, which leaves before it" if before and one.node not in before else "the end of a step"

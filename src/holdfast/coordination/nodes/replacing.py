@@ -15,7 +15,7 @@ from holdfast.coordination.generations.planner import copies_left, lacks_slots
 from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.choosing import NodesLost, Replacement, choose
-from holdfast.coordination.progress.costs import MeasuredCosts
+from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.turn import Turn
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.plan import GenerationPlan
@@ -89,9 +89,30 @@ class Replacing:
         standbys = self._turn.members.standbys
         return [worker for name, node in standbys.items() if self._standbys.ready(name) for worker in node.workers]
 
-    def has_come(self, standby: str, leaver: str) -> None:
+    def goes_beside(self, one: Departure) -> bool:
+        """Tell whether the standby that takes a node's place can join first, and there is time for that."""
+        spec, costs = self._config.spec, self._costs
+        if spec.experiments.static_experts or spec.recovery.restarts_all:
+            return False  # (there nobody joins beside the others)
+        takes_s = sum(map(costs.of, (Cost.BUILD, Cost.TRANSFER, Cost.SWAP, Cost.DECISION))) + 3 * costs.step_s
+        return not one.until or takes_s <= one.until - self._turn.now
+
+    def is_beside(self, one: Departure, plan: GenerationPlan | None = None) -> bool:
+        """Tell whether the standby that takes a node's place is there to join; with a plan: it has joined."""
+        node = self._turn.members.nodes.get(one.beside)
+        if node is None or node.aside or any(other.node == one.beside for other in self._turn.record.leaving):
+            return False
+        return plan is None or all(plan.rank(worker) is not None for worker in node.workers)
+
+    def beside_of(self, one: Departure) -> tuple[bool, bool]:
+        """Tell whether the standby that takes a node's place is about to join beside it, and whether it has joined."""
+        joined = self.is_beside(one, self._turn.record.plan)
+        return self.is_beside(one) and not joined, joined
+
+    def has_come(self, one: Departure) -> None:
         """A standby that has joined beside a node takes its place with the next generation."""
-        self._stand_ins[standby] = leaver, "it has joined beside it, for what had to be handed on"
+        why = "it was asked for" if one.to == one.beside else self._whence(one.node, one.beside)
+        self._stand_ins[one.beside] = one.node, why
 
     def targets(self, leaving: Iterable[Departure]) -> dict[str, tuple[str, str]]:
         """Return which warm standbys would take the places of nodes that leave, by node, and why it is these."""
@@ -165,12 +186,14 @@ class Replacing:
             without: these are here, and count as gone.
         """
         turn, members = self._turn, self._turn.members
-        drained = {one.node for one in turn.record.drained}
+        beside = turn.record.beside(workers_by_node(plan).keys() | members.nodes.keys())
+        drained = {one.node for one in turn.record.drained} | beside.keys()
         places = [name for name in workers_by_node(plan) if name not in drained]
         taken = {whose for name, (whose, _) in self._stand_ins.items() if self._stands_in(name)}
         gone = [name for name in places if name not in members.nodes or name in without]
         lost = [name for name in gone if name not in taken]
         here = sum(node.complete or (node.name in places and node.name not in without) for node in members.regular)
+        here -= sum(name in members.nodes and whose in members.nodes for name, whose in beside.items())
         return lost[: max(0, len(places) - here)]
 
     def _stands_in(self, name: str) -> bool:
@@ -193,16 +216,19 @@ class Replacing:
         """
         if not candidates:
             return None
-        members, slow = self._turn.members, self.slow
+        slow = self.slow
         candidates = [name for name in candidates if name not in slow] or candidates
-        rack, zone = members.place_of(lost)
+        found = max(candidates, key=lambda name: self._near(lost, name))
+        return found, self._whence(lost, found)
 
-        def near(name: str) -> tuple[bool, bool]:
-            its_rack, its_zone = members.place_of(name)
-            return bool(rack) and its_rack == rack, bool(zone) and its_zone == zone
+    def _near(self, lost: str, name: str) -> tuple[bool, bool]:
+        """Tell whether a node is in the rack, and in the zone, of another one."""
+        rack, zone = self._turn.members.place_of(lost)
+        its_rack, its_zone = self._turn.members.place_of(name)
+        return bool(rack) and its_rack == rack, bool(zone) and its_zone == zone
 
-        found = max(candidates, key=near)
-        return found, _whence(rack, zone, *near(found))
+    def _whence(self, lost: str, name: str) -> str:
+        return _whence(*self._turn.members.place_of(lost), *self._near(lost, name))
 
     def promote(self, name: str) -> None:
         """A standby is a node like any other from here on: it joins, or has a place."""
@@ -229,11 +255,11 @@ class Replacing:
             if name not in nodes:
                 known = ", ".join(sorted(standbys)) or "none"
                 raise UnreachableError(f"there is no node {name!r}: the standbys are {known}")
-            if name not in standbys:
-                raise BadInputError(f"node {name} is in use: it has a place of its own; name a standby")
-            taken = next((one.node for one in self._turn.record.leaving if one.to == name), None)
+            taken = next((one.node for one in self._turn.record.leaving if name in (one.to, one.beside)), None)
             if taken is not None and taken not in names:
                 raise BadInputError(f"standby {name} is to take the place of node {taken}: name another")
+            if name not in standbys and taken is None:
+                raise BadInputError(f"node {name} is in use: it has a place of its own; name a standby")
 
     def check_room(self, names: Sequence[str]) -> None:
         """See whether there is a standby for each place that is given.
@@ -241,8 +267,10 @@ class Replacing:
         Raises:
             RefusedError: there are too few.
         """
-        before = [one.node for one in self._turn.record.leaving if one.stays and not one.owed]
-        here = len(self._turn.members.standbys)
+        record, members = self._turn.record, self._turn.members
+        followed = record.beside(members.nodes.keys()).values()
+        before = [one.node for one in record.leaving if one.stays and not one.owed and one.node not in followed]
+        here = len(members.standbys)
         if len(before) + len(names) > here:
             found = "there is no standby" if not here else f"there are {here} standbys for {len(before) + len(names)}"
             raise RefusedError(

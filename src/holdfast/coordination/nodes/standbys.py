@@ -107,20 +107,25 @@ class Standbys:
         self._warm_ups.pop(name)
         return self._turn.members.promote(name)
 
-    def returned(self, node: Node) -> None:
-        """A node has left the world in good order, and waits from here on: warm, and what its workers have is void."""
+    def returned(self, node: Node, *, warm: bool = True) -> None:
+        """A node has left the world in good order, and waits from here on; what its workers have is void.
+
+        Args:
+            warm: they have trained; else they are other processes, which have not.
+        """
         turn, raised = self._turn, [info.id for info in node.workers.values() if info.raised]
-        warm = {worker: 0.0 for worker in node.workers if worker not in raised}
+        trained = {worker: 0.0 for worker in node.workers if warm and worker not in raised}
         turn.members.demote(node.name)
         for worker in raised:
             self._replace(node, worker)
-        self._warm_ups[node.name] = _WarmUp(warm=warm)
-        self._spoilt(warm)
-        for worker in warm:
+        self._warm_ups[node.name] = _WarmUp(warm=trained)
+        self._spoilt(trained)
+        for worker in trained:
             turn.order(worker, StandBy(term=turn.record.term, generation=turn.record.generation))
-        self._write(Standby(node=node.name, agent_pid=node.agent_pid, ready=node.complete))
-        if node.complete:
-            turn.emit(StandbyReady, node=node.name, roles=len(warm), warm_s=0.0)
+        ready = warm and node.complete
+        self._write(Standby(node=node.name, agent_pid=node.agent_pid, ready=ready))
+        if ready:
+            turn.emit(StandbyReady, node=node.name, roles=len(trained), warm_s=0.0)
 
     # ---- warming up ----
 

@@ -34,6 +34,8 @@ class Progress:
             self._follow(turn.record.plan)
         self.recovery: RecoveryCost | None = None
         self.costs = MeasuredCosts(turn)
+        #: what it has cost those to join that are there for others' places: seconds beside the step's own, and bytes
+        self._beside: dict[str, tuple[float, int]] = {}
         self._told, self._told_at = turn.position.step, 0.0
         #: when the newest step was committed of which that is known, unix seconds; 0 where it is of none
         self._known_at = 0.0
@@ -127,6 +129,7 @@ class Progress:
         since = self.committed_at or self._turn.now
         self.recovery = RecoveryCost(failed=since, detected=since, action=action, after_step=step, swap=True)
         self.recovery.source = kind_of(next(iter(plan.sources.values()), None))
+        self.recovery.nodes = frozenset(member.node for member in plan.members)
         self.recovery.experts_moved = plan.expert_plan.moves if plan.expert_plan else 0
 
     def decided(
@@ -160,14 +163,17 @@ class Progress:
         else:
             recovery.action = _replaced(plan.workers, workers)
 
-    def replaced(self, moved: Mapping[str, tuple[str, str]], reason: str, why: str) -> None:
+    def replaced(self, moved: Mapping[str, tuple[str, str]], reason: str, why: str, *, whole: bool) -> None:
         """These nodes take others' places, which are given with the reason why it is they; `reason`: of the moves.
 
         Args:
             why: it is these that are filled, or none.
+            whole: all are.
         """
         if self.recovery is not None:
             self.recovery.why = why
+            if whole and self.recovery.action == "shrink":
+                self.recovery.action = "replace"  # (who is there instead has joined before)
             self.recovery.moved_nodes, self.recovery.move_reason = dict(moved), reason
 
     @property
@@ -230,9 +236,25 @@ class Progress:
             self._turn.emit(Rebalanced, step=done.step, **told)
         else:
             self._turn.emit(Recovered, **costs)
-            told = {"reason": recovery.move_reason, "down_s": costs["down_s"], "moved_bytes": costs["moved_bytes"]}
-            for name, (whose, why) in recovery.moved_nodes.items():
-                self._turn.emit(NodeMoved, from_node=whose, to_node=name, detail=why, **told)
+            self._moved(recovery)
+
+    def _moved(self, recovery: RecoveryCost) -> None:
+        """Tell who has taken whose place, and what that has cost; of those that joined first, both parts of it."""
+        down_s, joined = max(0.0, self.committed_at - recovery.failed), dict(self._beside)
+        if recovery.swap:
+            cost = max(0.0, down_s - self.costs.step_s), recovery.moved_bytes
+            self._beside = dict.fromkeys(self._turn.record.beside(recovery.nodes), cost)
+        for name, (whose, why) in recovery.moved_nodes.items():
+            before_s, bytes_before = joined.get(name, (0.0, 0))
+            self._turn.emit(
+                NodeMoved,
+                from_node=whose,
+                to_node=name,
+                reason=recovery.move_reason,
+                down_s=before_s + down_s,
+                moved_bytes=bytes_before + recovery.moved_bytes,
+                detail=why,
+            )
 
 
 def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:

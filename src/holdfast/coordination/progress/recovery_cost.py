@@ -28,6 +28,8 @@ class RecoveryCost:
     experts_moved: int = 0
     micro_batches_kept: int | None = None
     micro_batches_redone: int | None = None
+    #: of a join: the nodes of the plan
+    nodes: frozenset[str] = frozenset()
     #: who has taken whose place, and why it is this one
     moved_nodes: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     move_reason: str = ""

@@ -56,7 +56,8 @@ class Memories:
         if plan is None:
             return
         self._follow(plan)
-        if self._before is not None and self._question is None and now - self._changed_at > AFTER_S:
+        over = now - self._changed_at > AFTER_S and not self._turn.record.beside(self._nodes)
+        if self._before is not None and self._question is None and over:
             self._ask(*self._before)
 
     def told(self, node: Node, answer: MemoryTaken) -> None:

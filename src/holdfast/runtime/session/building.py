@@ -9,6 +9,7 @@ import traceback
 
 import torch
 
+from holdfast.planning.levels import FLAT_UP_TO
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
@@ -43,6 +44,8 @@ class GroupBuilder:
             any_to_any=plan.expert_plan is not None,
             host=self._host,
             halt=resources.halt,
+            # (whoever computes nothing has come for another's place: it changes no order in which the others add up)
+            flat_up_to=FLAT_UP_TO + plan.counts.count(0),
         )
         if len(plan.domain_of(plan.workers[rank])) < len(plan.members):
             raise RuntimeError(

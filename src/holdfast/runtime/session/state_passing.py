@@ -9,14 +9,13 @@ import torch
 
 from holdfast.control.link.wire import Wire
 from holdfast.coordination.worker.tasks import Enter, Move
-from holdfast.protocol.state import LiveSource
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.session.resources import Resources, Shared
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.receive import Receipt, StateInbox
 from holdfast.runtime.state.state import Manifest, TrainingState
 from holdfast.runtime.state.transfer import Push
-from holdfast.runtime.state.wire import Ticket
+from holdfast.runtime.state.wire import STREAMS, Ticket
 
 
 class StatePassing:
@@ -103,16 +102,16 @@ class StatePassing:
             self._snapshots.settle()
         return self._state.prepare(manifest, aside=aside)
 
-    def _admit(self, generation: int, wait_s: float) -> Ticket | None:
-        """Return who may send this worker the state of a generation, once that is known; None where nobody may."""
+    def _admit(self, generation: int, stream: int, wait_s: float) -> Ticket | None:
+        """Return who may send this worker a stream of a generation's state, once that is known; None: nobody may."""
         machine = self._shared.machine
         with self._shared.changed:
             self._shared.changed.wait_for(lambda: machine.generations.plan_of(generation) is not None, timeout=wait_s)
             plan = machine.generations.plan_of(generation)
-            source = plan.sources.get(machine.worker) if plan is not None else None
-            if plan is None or not isinstance(source, LiveSource):
+            senders = plan.senders(machine.worker) if plan is not None else ()
+            if plan is None or not stream < STREAMS * len(senders):
                 return None
-            return Ticket(plan=plan, receiver=machine.worker, sender=source.members[0])
+            return Ticket(plan=plan, receiver=machine.worker, sender=senders[stream % len(senders)])
 
     def _open_receipt(self, ticket: Ticket) -> Receipt | None:
         """A sender has shown who it is: return where its streams go, None where they come too late."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -20,6 +21,30 @@ def host_bytes(tensor: torch.Tensor) -> memoryview:
     """Return a tensor's bytes: its own memory where `directly_readable`, else a copy."""
     host = tensor.detach() if directly_readable(tensor) else tensor.detach().cpu().contiguous()
     return host.reshape(-1).view(torch.uint8).numpy().data
+
+
+class UsedMemory:
+    """The memory of tensors that are of no use any more, for others of the same kind.
+
+    What was written to before is written to faster than what the system has still to provide.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], without: Iterable[torch.Tensor] = ()) -> None:
+        """Take these; what shares its memory with others of them, or of `without`, is left out."""
+        found: dict[int, list[torch.Tensor]] = {tensor.data_ptr(): [tensor, tensor] for tensor in without}
+        for tensor in tensors:
+            whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+            if tensor.numel() and whole:
+                found.setdefault(tensor.data_ptr(), []).append(tensor.detach())
+        self._free: dict[tuple[torch.dtype, torch.Size, torch.device], list[torch.Tensor]] = {}
+        for tensor, *others in found.values():
+            if not others:
+                self._free.setdefault((tensor.dtype, tensor.shape, tensor.device), []).append(tensor)
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+        """Return one of this kind, which nobody else is given; None: there is none left."""
+        free = self._free.get((dtype, torch.Size(shape), device))
+        return free.pop() if free else None
 
 
 def large_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

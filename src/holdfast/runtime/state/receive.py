@@ -16,6 +16,7 @@ import torch
 
 from holdfast.control.link.wire import SILENCE_S, Reception, Sockets, TransferError, Wire, checksum
 from holdfast.counted_log import CountedLog
+from holdfast.protocol.state import MAX_GIVERS
 from holdfast.runtime.state.state import Manifest, StateMismatchError
 from holdfast.runtime.state.wire import (
     ACCEPTED,
@@ -77,7 +78,8 @@ class Receipt:
         self._sockets = Sockets()
         self._active = 0
         self._changed = threading.Condition()
-        self._claim = b""
+        #: the step, and what its manifest comes to: of all streams
+        self._claim: tuple[int, bytes] | None = None
         self._header: Header | None = None
         self._flat: FlatState | None = None
         self._streams: set[int] = set()
@@ -87,13 +89,13 @@ class Receipt:
 
     @property
     def sender(self) -> str:
-        """The worker that sends."""
-        return self.ticket.sender
+        """Who sends, in words."""
+        return " and ".join(self.ticket.plan.senders(self.ticket.receiver))
 
     @property
     def ended(self) -> bool:
         """True once everything is here, or once that has become impossible."""
-        return bool(self._error) or self._done == STREAMS
+        return bool(self._error) or self._done == self.ticket.streams
 
     def result(self) -> Header:
         """Return what was received; the tensors are filled.
@@ -137,16 +139,16 @@ class Receipt:
         self._stream_ended(error)
 
     def _take(self, wire: Wire, stream: int, claim: bytes) -> None:
-        step, length, digest = CLAIM.unpack(claim)
+        step, length, digest, manifest = CLAIM.unpack(claim)
         with self._changed:
-            if stream in self._streams or (self._claim and claim != self._claim):
-                raise TransferError(f"stream {stream} does not belong to this transfer")
+            if stream in self._streams or (self._claim and self._claim != (step, manifest)):
+                raise TransferError(f"stream {stream} does not belong to this transfer: it is of step {step}")
             self._streams.add(stream)
-            self._claim = claim
+            self._claim = step, manifest
         if stream == 0:
-            self._open(_read_header(wire, step, length, digest))
-        flat = self._await_header()
-        for place, (start, size) in enumerate(stream_chunks(flat.nbytes, stream, self._chunk_bytes)):
+            self._open(_read_header(wire, step, length, digest, manifest))
+        flat, streams = self._await_header(), self.ticket.streams
+        for place, (start, size) in enumerate(stream_chunks(flat.nbytes, stream, self._chunk_bytes, streams=streams)):
             pieces = flat.pieces(start, size)
             header = wire.read(CHUNK.size)
             if place == 0:
@@ -179,7 +181,7 @@ class Receipt:
             if error:
                 self._error = self._error or error
             elif not self._error and self._flat is not None:
-                if self._done + 1 == STREAMS:
+                if self._done + 1 == self.ticket.streams:
                     self._flat.settle()
                     self.seconds = time.monotonic() - self._started
                 self._done += 1
@@ -191,7 +193,7 @@ class Receipt:
             self._on_end()
 
 
-def _read_header(wire: Wire, step: int, length: int, digest: bytes) -> Header:
+def _read_header(wire: Wire, step: int, length: int, digest: bytes, manifest: bytes) -> Header:
     if length > MAX_HEADER_BYTES:
         raise TransferError(f"a header of {length} bytes is larger than {MAX_HEADER_BYTES}")
     data = wire.read(length)
@@ -200,6 +202,8 @@ def _read_header(wire: Wire, step: int, length: int, digest: bytes) -> Header:
     header = msgspec.msgpack.decode(data, type=Header)
     if header.step != step:
         raise TransferError("the header is of another step")
+    if hashlib.sha256(msgspec.msgpack.encode(header.manifest)).digest() != manifest:
+        raise TransferError("the header is of other tensors than were claimed")
     return header
 
 
@@ -210,7 +214,7 @@ class StateInbox:
         self,
         host: str,
         *,
-        admit: Callable[[int, float], Ticket | None],
+        admit: Callable[[int, int, float], Ticket | None],
         open_receipt: Callable[[Ticket], Receipt | None],
         monotonic: Callable[[], float] = time.monotonic,
         make_wire: Callable[[socket.socket], Wire] = Wire,
@@ -219,7 +223,8 @@ class StateInbox:
 
         Args:
             host: the address to bind to.
-            admit: says who may send the state of a generation; waits up to so many seconds until it is known.
+            admit: says who may send a stream of the state of a generation; waits up to so many seconds until it is
+                known.
             open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
             monotonic: the clock by which strangers are late.
             make_wire: what a connection is written and read by.
@@ -246,9 +251,9 @@ class StateInbox:
     def _receive(self, connection: socket.socket) -> None:
         wire = self._make_wire(connection)
         magic, generation, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
-        if magic != MAGIC or stream >= STREAMS:
+        if magic != MAGIC or stream >= STREAMS * MAX_GIVERS:
             raise TransferError("this is not our protocol")
-        ticket = self._admit(generation, 0.0) or self._await_plan(connection, generation)
+        ticket = self._admit(generation, stream, 0.0) or self._await_plan(connection, generation, stream)
         if ticket is None:
             raise TransferError(f"nobody is to send the state of generation {generation}")
         mine = secrets.token_bytes(NONCE)
@@ -268,13 +273,13 @@ class StateInbox:
         finally:
             self._slots.release()
 
-    def _await_plan(self, connection: socket.socket, generation: int) -> Ticket | None:
+    def _await_plan(self, connection: socket.socket, generation: int, stream: int) -> Ticket | None:
         """Wait for the plan that makes an offer valid; so many may, and they keep no other stranger out."""
         if not self._waiting.acquire(blocking=False):
             return None
         try:
             self._reception.strangers.leave(connection)
-            ticket = self._admit(generation, OFFER_WAIT_S)
+            ticket = self._admit(generation, stream, OFFER_WAIT_S)
             self._reception.strangers.enter(connection)
             return ticket
         finally:

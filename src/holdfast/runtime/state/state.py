@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from holdfast.errors import BadInputError
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
+from holdfast.runtime.state.memory import UsedMemory
 from holdfast.runtime.state.optimizers import Optimizers
 from holdfast.runtime.tensors import has_extra_state, named_modules, uncompiled
 
@@ -99,6 +100,8 @@ class TrainingState:
         named = model.named_parameters()
         self._parameters = {uncompiled(name): p for name, p in named if id(p) not in self._apart}
         self._set_buffers = dict(buffers or {})
+        #: what optimizers had, and have not any more: its memory is there
+        self._let_go: list[torch.Tensor] = []
         self._check_optimizers()
 
     def capture(self) -> StateView:
@@ -132,6 +135,10 @@ class TrainingState:
         )
         return StateView(manifest=manifest, tensors=tensors)
 
+    def let_go(self, tensors: Iterable[torch.Tensor]) -> None:
+        """What an optimizer had is of no use: its memory is kept for the state that is received next."""
+        self._let_go = list(tensors)
+
     def prepare(self, manifest: Manifest, *, aside: bool = False) -> list[torch.Tensor]:
         """Return tensors to receive a state into: the model's own, and new ones for the optimizer's.
 
@@ -163,8 +170,10 @@ class TrainingState:
                 raise StateMismatchError(f"{name} is {_spec(name, tensor)} here and {spec} there")
             targets.append(_empty(spec, torch.device("cpu")) if aside else tensor.detach())
         device = self._device()
+        used = UsedMemory([] if aside else [*self._let_go, *self._optimizer_tensors()], without=targets)
+        self._let_go = []
         for spec in manifest.tensors[len(own) :]:
-            targets.append(_empty(spec, device))
+            targets.append(_empty(spec, device, used))
         return targets
 
     def adopt(self, manifest: Manifest, tensors: list[torch.Tensor]) -> None:
@@ -219,6 +228,11 @@ class TrainingState:
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))
 
+    def _optimizer_tensors(self) -> list[torch.Tensor]:
+        """Return what the optimizers have now; where another state is to come in its place, that is of no use."""
+        states = (kept for one in self.optimizers for of, kept in one.state.items() if id(of) not in self._apart)
+        return [thing for kept in states for thing in kept.values() if isinstance(thing, torch.Tensor)]
+
     def _check_optimizers(self) -> None:
         known = {id(parameter) for parameter in self._parameters.values()} | self._apart
         if any(id(parameter) not in known for parameter in self.optimizers.parameters):
@@ -230,9 +244,11 @@ def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(name, dtype, tuple(tensor.shape), tensor.device.type == "cpu")
 
 
-def _empty(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+def _empty(spec: TensorSpec, device: torch.device, used: UsedMemory | None = None) -> torch.Tensor:
+    device = torch.device("cpu") if spec.host else device
     try:
         dtype = tree.dtype_of(spec.dtype)
-        return torch.empty(spec.shape, dtype=dtype, device="cpu" if spec.host else device)
+        found = used.take(spec.shape, dtype, device) if used is not None else None
+        return found if found is not None else torch.empty(spec.shape, dtype=dtype, device=device)
     except (ValueError, RuntimeError) as error:
         raise StateMismatchError(f"{spec.name}: {error}") from error

@@ -1,4 +1,7 @@
-"""State to joiners: the sender connects, both sides show who they are, then two streams go straight into memory.
+"""State to joiners: a sender connects, both sides show who they are, then two streams go straight into memory.
+
+Where several have the state, each sends a part of it, in streams of its own: all claim to be of the same step, with the
+same tensors, or nothing is taken.
 
 Each stream is a TCP connection of its own. Before anything is parsed, both sides prove with HMAC-SHA256 that they know
 the plan's secret, bound to the generation, both worker ids, the stream and fresh nonces; the sender's proof covers the
@@ -78,7 +81,8 @@ class Push:
         self._receivers = receivers
         self._tensors = view.tensors
         self._header = msgspec.msgpack.encode(Header(step=step, passed=passed, manifest=view.manifest))
-        self._claim = CLAIM.pack(step, len(self._header), hashlib.sha256(self._header).digest())
+        manifest = hashlib.sha256(msgspec.msgpack.encode(view.manifest)).digest()
+        self._claim = CLAIM.pack(step, len(self._header), hashlib.sha256(self._header).digest(), manifest)
         self._on_end = on_end
         self._midway = midway
         self._chunk_bytes = chunk_bytes
@@ -96,7 +100,7 @@ class Push:
     def start(self) -> None:
         """Begin; returns at once."""
         members = {member.worker: member for member in self._plan.members}
-        jobs = [(members[receiver], stream) for receiver in self._receivers for stream in range(STREAMS)]
+        jobs = [(members[receiver], stream) for receiver in self._receivers for stream in self._mine(receiver)]
         self._left = len(jobs)
         flat: list[FlatState] = []
         for member, stream in jobs:
@@ -106,6 +110,11 @@ class Push:
             self._threads.append(thread)
         for thread in self._threads:
             thread.start()
+
+    def _mine(self, receiver: str) -> range:
+        """Return the streams to a receiver that are this sender's."""
+        senders = self._plan.senders(receiver)
+        return range(senders.index(self._sender), STREAMS * len(senders), len(senders))
 
     def abort(self) -> None:
         """Leave at once. Any thread; never blocks."""
@@ -146,7 +155,9 @@ class Push:
         with self._introduced(receiver, address, stream) as wire:
             if stream == 0:
                 wire.write(self._header)
-            for place, (start, length) in enumerate(stream_chunks(flat.nbytes, stream, self._chunk_bytes)):
+            streams = STREAMS * len(self._plan.senders(receiver))
+            parts = stream_chunks(flat.nbytes, stream, self._chunk_bytes, streams=streams)
+            for place, (start, length) in enumerate(parts):
                 pieces = flat.pieces(start, length)
                 chunk = [CHUNK.pack(start, length, checksum(pieces)), *pieces]
                 if place == 0:

@@ -14,6 +14,7 @@ from holdfast.protocol.plan import GenerationPlan, PassedSteps
 from holdfast.runtime.state.memory import directly_readable, host_bytes
 from holdfast.runtime.state.state import Manifest
 
+#: of each sender
 STREAMS = 2
 CHUNK_BYTES = 1 << 20
 #: How long an offer may come before its plan: orders reach workers at different times.
@@ -23,8 +24,8 @@ MAGIC = b"holdfast"
 NONCE = 32
 TAG = 32
 PREAMBLE = struct.Struct("<8sQH32s")  # magic, generation, stream, the sender's nonce
-CLAIM = struct.Struct("<QQ32s")  # step, header bytes, header's SHA-256
-CHUNK = struct.Struct("<QII")  # offset in the state, bytes, CRC-32
+CLAIM = struct.Struct("<QQ32s32s")  # step, header bytes, the SHA-256 of the header, and of the manifest in it
+CHUNK = struct.Struct("<QII")  # offset in the state, bytes, checksum
 ACCEPTED = b"K"
 
 
@@ -43,6 +44,11 @@ class Ticket:
     plan: GenerationPlan
     sender: str
     receiver: str
+
+    @property
+    def streams(self) -> int:
+        """How many streams the receiver's state comes in: of all that send it in turn, `STREAMS` of each."""
+        return STREAMS * len(self.plan.senders(self.receiver))
 
     def tag(self, role: str, stream: int, nonces: bytes, claim: bytes = b"") -> bytes:
         """Return the proof of one side of one stream."""
@@ -97,7 +103,9 @@ class FlatState:
                 tensor.copy_(host)
 
 
-def stream_chunks(nbytes: int, stream: int, chunk_bytes: int = CHUNK_BYTES) -> list[tuple[int, int]]:
-    """Return (offset, length) of the chunks that one stream carries: every STREAMS-th of the state's."""
-    starts = range(stream * chunk_bytes, nbytes, STREAMS * chunk_bytes)
+def stream_chunks(
+    nbytes: int, stream: int, chunk_bytes: int = CHUNK_BYTES, *, streams: int = STREAMS
+) -> list[tuple[int, int]]:
+    """Return (offset, length) of the chunks that one of so many streams carries: each that many-th of the state's."""
+    starts = range(stream * chunk_bytes, nbytes, streams * chunk_bytes)
     return [(start, min(chunk_bytes, nbytes - start)) for start in starts]

@@ -98,13 +98,14 @@ class Rehearsal:
         """Let go of gradients, and of what optimizers have begun to keep: what is received brings its own."""
         for step in range(1, len(self._workload.updates.order) + 1):
             self._workload.begin(step, ())
+        gone: list[object] = []
         for optimizer, before in zip(self._workload.state.optimizers, self._kept, strict=True):
             for parameter in list(optimizer.state):
                 known = before.get(parameter)
+                for key in [key for key in optimizer.state[parameter] if known is None or key not in known]:
+                    gone.append(optimizer.state[parameter].pop(key))
                 if known is None:
                     del optimizer.state[parameter]
-                    continue
-                for key in [key for key in optimizer.state[parameter] if key not in known]:
-                    del optimizer.state[parameter][key]
+        self._workload.state.let_go(thing for thing in gone if isinstance(thing, torch.Tensor))
         self._left = []
         self._generators.restore()

@@ -95,7 +95,10 @@ class SimEntrance:
 
     def _receive(self, generation: int) -> None:
         worker, receipt = self._worker, self._worker.receipt
-        if receipt is None or receipt.generation != generation or not worker.machine.adopting(generation):
+        plan = worker.machine.plan
+        if receipt is None or plan is None or receipt.generation != generation:
+            return
+        if not receipt.senders.issuperset(plan.senders(worker.id)) or not worker.machine.adopting(generation):
             return
         worker.busy = "adopt"
         worker.state, worker.whole = worker.world.garbage(), False

@@ -44,12 +44,13 @@ class SimReduced(NamedTuple):
 
 
 class SimReceipt(NamedTuple):
-    """A whole state that has come: the one of `step`."""
+    """A state that has come: the one of `step`. `senders`: whose parts of it are here."""
 
     generation: int
     step: int
     passed: tuple[Passed, ...]
     state: int
+    senders: frozenset[str]
 
 
 def initial_state(token: int) -> int:

@@ -78,7 +78,13 @@ class Pusher:
         if world.rng.random() < 0.05:  # the checksum does not fit: once more
             self._try(target, attempt)
             return
-        peer.receipt = SimReceipt(self._generation, step, worker.machine.history, state)
         self._open.discard(target)
+        before, senders = peer.receipt, frozenset((worker.id,))
+        if before is not None and before.generation == self._generation:
+            if (before.step, before.state) != (step, state):  # (others have sent parts of another state)
+                worker.obey(worker.machine.complain(self._generation, f"{target} refuses the state of step {step}"))
+                return
+            senders |= before.senders
+        peer.receipt = SimReceipt(self._generation, step, worker.machine.history, state, senders)
         peer.advance()
         worker.advance()

@@ -30,7 +30,8 @@ from holdfast.control.link.wire import checksum
 from holdfast.protocol.names import Count, Name
 from holdfast.protocol.state import SnapshotPart
 
-FORMAT = 1
+#: 2: the body's checksums are of XXH3
+FORMAT = 2
 CHUNK_BYTES = 1 << 20
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_HEADER_BYTES = 16 << 20
@@ -43,7 +44,7 @@ _TAIL = struct.Struct("<II8s")  # header bytes, its CRC-32, magic
 
 
 class PartHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a file says of itself; `checksums` (CRC-32): of the manifest, then of each chunk of the body."""
+    """What a file says of itself; `checksums`: the manifest's CRC-32, then `checksum` of each chunk of the body."""
 
     format: int
     job: Name

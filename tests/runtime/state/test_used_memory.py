@@ -1,0 +1,68 @@
+"""Memory of what is of no use any more is used for the state that is received next, and nothing else's is."""
+
+from __future__ import annotations
+
+import torch
+
+from holdfast.runtime.state.memory import UsedMemory
+from holdfast.runtime.state.state import TrainingState
+
+CPU = torch.device("cpu")
+
+
+def test_each_is_given_once_and_only_to_its_kind() -> None:
+    first, second = torch.zeros(3, 2), torch.zeros(3, 2)
+    used = UsedMemory([first, second])
+    assert used.take((2, 3), torch.float32, CPU) is None
+    assert used.take((3, 2), torch.float64, CPU) is None
+    found = {one.data_ptr() for _ in range(2) if (one := used.take((3, 2), torch.float32, CPU)) is not None}
+    assert found == {first.data_ptr(), second.data_ptr()}
+    assert used.take((3, 2), torch.float32, CPU) is None
+
+
+def test_what_shares_its_memory_is_left_alone() -> None:
+    weight, whole, twice = torch.zeros(4), torch.zeros(8), torch.zeros(4)
+    used = UsedMemory([weight.detach(), whole[:4], twice, twice.view(4)], without=[weight])
+    assert used.take((4,), torch.float32, CPU) is None
+
+
+def made(steps: int) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+    torch.manual_seed(steps)
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        model(torch.ones(2, 5)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def moments(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {kept[name].data_ptr() for kept in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")}
+
+
+def test_a_state_comes_into_the_memory_of_the_one_before_unless_that_is_kept() -> None:
+    sender, (model, optimizer) = TrainingState(*made(3)), made(1)
+    receiver, before = TrainingState(model, optimizer), moments(optimizer)
+    view = sender.capture()
+    aside = receiver.prepare(view.manifest, aside=True)
+    assert not before & {tensor.data_ptr() for tensor in aside}
+    into = receiver.prepare(view.manifest)
+    assert before <= {tensor.data_ptr() for tensor in into}
+    for target, source in zip(into, view.tensors, strict=True):
+        target.copy_(source)
+    receiver.adopt(view.manifest, into)
+    again = receiver.capture()
+    assert again.manifest == view.manifest
+    assert all(map(torch.equal, again.tensors, view.tensors))
+    assert moments(optimizer) == before
+
+
+def test_what_an_optimizer_has_let_go_of_serves_once() -> None:
+    sender, (model, optimizer) = TrainingState(*made(3)), made(1)
+    receiver, before = TrainingState(model, optimizer), moments(optimizer)
+    receiver.let_go(tensor for kept in optimizer.state.values() for tensor in kept.values())
+    optimizer.state.clear()
+    view = sender.capture()
+    assert before <= {tensor.data_ptr() for tensor in receiver.prepare(view.manifest)}
+    assert not before & {tensor.data_ptr() for tensor in receiver.prepare(view.manifest)}
