@@ -71,21 +71,22 @@ def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> 
     (found,) = words(job, "n1", 20)
     assert (found.node, found.action) == ("n1", "move")
     assert [(one.node, one.stays) for one in job.machine.record.leaving] == [("n1", True)]
-    job.step(2)
-    for node in NODES:
-        job.report(node, 2)
+    everybody = job.join("s0", step=2)
+    job.step(3, *everybody, generation=2)
+    for node in everybody:
+        job.report(node, 3)
     now = ("n0", "s0", "n2")
     for node in now:
-        job.say(msg.Entered(worker=w(node), generation=2, applied=2))
-    job.step(3, *now, generation=2)
+        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
+    job.step(4, *now, generation=3)
     assert job.machine.parts.standbys.ready("n1")
     assert words(job, "", 20, nodes=now) == []
     (found,) = words(job, "n2", 20, nodes=now)
     assert (found.node, found.action) == ("n2", "told")
     assert "standby n1 was slow itself" in found.why
     job.lose("n0")
-    job.report("s0", 3)
-    job.report("n2", 3)
+    job.report("s0", 4)
+    job.report("n2", 4)
     plan = job.machine.record.plan
     assert plan is not None
     assert "n1" in {member.node for member in plan.members}, "better slow than not at all"
