@@ -96,8 +96,8 @@ class MoveBench(Bench):
         super().__init__(job, watch, rng)
         self._script = script
         self._agents: list[subprocess.Popen[bytes]] = []
-        #: of moves: the parts of their recoveries, and what several at once may have cost
-        self._parts: list[Recovered] = []
+        #: the parts of recoveries, and what several moves at once may have cost
+        self._parts: dict[str, list[Recovered]] = {}
         self._allowed: dict[str, list[float]] = {}
 
     def move(self, count: int = 1, kind: str = "move") -> None:
@@ -105,14 +105,14 @@ class MoveBench(Bench):
         victims, since = self.rng.sample(self.job.nodes(), count), len(self.job.events)
         with self.job.client() as client:
             client.move(victims)
-        begun = self.job.wait(GenerationStarted, reason="move", since=since)
-        place = self.job.events.index(begun)
-        self._note_longest(kind, place)
+        first = self.job.wait(GenerationStarted, since=since)  # (the standbys join beside those that go)
+        place = self.job.events.index(self.job.wait(GenerationStarted, reason="move", since=since))
+        self._note_longest(kind, place, since=self.job.events.index(first))
+        moved = [self.job.wait(NodeMoved, from_node=victim, since=place) for victim in victims]
         for victim in victims:
-            self.job.wait(NodeMoved, from_node=victim, since=place)
             self.job.wait(StandbyReady, node=victim, since=place)
-        self._parts.append(self.job.wait(Recovered, since=place))
-        self._allowed.setdefault(kind, []).append(SEVERAL_S + self._parts[-1].moved_bytes / BYTES_PER_S)
+        self._note_parts("leaving, of a move", place)
+        self._allowed.setdefault(kind, []).append(SEVERAL_S + moved[0].moved_bytes / BYTES_PER_S)
         self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
 
     def keep_moving(self) -> None:
@@ -133,7 +133,9 @@ class MoveBench(Bench):
 
     def replaced(self) -> None:
         """A node is killed, and a standby takes its place."""
+        since = len(self.job.events)
         self._killed("replaced", lost=0)
+        self._note_parts("replaced", since)
 
     def shrunk(self) -> None:
         """A node is killed, and nobody takes its place."""
@@ -165,9 +167,13 @@ class MoveBench(Bench):
         self.job.wait(StandbyReady, node=name, since=since)
         self.settle(since=len(self.job.events), steps=2)
 
-    def _note_longest(self, kind: str, place: int) -> None:
+    def _note_parts(self, kind: str, since: int) -> None:
+        self._parts.setdefault(kind, []).append(self.job.wait(Recovered, action="replace", since=since))
+
+    def _note_longest(self, kind: str, place: int, since: int | None = None) -> None:
+        """Note the longest step from `since` on (else `place`) until three after `place`."""
         self.settle(since=place, steps=3)
-        steps = [event for event in self.job.events[place:] if isinstance(event, StepCommitted)]
+        steps = [event for event in self.job.events[since or place :] if isinstance(event, StepCommitted)]
         self._note(kind, max(event.step_s for event in steps) - self.median_step())
 
     def _killed(self, kind: str, *, lost: int) -> None:
@@ -187,10 +193,10 @@ class MoveBench(Bench):
             if kind in self._allowed and kind != "move":
                 print(f"  {'  wanted, at most':20s} {spread(self._allowed[kind])}")
         print(f"  {'joiner':20s} {spread(self.stalls)}")
-        if self._parts:
-            print("parts of a move, seconds:")
-            for part in ("decide_s", "regroup_s", "transfer_s", "redo_s"):
-                print(f"  {part[:-2]:20s} {spread([getattr(each, part) for each in self._parts])}")
+        for kind, recovered in self._parts.items():
+            print(f"parts of what was {kind}, seconds:" if kind == "replaced" else f"parts of {kind}, seconds:")
+            for part in ("detect_s", "decide_s", "regroup_s", "transfer_s", "redo_s"):
+                print(f"  {part[:-2]:20s} {spread([getattr(each, part) for each in recovered])}")
         print(self.watch.report())
         wrong = self.losses()
         print("lost: " + ("nothing (steps 0, samples 0, survivors 0)" if not wrong else "; ".join(wrong)))
