@@ -91,7 +91,7 @@ def test_it_takes_the_place_of_a_node_that_leaves(start_job: StartJob) -> None:
     assert begun.members == tuple("standby-0" if name == "node-1" else name for name in before)
     assert job.wait(NodeMoved).reason == "drain"
     goes_on_until_interrupted(job)
-    assert {event.world_size for event in job.all(StepCommitted)} == {3}
+    assert {event.world_size for event in job.all(StepCommitted)} <= {3, 4}, "4 where it joins first"
     assert not job.all(FailureDetected)
     check_losses(job, script=TINY, least=8)
 
@@ -115,7 +115,7 @@ def test_a_node_gives_its_place_away_waits_in_the_same_process_and_takes_it_back
     )
     assert job.pids("node-1") == pids, "it is the same process all along"
     goes_on_until_interrupted(job)
-    assert {event.world_size for event in job.all(StepCommitted)} == {3}
+    assert {event.world_size for event in job.all(StepCommitted)} <= {3, 4}, "4 where it joins first"
     assert {event.node for event in job.all(FailureDetected)} == {"node-2"}
     check_losses(job, script=TINY, least=8)
 
@@ -126,11 +126,13 @@ def test_a_node_with_the_only_copies_of_experts_hands_them_on_before_it_goes(sta
     job = start_job(*FOREVER, "--step-seconds", "0.2", script=TINY_MOE, options=options)
     job.wait(StandbyReady)
     goes_on(job)
+    before = job.all(GenerationStarted)[-1].members
     assert job.call("move", "node-1")
     moved = job.wait(NodeMoved, from_node="node-1", to_node="standby-0")
-    assert moved.detail.startswith("it has joined beside it")
+    assert moved.moved_bytes > 0
     job.wait(StandbyReady, node="node-1")
-    assert set(job.all(GenerationStarted)[-1].members) == {"node-0", "node-2", "standby-0"}
+    assert job.wait(GenerationStarted, reason="join").members[:3] == before
+    assert job.all(GenerationStarted)[-1].members == tuple("standby-0" if name == "node-1" else name for name in before)
     goes_on_until_interrupted(job)
     assert not job.all(FailureDetected)
     assert not job.all(RolledBack)

@@ -24,6 +24,7 @@ SHARES = {
     "beginning": (1, 1),
     "ready": (1, 1),
     "memory": (1, 1),
+    "moves": (1, 1),
 }
 
 

@@ -9,6 +9,7 @@ from mutant import Mutant
 from mutants_of_agents import AGENT_MUTANTS
 from mutants_of_failures import FAILURE_MUTANTS
 from mutants_of_lateness import LATENESS_MUTANTS
+from mutants_of_moves import MOVE_MUTANTS
 from mutants_of_parts import PART_MUTANTS
 from mutants_of_samples import SAMPLE_MUTANTS
 from mutants_of_snapshots import SNAPSHOT_MUTANTS
@@ -605,6 +606,7 @@ MUTANTS = (
         new="not complaints:\n            return {}\n        if True:\n",
         why="who has tried in vain twice does not try again",
     ),
+    *MOVE_MUTANTS,
     *PART_MUTANTS,
     *AGENT_MUTANTS,
     *FAILURE_MUTANTS,

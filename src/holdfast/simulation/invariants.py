@@ -23,7 +23,7 @@ from holdfast.simulation.durable import wrong_source
 from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wrong_end, wronged
 from holdfast.simulation.faults.kept_work import KeptWork
 from holdfast.simulation.faults.plans import FaultKind
-from holdfast.simulation.faults.who_counts import WhoCounts, wrongly_taken_in
+from holdfast.simulation.faults.who_counts import WhoCounts, wrongly_moved, wrongly_taken_in
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts import broken_guarantee, shape_of
 from holdfast.simulation.world import START, Peer, World
@@ -185,6 +185,8 @@ class Checker:
         again = self._counts.take(record)
         if before is not None and before.plan is record.plan and before.pending is record.pending:
             return
+        if before is not None and (wrong := wrongly_moved(before, record)):
+            self._fail(wrong)
         if record.plan is not None:
             self._members[record.plan.generation] = record.plan.workers
         plans = [plan for plan in (record.plan, record.pending) if plan is not None]

@@ -1,9 +1,13 @@
-"""Whose word counts for a job, as its record says it: the members of its plans, and those that are owed."""
+"""Whose word counts for a job, as its record says it: the members of its plans, and those that are owed.
+
+And how those take others' places that have joined beside them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from holdfast.coordination.generations.assignment import share_of
 from holdfast.protocol.names import node_of
 from holdfast.protocol.record import Record
 from holdfast.simulation.world import World
@@ -33,6 +37,26 @@ class WhoCounts:
         self.expelled = (self.expelled - again) | gone
         self._members = frozenset(record.plan.workers if record.plan is not None else ()) | owed
         return again
+
+
+def wrongly_moved(before: Record, record: Record) -> str:
+    """Say what is wrong where standbys are there for others' places, or take them; "" where all is well."""
+    for plan in filter(None, (record.plan, record.pending)):
+        beside = record.beside({member.node for member in plan.members})
+        ranks = [rank for rank, member in enumerate(plan.members) if member.node in beside]
+        if plan.expert_plan is None and any(share_of(plan, record.micro_batches, rank) for rank in ranks):
+            return f"generation {plan.generation} has {beside} compute, whose places are still others'"
+    if before.plan is None or record.plan is None or record.plan.generation == before.plan.generation:
+        return ""
+    members = list(dict.fromkeys(member.node for member in before.plan.members))
+    beside = before.beside(members)
+    gone = {one.node for one in record.leaving if one.owed}
+    taken = {whose: name for name, whose in beside.items() if whose in gone}
+    due = [taken.get(name, name) for name in members if name not in taken.values()]
+    nodes = list(dict.fromkeys(member.node for member in record.plan.members))
+    if taken and set(due) == set(nodes) and due != nodes:
+        return f"{taken} have gone, and the ranks are {nodes}, not {due}"
+    return ""
 
 
 def wrongly_taken_in(workers: Iterable[str], world: World) -> str:
