@@ -69,7 +69,7 @@ def test_what_survives_more_is_adopted_at_a_step_boundary() -> None:
     job.feed(Planned(search.generation, found))
     pending = job.records[-1].pending
     assert pending is not None
-    assert pending.expert_plan == found.experts
+    assert pending.expert_plan == msgspec.structs.replace(found.experts, beside=True)
     assert not found.experts.repaired, "nobody has to look again"
     assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [True]
 

@@ -82,7 +82,8 @@ class Side:
             secret=self.secret if secret is None else secret,
         )
 
-    def admit(self, generation: int, wait_s: float) -> Ticket | None:
+    def admit(self, offer: wire.Offer, wait_s: float) -> Ticket | None:
+        generation = offer.generation
         if not wait_s and generation == self.generation:
             self.offered.release()
         if wait_s:
@@ -290,7 +291,7 @@ def test_garbage_never_reaches_the_parser(sides: Callable[..., Side], garbage: b
     side = sides()
     try:
         with socket.create_connection(("127.0.0.1", side.port), timeout=DEADLINE_S) as connection:
-            preamble = wire.PREAMBLE.pack(b"holdfast", side.generation, 0, b"n" * 32)
+            preamble = wire.PREAMBLE.pack(wire.STATE, side.generation, 0, 0, b"n" * 32)
             connection.sendall((preamble if framed else b"") + garbage)
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(4096):
@@ -318,7 +319,7 @@ def strangers() -> Iterator[Callable[[Side, int, bytes], list[socket.socket]]]:
 
 
 Come = Callable[..., list[socket.socket]]
-HALF = wire.PREAMBLE.pack(b"holdfast", 4, 0, b"n" * 32)
+HALF = wire.PREAMBLE.pack(wire.STATE, 4, 0, 0, b"n" * 32)
 
 
 @pytest.mark.parametrize("words", [b"", b"holdf", HALF, HALF + b"x" * 40], ids=["silent", "slow", "unproven", "half"])
@@ -348,7 +349,7 @@ def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
     assert f"{MAX_STRANGERS} more like this" in caplog.messages[1]
 
 
-UNPLANNED = wire.PREAMBLE.pack(b"holdfast", 9, 0, b"n" * 32)
+UNPLANNED = wire.PREAMBLE.pack(wire.STATE, 9, 0, 0, b"n" * 32)
 
 
 def test_a_sender_waits_for_its_plan_and_strangers_do_not_take_its_place(

@@ -112,7 +112,7 @@ def as_before(
             moves += sum(map(len, experts_by_layer(placed, question.shape)))
         elif worker != other or held != placed:
             return None
-    return msgspec.structs.replace(before, held=question.held, moves=moves, repaired=False)
+    return msgspec.structs.replace(before, held=question.held, moves=moves, repaired=False, beside=False)
 
 
 def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:

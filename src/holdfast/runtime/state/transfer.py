@@ -27,10 +27,10 @@ from holdfast.runtime.state.wire import (
     CHUNK,
     CHUNK_BYTES,
     CLAIM,
-    MAGIC,
     NONCE,
     OFFER_WAIT_S,
     PREAMBLE,
+    STATE,
     STREAMS,
     TAG,
     FlatState,
@@ -46,7 +46,7 @@ INTRODUCTIONS = round(OFFER_WAIT_S / PAUSE_S)
 
 
 class Push:
-    """Sends this worker's state to the members that lack it, in background threads."""
+    """Sends this worker's state, or a part of it, to the members that lack it, in background threads."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Push:
         chunk_bytes: int = CHUNK_BYTES,
         make_wire: Callable[[socket.socket], Wire] = Wire,
         introductions: int = INTRODUCTIONS,
+        kind: bytes = STATE,
     ) -> None:
         """Prepare.
 
@@ -72,7 +73,9 @@ class Push:
             chunk_bytes: the receiver's, too.
             make_wire: what a connection is written and read by.
             introductions: how often to connect where the receiver closes the connection before it has shown who it is.
+            kind: what it is that is sent.
         """
+        self._kind = kind
         self._plan = plan
         self._sender = sender
         self._receivers = receivers
@@ -177,10 +180,11 @@ class Push:
                 self._sockets.remove(connection)
 
     def _introduce(self, wire: Wire, receiver: str, stream: int) -> None:
-        ticket = Ticket(plan=self._plan, sender=self._sender, receiver=receiver)
+        ticket = Ticket(plan=self._plan, sender=self._sender, receiver=receiver, kind=self._kind)
+        generation, rank = self._plan.generation, self._plan.rank(self._sender) or 0
         mine = secrets.token_bytes(NONCE)
         try:
-            wire.write(PREAMBLE.pack(MAGIC, self._plan.generation, stream, mine))
+            wire.write(PREAMBLE.pack(self._kind, generation, rank, stream, mine))
             theirs = wire.read(NONCE)
             proof = wire.read(TAG)
         except (ConnectionResetError, BrokenPipeError) as error:

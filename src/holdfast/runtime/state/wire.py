@@ -6,6 +6,7 @@ import bisect
 import hmac
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -19,17 +20,27 @@ CHUNK_BYTES = 1 << 20
 #: How long an offer may come before its plan: orders reach workers at different times.
 OFFER_WAIT_S = 10.0
 
-MAGIC = b"holdfast"
+#: what a stream begins with: it brings a whole state, or a parcel
+STATE = b"holdfast"
+PARCEL = b"hfparcel"
 NONCE = 32
 TAG = 32
-PREAMBLE = struct.Struct("<8sQH32s")  # magic, generation, stream, the sender's nonce
+PREAMBLE = struct.Struct("<8sQIH32s")  # kind, generation, the sender's rank, stream, the sender's nonce
 CLAIM = struct.Struct("<QQ32s")  # step, header bytes, header's SHA-256
 CHUNK = struct.Struct("<QII")  # offset in the state, bytes, CRC-32
 ACCEPTED = b"K"
 
 
+class Offer(NamedTuple):
+    """What whoever connects says that it brings, before it has shown who it is."""
+
+    kind: bytes
+    generation: int
+    sender: int
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent: the state of `step`, and the newest steps that have led to it, as far as v is known."""
+    """What is sent: the state of `step`, or a part of it; the newest steps that led to it, as far as v is known."""
 
     step: int
     passed: PassedSteps
@@ -38,18 +49,20 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """Who may send whom the state of a generation."""
+    """Who may send whom the state of a generation, or a parcel."""
 
     plan: GenerationPlan
     sender: str
     receiver: str
+    kind: bytes = STATE
 
     def tag(self, role: str, stream: int, nonces: bytes, claim: bytes = b"") -> bytes:
         """Return the proof of one side of one stream."""
         text = "\0".join(
             (role, str(self.plan.term), str(self.plan.generation), self.sender, self.receiver, str(stream))
         )
-        return hmac.digest(self.plan.secret, b"holdfast state\0" + text.encode() + b"\0" + nonces + claim, "sha256")
+        what = b"holdfast parcel\0" if self.kind == PARCEL else b"holdfast state\0"
+        return hmac.digest(self.plan.secret, what + text.encode() + b"\0" + nonces + claim, "sha256")
 
 
 # ---- bytes of tensors as one flat space ----
