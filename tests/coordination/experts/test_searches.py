@@ -110,7 +110,8 @@ def test_an_answer_that_comes_while_nothing_can_be_changed_is_weighed_after_that
     job.lose("n6")  # nobody has armed it: the pending generation is void
     pending = job.records[-1].pending
     assert pending is not None
-    assert (pending.workers, pending.expert_plan) == (plan.workers, found.experts)
+    assert pending.workers == plan.workers
+    assert pending.expert_plan == msgspec.structs.replace(found.experts, beside=True)
 
 
 def test_the_next_failure_makes_a_search_worthless_that_never_ends() -> None:

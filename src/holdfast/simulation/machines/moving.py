@@ -82,7 +82,6 @@ class Mover:
             return False
         if not self._holding.whole and not worker.machine.frozen:
             worker.obey(worker.machine.brought(received_bytes=1, transfer_s=0.01))
-            return not worker.boundary("brought")
         return True
 
     def _look_again(self, generation: int, then: Callable[[Any], None], value: Any) -> None:
