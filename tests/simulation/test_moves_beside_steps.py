@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
+from holdfast.planning.arrays import IntArray
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.machines.experts import StoredExperts
-from holdfast.simulation.machines.moving import Mover
 from holdfast.simulation.schedules.shrinking import failure
 
 BOUNDARIES = ("moving", "sending", "receiving", "computing", "reducing", "reduced", "voted", "passed", "applying")
@@ -64,11 +64,11 @@ def test_who_does_not_wait_for_what_travels_is_found_out(monkeypatch: pytest.Mon
 
 
 def test_who_serves_what_has_only_just_come_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    move = Mover.move
+    expect = StoredExperts.expect
 
-    def at_once(self: Mover, plan: ev.Event) -> None:
-        move(self, plan)  # pyright: ignore[reportArgumentType]
-        self._stored.serving = self._holding.placed  # pyright: ignore[reportPrivateUsage]
+    def at_once(self: StoredExperts, generation: int, coming: dict[str, IntArray]) -> None:
+        self.serving = sum(coming.values(), self.serving)
+        expect(self, generation, coming)
 
-    monkeypatch.setattr(Mover, "move", at_once)
+    monkeypatch.setattr(StoredExperts, "expect", at_once)
     assert any("serves" in failure(SimCluster(plan(seed))) for seed in range(4))

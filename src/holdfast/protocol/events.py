@@ -220,7 +220,8 @@ class RebalanceDecided(Event, frozen=True, kw_only=True, tag_field="event", tag=
 class Rebalanced(Event, frozen=True, kw_only=True, tag_field="event", tag="rebalanced"):
     """The step beside which experts moved to a new placement is committed, and they serve there from the next one on.
 
-    `down_s` runs from the commit before it, that step included. `transfer_s`: of the member whose experts took longest to come.
+    `down_s` runs from the commit before it, that step included.
+    `transfer_s`: of the member whose experts took longest to come.
     """
 
     step: int
