@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 # without bytecode each of a job's processes would compile what it imports again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-pool bench-ladder bench-faults bench-peers bench-precision \
+.PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery figures-lazarus \
@@ -70,6 +70,10 @@ bench-redone: install
 # do about it. One table at the end of all that is asked; about an hour and a half
 bench-move: install
 	$(BIN)/python benchmarks/asked.py benchmarks/move.py "benchmarks/move_memory.py --moves 100" benchmarks/stragglers.py
+
+# what it costs the steps around it that experts move to where the tokens are
+bench-rebalance: install
+	$(BIN)/python benchmarks/rebalance.py
 
 # three jobs on a pool of eight nodes for ten minutes of failures: nothing is lost, and what it costs
 bench-pool: install

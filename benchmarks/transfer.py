@@ -21,7 +21,7 @@ from holdfast.protocol.state import LiveSource, StateSource
 from holdfast.runtime.state.receive import Receipt, StateInbox
 from holdfast.runtime.state.state import TrainingState
 from holdfast.runtime.state.transfer import Push
-from holdfast.runtime.state.wire import Ticket
+from holdfast.runtime.state.wire import Offer, Ticket
 
 SENDER, RECEIVER = "n1/0/a", "n2/0/b"
 MICRO = 1 << 20
@@ -47,8 +47,8 @@ def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
     lock = threading.Lock()
     ended: queue.Queue[int] = queue.Queue()
 
-    def admit(generation: int, stream: int, wait_s: float) -> Ticket:
-        return Ticket(plan=plan_of(generation, inbox_port), sender=SENDER, receiver=RECEIVER)
+    def admit(offer: Offer, wait_s: float) -> Ticket:
+        return Ticket(plan=plan_of(offer.generation, inbox_port), sender=SENDER, receiver=RECEIVER)
 
     def open_receipt(ticket: Ticket) -> Receipt:
         generation = ticket.plan.generation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,8 +61,8 @@ def test_a_shifted_load_is_worth_moving_for_long_enough():
     planned = plan(loads, held)
     assert planned.migration is not None
 
-    def decide(steps):
-        return decide_rebalance(loads, held, planned.migration, threshold=2, steps=steps, model=MODEL)
+    def decide(steps, model=MODEL):
+        return decide_rebalance(loads, held, planned.migration, threshold=2, steps=steps, model=model)
 
     long, short = decide(1000), decide(1)
     assert long.adopt
@@ -68,6 +70,8 @@ def test_a_shifted_load_is_worth_moving_for_long_enough():
     assert long.gain_s == pytest.approx(1000 * short.gain_s)
     assert long.cost_s == short.cost_s > MODEL.pause_s
     assert "saved over 1000 steps" in long.reason
+    hidden = decide(1000, replace(MODEL, hidden_s=60.0))
+    assert hidden.cost_s == MODEL.pause_s, "what travels beside a step costs nothing more"
 
 
 def test_an_unchanged_load_is_not():

@@ -64,8 +64,8 @@ class CostModel:
     bandwidth: float
     #: Seconds the job stands still to switch, whatever moves.
     pause_s: float
-    #: Share of the transfers hidden behind training, 0 to 1.
-    overlap: float = 0.0
+    #: Seconds of the transfers that nobody waits for: as long as the step that they travel beside.
+    hidden_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ def migration_seconds(migration: Migration, model: CostModel) -> float:
     sent = np.bincount(migration.transfers.source, minlength=nodes)
     received = np.bincount(migration.transfers.destination, minlength=nodes)
     busiest = int(np.maximum(sent, received).max())
-    return model.pause_s + (1.0 - model.overlap) * busiest * model.expert_bytes / model.bandwidth
+    return model.pause_s + max(0.0, busiest * model.expert_bytes / model.bandwidth - model.hidden_s)
 
 
 def decide_rebalance(

@@ -218,8 +218,9 @@ class RebalanceDecided(Event, frozen=True, kw_only=True, tag_field="event", tag=
 
 
 class Rebalanced(Event, frozen=True, kw_only=True, tag_field="event", tag="rebalanced"):
-    """The first step on the new placement is committed; `down_s` runs from the commit before it, that step included.
+    """The step beside which experts moved to a new placement is committed, and they serve there from the next one on.
 
+    `down_s` runs from the commit before it, that step included.
     `transfer_s`: of the member whose experts took longest to come.
     """
 

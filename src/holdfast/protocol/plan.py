@@ -127,7 +127,8 @@ class ExpertPlan(Struct, frozen=True, kw_only=True):
     `held`: what each rank holds on entering, `placement`: what it is to hold. `asked` and `given`: on how many distinct
     nodes each expert should live, and does. `moves`: experts that travel between workers. `window`: over about so many
     steps the loads of the next placement are to be taken. `repaired`: what was held has stayed where it was, and only
-    what was missing has moved; nobody has looked for a better placement yet.
+    what was missing has moved; nobody has looked for a better placement yet. `beside`: where the generation begins by
+    a swap, experts travel while its first step is computed, for which whoever holds them on entering serves them.
     """
 
     layers: int
@@ -139,6 +140,7 @@ class ExpertPlan(Struct, frozen=True, kw_only=True):
     given: int
     window: Annotated[int, Meta(ge=1)] = LOADS_WINDOW
     repaired: bool = False
+    beside: bool = False
 
 
 class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):

@@ -110,6 +110,8 @@ class Checker:
         if not worker.whole:
             self._fail(f"{worker.id} computes without a whole state")
         self._experts_of_the_step(worker)
+        if worker.experts is not None and not worker.experts.serves(task.step - 1):
+            self._fail(f"{worker.id} serves experts that are not of the step before {task.step}")
 
     def applied(self, worker: Peer, before: int, reduced: training.SimReduced, commit: Commit) -> None:
         """A worker applied a step."""

@@ -61,6 +61,7 @@ _ACTIVITIES = {
     "move": Activity.MOVING,
     "save": Activity.FINISHED,
     "adopt": Activity.RECEIVING,
+    "bring": Activity.RECEIVING,
     "warm": Activity.WARMING,
 }
 _WAITS = ("reduce", "vote", "move")

@@ -38,6 +38,7 @@ def search(generation: int = 1, *, within_s: float = PATIENCE_S) -> Search:
         expert_bytes=100,
         bandwidth=1e9,
         pause_s=0.1,
+        hidden_s=0.0,
         horizon=200,
         within_s=within_s,
     )

@@ -10,7 +10,7 @@ from test_loads import loads, moe_job, replicas
 
 from holdfast.coordination.inputs import Planned
 from holdfast.coordination.instructions import PlanExperts
-from holdfast.coordination.progress.costs import DEFAULT_BANDWIDTH, LEAST_PAUSE_S, MeasuredCosts
+from holdfast.coordination.progress.costs import DEFAULT_BANDWIDTH, LEAST_PAUSE_S, LEAST_REBALANCE_S, MeasuredCosts
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import ExpertSpec, JobSpec
@@ -273,10 +273,14 @@ def test_costs_are_those_measured_last() -> None:
     moved.moved(1 << 23, 0.25)
     costs.switched(moved, 11.75)
     assert costs.bandwidth == (1 << 25)
-    assert costs.pause_s == pytest.approx(0.25), "a step and the transfer aside"
+    assert costs.pause_s == pytest.approx(0.75), "a step aside, beside which all has travelled"
+    moved.moved(0, 1.5)
+    costs.switched(moved, 12.75)
+    assert costs.pause_s == pytest.approx(1.25), "what is left of the transfer after that step counts as one"
+    assert costs.bandwidth == pytest.approx((1 << 24) / 1.5)
     costs.switched(RecoveryCost(failed=10.0, detected=10.0, action="rebalance", swap=True), 10.5)
-    assert costs.pause_s == LEAST_PAUSE_S, "no switch is free, whatever noise says"
+    assert costs.pause_s == LEAST_REBALANCE_S, "no switch is free, whatever noise says"
     join = RecoveryCost(failed=10.0, detected=10.0, action="grow", swap=True)
     join.moved(1 << 24, 5.0)
     costs.switched(join, 20.0)
-    assert costs.bandwidth == (1 << 25), "its transfers wait for the joiner's dense state"
+    assert costs.bandwidth == pytest.approx((1 << 24) / 1.5), "its transfers wait for the joiner's dense state"

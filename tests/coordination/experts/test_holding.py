@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -70,6 +71,25 @@ def test_what_came_too_late_to_be_reported_is_let_go_of() -> None:
     worker.brought()
     change = worker.take_up(plan(blob(0, 1), blob(0)), 0, REDO)
     assert encode(change.keep) == worker.blob == blob(0, 1)
+
+
+def test_what_travels_beside_a_step_is_held_once_it_is_here() -> None:
+    worker = holding(0, 1)
+    beside = msgspec.structs.replace(plan(blob(0, 1), blob(1, 2), moves=2), beside=True)
+    change = worker.take_up(beside, 0, None)
+    assert (change.bring, change.beside, change.serving) == (True, True, beside.held)
+    assert (worker.whole, worker.blob, worker.next_blob) == (False, blob(0, 1), blob(1, 2))
+    worker.brought()
+    assert (worker.whole, worker.blob) == (True, blob(0, 1, 2))
+    worker.passed()
+    assert worker.blob == blob(1, 2)
+
+
+def test_after_a_failure_nothing_travels_beside_a_step() -> None:
+    worker = holding(0, 1)
+    beside = msgspec.structs.replace(plan(blob(0, 1), blob(1, 2), moves=2), beside=True)
+    change = worker.take_up(beside, 0, REDO)
+    assert (change.bring, change.beside, change.serving) == (True, False, beside.placement)
 
 
 @pytest.mark.parametrize("decision", [REDO, DecisionKind.FORWARD, None])

@@ -470,6 +470,56 @@ def with_experts() -> WorkerMachine:
     return machine
 
 
+def beside_a_step() -> WorkerMachine:
+    """Has swapped to a generation in which expert 1 is to come while step 2 is computed."""
+    machine = with_experts()
+    the_plan = placed(2, blob(0), blob(1))
+    assert the_plan.expert_plan is not None
+    experts = msgspec.structs.replace(the_plan.expert_plan, beside=True)
+    machine.order(msg.Prepare(plan=msgspec.structs.replace(the_plan, expert_plan=experts)))
+    machine.prepared(2)
+    machine.order(msg.Arm(term=1, generation=2))
+    machine.computed()
+    v = commit(1.0, step=2)
+    machine.reduced(v)
+    machine.voting()
+    machine.vote_passed(msgspec.structs.replace(v, flags=(msg.Flag.SWAP,)))
+    machine.begin_apply()
+    machine.applied_step()
+    assert (machine.generation, machine.applied) == (2, 2)
+    take_up(machine)
+    return machine
+
+
+def test_a_step_is_computed_while_experts_travel_and_ready_only_with_them() -> None:
+    machine = beside_a_step()
+    assert machine.entered() == [], "it is told once all is here"
+    assert isinstance(machine.task, Compute)
+    assert machine.computed()
+    with pytest.raises(InvalidTransitionError, match="without all experts"):
+        machine.reduced(commit(step=3))
+    (told,) = machine.brought(received_bytes=5, transfer_s=0.5)
+    assert isinstance(told, Tell)
+    assert isinstance(told.message, msg.Entered)
+    assert (told.message.generation, told.message.applied, told.message.received_bytes) == (2, 2, 5)
+    machine.reduced(commit(step=3))
+    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    assert (report.state, report.result) == (msg.Holding(experts=blob(0, 1)), msg.Holding(experts=blob(1)))
+
+
+def test_what_has_not_come_beside_the_step_is_not_reported() -> None:
+    machine = beside_a_step()
+    machine.entered()
+    machine.computed()
+    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    assert (report.applied, report.state, report.result) == (2, msg.Holding(experts=blob(0)), None)
+    assert machine.brought(received_bytes=5, transfer_s=0.5) == [], "it came too late"
+    machine.order(begin(3, DecisionKind.REDO, 2, plan=placed(3, blob(0), blob(0, 1))))
+    change = machine.moving()
+    assert change is not None
+    assert (change.bring, change.beside) == (True, False), "after a failure all wait for what moves"
+
+
 def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
     machine = with_experts()
     machine.order(msg.Stop(term=1, generation=1))

@@ -86,7 +86,8 @@ class Side:
             secret=self.secret if secret is None else secret,
         )
 
-    def admit(self, generation: int, stream: int, wait_s: float) -> Ticket | None:
+    def admit(self, offer: wire.Offer, wait_s: float) -> Ticket | None:
+        generation = offer.generation
         if not wait_s and generation == self.generation:
             self.offered.release()
         if wait_s:
@@ -94,7 +95,7 @@ class Side:
             self.decided.wait(DEADLINE_S)
         if generation != self.generation or not self.decided.is_set():
             return None
-        return Ticket(plan=self.plan(), sender=self.senders[stream % len(self.senders)], receiver=RECEIVER)
+        return Ticket(plan=self.plan(), sender=self.senders[offer.stream % len(self.senders)], receiver=RECEIVER)
 
     def open(self, ticket: Ticket) -> Receipt | None:
         if self.late:
@@ -344,7 +345,7 @@ def test_garbage_never_reaches_the_parser(sides: Callable[..., Side], garbage: b
     side = sides()
     try:
         with socket.create_connection(("127.0.0.1", side.port), timeout=DEADLINE_S) as connection:
-            preamble = wire.PREAMBLE.pack(b"holdfast", side.generation, 0, b"n" * 32)
+            preamble = wire.PREAMBLE.pack(wire.STATE, side.generation, 0, 0, b"n" * 32)
             connection.sendall((preamble if framed else b"") + garbage)
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(4096):
@@ -372,7 +373,7 @@ def strangers() -> Iterator[Callable[[Side, int, bytes], list[socket.socket]]]:
 
 
 Come = Callable[..., list[socket.socket]]
-HALF = wire.PREAMBLE.pack(b"holdfast", 4, 0, b"n" * 32)
+HALF = wire.PREAMBLE.pack(wire.STATE, 4, 0, 0, b"n" * 32)
 
 
 @pytest.mark.parametrize("words", [b"", b"holdf", HALF, HALF + b"x" * 40], ids=["silent", "slow", "unproven", "half"])
@@ -402,7 +403,7 @@ def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
     assert f"{MAX_STRANGERS} more like this" in caplog.messages[1]
 
 
-UNPLANNED = wire.PREAMBLE.pack(b"holdfast", 9, 0, b"n" * 32)
+UNPLANNED = wire.PREAMBLE.pack(wire.STATE, 9, 0, 0, b"n" * 32)
 
 
 def test_a_sender_waits_for_its_plan_and_strangers_do_not_take_its_place(

@@ -2,7 +2,8 @@
 
 Entering a generation changes the placement tentatively: what was held stays until the generation's first commit
 operation has passed. That proves that everybody has all it is to host, so that a migration that was broken off loses
-nothing.
+nothing. What is missing comes before anybody computes, or, after a swap that says so, beside the first step: then
+nobody is READY before all that it is to host is here, and those serve the experts in that step who held them before.
 
 A loss is noted before the shell carries it out, a gain after: at any moment all that is noted here is in memory.
 
@@ -25,11 +26,14 @@ from holdfast.protocol.plan import DecisionKind, ExpertPlan, ExpertShape
 class Rearrangement:
     """What a worker does to take up a placement: let go of all but `keep` (replicas `(L, E)`), then fetch the rest.
 
-    bring: experts travel between the members, and all of them take part.
+    bring: experts travel between the members, and all of them take part; `beside` the first step, or before it.
+    serving: which experts each rank serves in that step, as a plan has them.
     """
 
     keep: IntArray
     bring: bool
+    beside: bool
+    serving: tuple[bytes, ...]
 
 
 class HeldExperts:
@@ -42,6 +46,8 @@ class HeldExperts:
         self.held: IntArray = decode(everything(shape), shape)
         #: what of it stays once a commit operation of the generation has passed; more where experts are still to come
         self.placed: IntArray = self.held
+        #: what is missing comes while the first step of the generation is computed
+        self.beside = False
         #: these are the experts that the script made, all of them, never trained nor replaced
         self.initial = True
 
@@ -54,6 +60,11 @@ class HeldExperts:
     def next_blob(self) -> bytes:
         """What a report says will be held once the step that is ready here is applied."""
         return encode(self.placed)
+
+    @property
+    def whole(self) -> bool:
+        """True where all is here that the placement gives this worker."""
+        return not ((self.placed > 0) & (self.held == 0)).any()
 
     def overwrite(self) -> None:
         """A checkpoint is about to be read over what is here."""
@@ -91,7 +102,9 @@ class HeldExperts:
         if bring or ((counted == 0) & (self.held > 0)).any():
             self.initial = False
         self.held, self.placed = counted, placed
-        return Rearrangement(keep=counted, bring=bring)
+        self.beside = bring and plan.beside and decision is None
+        serving = plan.held if self.beside else plan.placement
+        return Rearrangement(keep=counted, bring=bring, beside=self.beside, serving=serving)
 
     def brought(self) -> None:
         """All that the placement gives this worker is here, beside what was held."""

@@ -127,7 +127,9 @@ def as_before(question: PlacementQuestion, plan: GenerationPlan | None, takes: M
         return None
     if len(nodes) > len(plan.workers) and before.given < before.asked:
         return None  # (with another node there is room for more copies)
-    return msgspec.structs.replace(before, placement=tuple(placement), held=question.held, moves=moves, repaired=False)
+    return msgspec.structs.replace(
+        before, placement=tuple(placement), held=question.held, moves=moves, repaired=False, beside=False
+    )
 
 
 def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:

@@ -80,6 +80,7 @@ class Rebalancing:
             expert_bytes=loads.expert_bytes,
             bandwidth=costs.bandwidth,
             pause_s=costs.pause_s,
+            hidden_s=costs.step_s,
             horizon=horizon,
             within_s=max(LEAST_SEARCH_S, horizon * costs.step_s),
         )

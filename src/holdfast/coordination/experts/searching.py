@@ -28,7 +28,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
     `question`: what is held is the placement in force. `repaired`: nobody has looked for a better one since it was
     mended. `token_s`: seconds that a worker needs for one token of one expert, forward and backward; `expert_bytes`,
-    `bandwidth` and `pause_s`: as in `CostModel`. `horizon`: for so many steps what is saved counts.
+    `bandwidth`, `pause_s` and `hidden_s`: as in `CostModel`. `horizon`: for so many steps what is saved counts.
     `within_s`: an answer after so many seconds is worth nothing.
     """
 
@@ -40,6 +40,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     expert_bytes: int
     bandwidth: float
     pause_s: float
+    hidden_s: float
     horizon: int
     within_s: float
 
@@ -65,6 +66,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
                 expert_bytes=self.expert_bytes,
                 bandwidth=self.bandwidth,
                 pause_s=self.pause_s,
+                hidden_s=self.hidden_s,
             ),
             mended=self.repaired,
             racks=question.rack,

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import msgspec
+
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
@@ -94,8 +96,9 @@ class Joining:
         self._propose(pending)
 
     def rearrange(self, plan: GenerationPlan, experts: ExpertPlan) -> None:
-        """Begin a pending plan of the same members with another placement."""
+        """Begin a pending plan of the same members with another placement; what moves travels beside its first step."""
         turn, workers = self._turn, plan.workers
+        experts = msgspec.structs.replace(experts, beside=experts.moves > 0)
         roles = {member.worker: member.role for member in plan.members}
         self._propose(plan_with(turn.record, turn.members, roles, workers, experts, self._config))
 

@@ -14,6 +14,8 @@ DEFAULT_BANDWIDTH = 1e9
 #: What a switch takes beside the transfers, at the least: measured as a difference of two steps it may come out as
 #: nothing, and then every trifle would be worth a switch.
 LEAST_PAUSE_S = 0.1
+#: and a rebalance, of which only what is not hidden behind its first step is waited for
+LEAST_REBALANCE_S = 0.02
 #: Smaller transfers measure latency.
 _LEAST_BYTES = 1 << 20
 _STEPS = 64
@@ -131,8 +133,8 @@ class MeasuredCosts:
         if bytes_moved >= _LEAST_BYTES and seconds > 0:
             self.bandwidth = bytes_moved / seconds
         if recovery.action == "rebalance":
-            pause_s = committed - recovery.failed - self.step_s - bytes_moved / self.bandwidth
-            self.pause_s = max(LEAST_PAUSE_S, pause_s)
+            waited_s = max(0.0, seconds - self.step_s)  # (what comes beside the step takes as long as that for nothing)
+            self.pause_s = max(LEAST_REBALANCE_S, committed - recovery.failed - self.step_s - waited_s)
 
     def _keep(self, recovery: RecoveryCost, committed: float) -> None:
         """Write down what a recovery, or a join, has measured."""

@@ -30,6 +30,7 @@ NEXT: Mapping[tuple[Place, str], Phase] = {
     (Enter, "entered"): Phase.COMPUTE,
     (Phase.COMPUTE, "computing"): Phase.COMPUTE,
     (Phase.COMPUTE, "computed"): Phase.REDUCING,
+    (Phase.REDUCING, "brought"): Phase.REDUCING,
     (Phase.REDUCING, "reduced"): Phase.READY,
     (Phase.REDUCING, "refused"): Phase.REFUSED,
     (Phase.READY, "voting"): Phase.VOTED,

@@ -17,7 +17,7 @@ from holdfast.coordination.worker.boundaries import KEEPING, NEXT, UNDER_WAY, In
 from holdfast.coordination.worker.complaints import Complaints
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
-from holdfast.coordination.worker.reporting import report_of, what_was_sent
+from holdfast.coordination.worker.reporting import report_of, tell_entered, what_was_sent
 from holdfast.coordination.worker.tasks import (
     Build,
     Compute,
@@ -35,7 +35,7 @@ from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, StandBy, Stop, Void, Warm
-from holdfast.protocol.messages.worker import Applied, Entered, Finished, Prepared, VoteRefused
+from holdfast.protocol.messages.worker import Applied, Finished, Prepared, VoteRefused
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
 from holdfast.protocol.state import LiveSource
 from holdfast.step_samples import StepSamples
@@ -241,8 +241,9 @@ class WorkerMachine:
         if not self._enters(generation) or self.holding is None:
             return False
         self._follow("moved")
-        self.holding.brought()
         self._moved_in = generation
+        if not self.holding.beside:
+            self.holding.brought()
         return True
 
     def adopting(self, generation: int) -> bool:
@@ -281,14 +282,10 @@ class WorkerMachine:
         return True
 
     def entered(self, *, received_bytes: int = 0, transfer_s: float = 0.0) -> list[WorkerInstruction]:
-        """The group stands and the decision is carried out."""
-        if not self._cross("entered"):
+        """The group stands and the decision is carried out; it is told once all that belongs to this worker is here."""
+        if not self._cross("entered") or (self.holding is not None and not self.holding.whole):
             return []
-        me, here = self.worker, self.applied or 0
-        message = Entered(
-            worker=me, generation=self.generation, applied=here, received_bytes=received_bytes, transfer_s=transfer_s
-        )
-        return [*what_was_sent(me, self._copy), Tell(message)]
+        return tell_entered(self.worker, self.generation, self._copy, received_bytes, transfer_s)
 
     def computing(self, micro_batch: int) -> bool:
         """A micro-batch is about to be computed; False: not any more. From here on it is this worker's to finish."""
@@ -302,6 +299,13 @@ class WorkerMachine:
         """COMPUTE -> REDUCING. False: frozen."""
         return self._cross("computed")
 
+    def brought(self, *, received_bytes: int, transfer_s: float) -> list[WorkerInstruction]:
+        """What was to come beside the step is here, all of it. Not where frozen."""
+        if self.holding is None or not self._cross("brought"):
+            return []
+        self.holding.brought()
+        return tell_entered(self.worker, self.generation, self._copy, received_bytes, transfer_s)
+
     def reduced(self, v: Commit) -> list[WorkerInstruction]:
         """REDUCING -> READY: every local reduction has returned, and with them v, but for its flags. Not where frozen.
 
@@ -309,6 +313,8 @@ class WorkerMachine:
         """
         if self.frozen:
             return []
+        if self.holding is not None and not self.holding.whole:
+            raise self._invalid("reduced without all experts")
         if wrong := self.samples.wrong(self.step, samples=v.samples, hashes=v.sample_hashes):
             self._follow("refused")
             return [Tell(VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=wrong))]
@@ -321,11 +327,7 @@ class WorkerMachine:
         return self._cross("voting")
 
     def vote_passed(self, commit: Commit) -> list[WorkerInstruction]:
-        """VOTED -> PASSED: the commit operation returned, in time or just before it would have been abandoned.
-
-        Args:
-            commit: v with its flags.
-        """
+        """VOTED -> PASSED: the commit operation returned v with its flags, maybe just before it would be abandoned."""
         self._follow("vote_passed")
         self._copy.passed = Passed(step=self.step, commit=commit)
         return self._report()
@@ -371,8 +373,7 @@ class WorkerMachine:
     def waited_in_vain(self, generation: int) -> bool:
         """Something of `generation` has taken too long: True where it is of use to look who cannot be reached.
 
-        Then `complain` is to say what came out, and until it does no report is given: what one has seen is not to be
-        lost because another was faster.
+        Then `complain` is to say what came out; until it does no report is given, lest what was seen be lost.
         """
         return self._complaints.look(generation)
 
@@ -391,10 +392,9 @@ class WorkerMachine:
 
     def finish(self) -> list[WorkerInstruction]:
         """The training loop asks for no further step, or the generation is the last."""
-        if not self._cross("finish"):
-            return []
         stopped, why, step = self._copy.stops, self.wishes.why, self.applied or 0
-        return [Tell(Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why))]
+        told = Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why)
+        return [Tell(told)] if self._cross("finish") else []
 
     def keep(self) -> bool:
         """The script has ended: only keep the state from here on. False: none is whole, or it is being changed."""

@@ -1,4 +1,7 @@
-"""What a worker answers to Stop: where it stands, which state it has, and which it could make of what is reduced."""
+"""What a worker answers to Stop: where it stands, which state it has, and which it could make of what is reduced.
+
+And what it tells once it is in a generation with all that belongs to it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from holdfast.coordination.worker.copy import StateCopy
-from holdfast.coordination.worker.tasks import Tell
+from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
 from holdfast.protocol.messages.orders import Stop
-from holdfast.protocol.messages.worker import KnownSteps, Report
+from holdfast.protocol.messages.worker import Entered, KnownSteps, Report
 from holdfast.protocol.plan import Phase
 from holdfast.protocol.state import Holding
 
@@ -48,6 +51,20 @@ def report_of(
         reduced=copy.reduced,
         refused=generation if phase is Phase.REFUSED else 0,
     )
+
+
+def tell_entered(
+    worker: str, generation: int, copy: StateCopy, received_bytes: int, transfer_s: float
+) -> list[WorkerInstruction]:
+    """Return what to tell of a worker that is in a generation."""
+    entered = Entered(
+        worker=worker,
+        generation=generation,
+        applied=copy.applied or 0,
+        received_bytes=received_bytes,
+        transfer_s=transfer_s,
+    )
+    return [*what_was_sent(worker, copy), Tell(entered)]
 
 
 def what_was_sent(worker: str, copy: StateCopy) -> list[Tell]:

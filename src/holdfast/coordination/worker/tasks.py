@@ -76,6 +76,8 @@ class Load:
 class Move:
     """Take up the placement of the experts: `moving`, what it says to do, `moved`.
 
+    What travels beside the first step is only begun; once all of it is here, and the step reduced: `brought`.
+
     send_to: meanwhile, and during what follows, push the state to these members.
     """
 

@@ -206,7 +206,6 @@ class Applying:
         """Wait until what others are sent of the state is on its way: it must not change under their feet."""
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
-        if resources is not None and resources.push is not None:
-            push = resources.push
+        if resources is not None and not resources.sent:
             self._shared.progress.at(Activity.AWAITING)
-            self._shared.wait_for(generation, lambda: push.sent)
+            self._shared.wait_for(generation, lambda: resources.sent)

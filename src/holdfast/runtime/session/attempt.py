@@ -23,13 +23,22 @@ from holdfast.runtime.session.resources import Groups, Shared
 
 #: Carries a passed step out: generation, step, v; False where a Stop was faster.
 Apply = Callable[[int, int, Commit], bool]
+#: Waits for what travels beside the step, in a generation; False where a Stop was faster.
+Bring = Callable[[int], bool]
 
 
 class Attempt:
     """One attempt at one step, in one generation; for the training thread."""
 
     def __init__(
-        self, shared: Shared, workload: Workload, faults: Faults, apply: Apply, compute: Compute, generation: int
+        self,
+        shared: Shared,
+        workload: Workload,
+        faults: Faults,
+        apply: Apply,
+        compute: Compute,
+        generation: int,
+        bring: Bring = lambda _: True,
     ) -> None:
         """Start the step from nothing, or go on from the micro-batches that are summed up already."""
         self.step = compute.step
@@ -41,6 +50,7 @@ class Attempt:
         self._workload = workload
         self._faults = faults
         self._apply = apply
+        self._bring = bring
         self._compute = compute
         self._generation = generation
         workload.begin(compute.step, compute.summed)
@@ -167,7 +177,7 @@ class Attempt:
         rate = self._shared.link.look(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)
-        if not self._ready(v):
+        if not (self._bring(self._generation) and self._ready(v)):
             return None
         self._faults.at("ready", self.step)
         return self._agree(groups, v)

@@ -137,10 +137,15 @@ class Entrance:
     def _move(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> None:
         if self._experts is None:
             raise RuntimeError("experts are to move, but this model has none")
-        if self._snapshots is not None:
+        beside = plan.expert_plan is not None and plan.expert_plan.beside
+        if self._snapshots is not None and not beside:  # (what travels beside a step changes nothing yet)
             self._snapshots.settle()
         if not self._experts.move(resources, plan, groups):
             self._wait_for_the_end(resources.generation)
+            return
+        experts = self._workload.experts
+        if experts is not None and experts.travel is not None:
+            self._passing.start_parcels(resources, plan, experts.travel)
 
     def _receive(self, resources: Resources) -> None:
         generation = resources.generation

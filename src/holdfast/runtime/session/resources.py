@@ -22,6 +22,7 @@ from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.link_rate import LinkRate
 
 if TYPE_CHECKING:
+    from holdfast.runtime.state.parcels import Parcels
     from holdfast.runtime.state.receive import Receipt
     from holdfast.runtime.state.transfer import Push
 
@@ -63,8 +64,14 @@ class Resources:
     dropped: bool = False
     push: Push | None = None
     receipt: Receipt | None = None
+    parcels: Parcels | None = None  # what travels beside the generation's first step
     moved_bytes: int = 0  # of experts that came here
     moving_s: float = 0.0
+
+    @property
+    def sent(self) -> bool:
+        """True once others have all that they are sent of the state here."""
+        return (self.push is None or self.push.sent) and (self.parcels is None or self.parcels.sent)
 
     def interrupt(self) -> None:
         """Break off all that waits in this generation: collectives, rendezvous, transfers. Never blocks."""
@@ -74,6 +81,8 @@ class Resources:
             self.push.abort()
         if self.receipt is not None:
             self.receipt.abort()
+        if self.parcels is not None:
+            self.parcels.abort()
 
     def leave(self) -> None:
         """Give the groups up, for good; called by the thread that used them, or where none ever did."""

@@ -49,7 +49,7 @@ from holdfast.runtime.faults.in_session import take_part
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.applying import Applying
-from holdfast.runtime.session.attempt import Attempt
+from holdfast.runtime.session.attempt import Attempt, Bring
 from holdfast.runtime.session.building import GroupBuilder, GroupBuilding
 from holdfast.runtime.session.entering import Entrance
 from holdfast.runtime.session.resources import Generations, Shared
@@ -134,6 +134,7 @@ class Session:
         self._rehearsal = Rehearsal(shared, workload, clock)
         self._passing = StatePassing(shared, workload.state, faults, "" if identity.alone else identity.host, snapshots)
         held = SessionExperts(shared, workload.experts, workload.state, faults, clock) if workload.experts else None
+        self._bring: Bring = held.bring if held is not None else lambda _: True
         self._evaluating = Evaluating(shared, workload, saver, held)
         parts = shared, workload, faults
         self._applying = Applying(
@@ -242,8 +243,8 @@ class Session:
 
     def attempt(self, compute: Compute, generation: int) -> Attempt:
         """Begin what `next_compute` has returned."""
-        apply = self._applying.apply
-        self._attempt = Attempt(self._shared, self.workload, self._faults, apply, compute, generation)
+        parts = self._shared, self.workload, self._faults, self._applying.apply
+        self._attempt = Attempt(*parts, compute, generation, self._bring)
         return self._attempt
 
     def settle(self, attempt: Attempt) -> msg.Commit | None:

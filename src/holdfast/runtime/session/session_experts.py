@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 
 from holdfast.clock import Clock
+from holdfast.control.link.wire import TransferError
 from holdfast.coordination.experts.loads import encode_loads
+from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import MAX_LOADS, Loads
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.checkpoints.saver import ExpertRows
@@ -52,11 +54,35 @@ class SessionExperts:
         except (HaltedError, PeerLostError, CorruptExpertError) as error:
             self._shared.break_off(groups, resources.generation, error)
             return False
-        if change.bring:
+        if change.bring and not change.beside:
             resources.moving_s = self._clock.monotonic() - started
         self._experts.state.on_void = lambda error: self._void(resources, error)
         with self._shared.changed:
             return machine.moved(resources.generation)
+
+    def bring(self, generation: int) -> bool:
+        """Have what travels beside the step here, all of it; False where the generation is over, or has to end."""
+        with self._shared.changed:
+            resources = self._shared.resources.of(generation)
+            parcels = resources.parcels if resources is not None else None
+        if parcels is None or not parcels.awaits:
+            return True
+        self._shared.progress.at(Activity.RECEIVING)
+        if self._shared.wait_for(generation, lambda: parcels.ended or None) is None:
+            return False
+        try:
+            parcels.take()
+        except TransferError as error:
+            self._shared.lost(generation, f"experts are refused: {error}")
+            self._shared.wait_for(generation, lambda: None)
+            return False
+        machine = self._shared.machine
+        with self._shared.changed:
+            if self._shared.left(generation):
+                return False
+            self._shared.carry_out(machine.brought(received_bytes=parcels.nbytes, transfer_s=parcels.seconds))
+        self._shared.progress.at(Activity.REDUCING)
+        return True
 
     def verified(self, groups: Groups, generation: int) -> bool:
         """Compare all copies, on all ranks; False where that was broken off.

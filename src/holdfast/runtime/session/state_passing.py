@@ -9,13 +9,15 @@ import torch
 
 from holdfast.control.link.wire import Wire
 from holdfast.coordination.worker.tasks import Enter, Move
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.session.resources import Resources, Shared
 from holdfast.runtime.snapshots.snapshots import Snapshots
+from holdfast.runtime.state.parcels import Cargo, Parcels
 from holdfast.runtime.state.receive import Receipt, StateInbox
 from holdfast.runtime.state.state import Manifest, TrainingState
 from holdfast.runtime.state.transfer import Push
-from holdfast.runtime.state.wire import STREAMS, Ticket
+from holdfast.runtime.state.wire import PARCEL, Offer, Ticket
 
 
 class StatePassing:
@@ -86,6 +88,27 @@ class StatePassing:
             )
             resources.push.start()
 
+    def start_parcels(self, resources: Resources, plan: GenerationPlan, cargo: Cargo) -> None:
+        """Send and take, in the background, what travels beside the first step of a generation; apply waits."""
+        machine, step = self._shared.machine, self._shared.machine.step
+        with self._shared.changed:
+            if self._shared.left(resources.generation) or machine.applied is None:
+                return
+            resources.parcels = parcels = Parcels(
+                cargo,
+                plan=plan,
+                worker=machine.worker,
+                step=machine.applied,
+                on_error=partial(self._push_ended, resources.generation),
+                notify=self._shared.notify,
+                midway=lambda: self._faults.at_side("moving", step),
+                make_wire=self._wire,
+            )
+            self._shared.changed.notify_all()
+        parcels.start()
+        if not (cargo.receivers or cargo.senders):
+            self._faults.at("moving", step)
+
     def _push_ended(self, generation: int, error: str) -> None:
         if error:
             self._shared.lost(generation, error)
@@ -102,21 +125,28 @@ class StatePassing:
             self._snapshots.settle()
         return self._state.prepare(manifest, aside=aside)
 
-    def _admit(self, generation: int, stream: int, wait_s: float) -> Ticket | None:
-        """Return who may send this worker a stream of a generation's state, once that is known; None: nobody may."""
-        machine = self._shared.machine
+    def _admit(self, offer: Offer, wait_s: float) -> Ticket | None:
+        """Return who may send this worker what is offered, once that is known; None where nobody may."""
+        machine, generation = self._shared.machine, offer.generation
+        if offer.kind == PARCEL:
+            with self._shared.changed:
+                parcels = self._shared.changed.wait_for(lambda: self._parcels(generation), timeout=wait_s)
+                return parcels.ticket(offer.sender) if parcels else None
         with self._shared.changed:
             self._shared.changed.wait_for(lambda: machine.generations.plan_of(generation) is not None, timeout=wait_s)
             plan = machine.generations.plan_of(generation)
             senders = plan.senders(machine.worker) if plan is not None else ()
-            if plan is None or not stream < STREAMS * len(senders):
+            if plan is None or not senders:
                 return None
-            return Ticket(plan=plan, receiver=machine.worker, sender=senders[stream % len(senders)])
+            return Ticket(plan=plan, receiver=machine.worker, sender=senders[offer.stream % len(senders)])
 
     def _open_receipt(self, ticket: Ticket) -> Receipt | None:
         """A sender has shown who it is: return where its streams go, None where they come too late."""
         generation, machine = ticket.plan.generation, self._shared.machine
         with self._shared.changed:
+            if ticket.kind == PARCEL:
+                parcels = self._parcels(generation)
+                return parcels.receipt(ticket) if parcels is not None else None
             if not machine.pushed(generation):
                 return None
             resources = self._shared.resources.of(generation)
@@ -133,3 +163,10 @@ class StatePassing:
                 )
             self._shared.changed.notify_all()
             return resources.receipt
+
+    def _parcels(self, generation: int) -> Parcels | None:
+        """Return what travels in a generation that this worker is in, once that is known here; the lock is held."""
+        if self._shared.left(generation):
+            return None
+        resources = self._shared.resources.of(generation)
+        return resources.parcels if resources is not None else None

@@ -23,14 +23,16 @@ from holdfast.runtime.state.wire import (
     CHUNK,
     CHUNK_BYTES,
     CLAIM,
-    MAGIC,
     NONCE,
     OFFER_WAIT_S,
+    PARCEL,
     PREAMBLE,
+    STATE,
     STREAMS,
     TAG,
     FlatState,
     Header,
+    Offer,
     Ticket,
     stream_chunks,
 )
@@ -40,6 +42,8 @@ logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 << 20
 #: streams of senders that have shown who they are
 MAX_CONNECTIONS = 32
+#: and of those that bring parcels, which may come from many members at once
+MAX_PARCELS = 256
 #: offers that come before their plan: how many may wait for it here; the others ask again
 MAX_WAITING = 16
 
@@ -90,7 +94,7 @@ class Receipt:
     @property
     def sender(self) -> str:
         """Who sends, in words."""
-        return " and ".join(self.ticket.plan.senders(self.ticket.receiver))
+        return " and ".join(self.ticket.senders)
 
     @property
     def ended(self) -> bool:
@@ -214,7 +218,7 @@ class StateInbox:
         self,
         host: str,
         *,
-        admit: Callable[[int, int, float], Ticket | None],
+        admit: Callable[[Offer, float], Ticket | None],
         open_receipt: Callable[[Ticket], Receipt | None],
         monotonic: Callable[[], float] = time.monotonic,
         make_wire: Callable[[socket.socket], Wire] = Wire,
@@ -223,8 +227,7 @@ class StateInbox:
 
         Args:
             host: the address to bind to.
-            admit: says who may send a stream of the state of a generation; waits up to so many seconds until it is
-                known.
+            admit: says who may send what is offered; waits up to so many seconds until it is known.
             open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
             monotonic: the clock by which strangers are late.
             make_wire: what a connection is written and read by.
@@ -232,7 +235,8 @@ class StateInbox:
         self._make_wire = make_wire
         self._admit = admit
         self._open_receipt = open_receipt
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        places = {STATE: MAX_CONNECTIONS, PARCEL: MAX_PARCELS}
+        self._slots = {kind: threading.BoundedSemaphore(count) for kind, count in places.items()}
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
         self._reception = Reception(host, "sender", self._receive, CountedLog(logger, time.monotonic), monotonic)
 
@@ -250,11 +254,12 @@ class StateInbox:
 
     def _receive(self, connection: socket.socket) -> None:
         wire = self._make_wire(connection)
-        magic, generation, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
-        if magic != MAGIC or stream >= STREAMS * MAX_GIVERS:
+        kind, generation, sender, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
+        if kind not in self._slots or stream >= STREAMS * MAX_GIVERS:
             raise TransferError("this is not our protocol")
-        ticket = self._admit(generation, stream, 0.0) or self._await_plan(connection, generation, stream)
-        if ticket is None:
+        offer = Offer(kind, generation, sender, stream)
+        ticket = self._admit(offer, 0.0) or self._await_plan(connection, offer)
+        if ticket is None or stream not in ticket.mine:
             raise TransferError(f"nobody is to send the state of generation {generation}")
         mine = secrets.token_bytes(NONCE)
         wire.write(mine, ticket.tag("receiver", stream, theirs + mine))
@@ -263,23 +268,23 @@ class StateInbox:
         if not hmac.compare_digest(proof, ticket.tag("sender", stream, theirs + mine, claim)):
             raise TransferError("the sender could not show who it is")
         self._reception.strangers.leave(connection)
-        if not self._slots.acquire(blocking=False):
-            raise TransferError(f"more than {MAX_CONNECTIONS} streams at a time")
+        if not self._slots[kind].acquire(blocking=False):
+            raise TransferError("more streams at a time than there are places")
         try:
             receipt = self._open_receipt(ticket)
             if receipt is None:
                 raise TransferError(f"the state of generation {generation} comes too late")
             receipt.stream(connection, wire, stream, claim)
         finally:
-            self._slots.release()
+            self._slots[kind].release()
 
-    def _await_plan(self, connection: socket.socket, generation: int, stream: int) -> Ticket | None:
+    def _await_plan(self, connection: socket.socket, offer: Offer) -> Ticket | None:
         """Wait for the plan that makes an offer valid; so many may, and they keep no other stranger out."""
         if not self._waiting.acquire(blocking=False):
             return None
         try:
             self._reception.strangers.leave(connection)
-            ticket = self._admit(generation, stream, OFFER_WAIT_S)
+            ticket = self._admit(offer, OFFER_WAIT_S)
             self._reception.strangers.enter(connection)
             return ticket
         finally:

@@ -30,11 +30,10 @@ from holdfast.runtime.state.wire import (
     CHUNK,
     CHUNK_BYTES,
     CLAIM,
-    MAGIC,
     NONCE,
     OFFER_WAIT_S,
     PREAMBLE,
-    STREAMS,
+    STATE,
     TAG,
     FlatState,
     Header,
@@ -49,7 +48,7 @@ INTRODUCTIONS = round(OFFER_WAIT_S / PAUSE_S)
 
 
 class Push:
-    """Sends this worker's state to the members that lack it, in background threads."""
+    """Sends this worker's state, or a part of it, to the members that lack it, in background threads."""
 
     def __init__(
         self,
@@ -65,6 +64,7 @@ class Push:
         chunk_bytes: int = CHUNK_BYTES,
         make_wire: Callable[[socket.socket], Wire] = Wire,
         introductions: int = INTRODUCTIONS,
+        kind: bytes = STATE,
     ) -> None:
         """Prepare.
 
@@ -75,7 +75,9 @@ class Push:
             chunk_bytes: the receiver's, too.
             make_wire: what a connection is written and read by.
             introductions: how often to connect where the receiver closes the connection before it has shown who it is.
+            kind: what it is that is sent.
         """
+        self._kind = kind
         self._plan = plan
         self._sender = sender
         self._receivers = receivers
@@ -100,7 +102,7 @@ class Push:
     def start(self) -> None:
         """Begin; returns at once."""
         members = {member.worker: member for member in self._plan.members}
-        jobs = [(members[receiver], stream) for receiver in self._receivers for stream in self._mine(receiver)]
+        jobs = [(members[receiver], stream) for receiver in self._receivers for stream in self._ticket(receiver).mine]
         self._left = len(jobs)
         flat: list[FlatState] = []
         for member, stream in jobs:
@@ -111,10 +113,9 @@ class Push:
         for thread in self._threads:
             thread.start()
 
-    def _mine(self, receiver: str) -> range:
-        """Return the streams to a receiver that are this sender's."""
-        senders = self._plan.senders(receiver)
-        return range(senders.index(self._sender), STREAMS * len(senders), len(senders))
+    def _ticket(self, receiver: str) -> Ticket:
+        """Return what this sender shows a receiver."""
+        return Ticket(plan=self._plan, sender=self._sender, receiver=receiver, kind=self._kind)
 
     def abort(self) -> None:
         """Leave at once. Any thread; never blocks."""
@@ -155,7 +156,7 @@ class Push:
         with self._introduced(receiver, address, stream) as wire:
             if stream == 0:
                 wire.write(self._header)
-            streams = STREAMS * len(self._plan.senders(receiver))
+            streams = self._ticket(receiver).streams
             parts = stream_chunks(flat.nbytes, stream, self._chunk_bytes, streams=streams)
             for place, (start, length) in enumerate(parts):
                 pieces = flat.pieces(start, length)
@@ -188,10 +189,11 @@ class Push:
                 self._sockets.remove(connection)
 
     def _introduce(self, wire: Wire, receiver: str, stream: int) -> None:
-        ticket = Ticket(plan=self._plan, sender=self._sender, receiver=receiver)
+        ticket = self._ticket(receiver)
+        generation, rank = self._plan.generation, self._plan.rank(self._sender) or 0
         mine = secrets.token_bytes(NONCE)
         try:
-            wire.write(PREAMBLE.pack(MAGIC, self._plan.generation, stream, mine))
+            wire.write(PREAMBLE.pack(self._kind, generation, rank, stream, mine))
             theirs = wire.read(NONCE)
             proof = wire.read(TAG)
         except (ConnectionResetError, BrokenPipeError) as error:

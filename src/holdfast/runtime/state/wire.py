@@ -6,6 +6,7 @@ import bisect
 import hmac
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -20,17 +21,28 @@ CHUNK_BYTES = 1 << 20
 #: How long an offer may come before its plan: orders reach workers at different times.
 OFFER_WAIT_S = 10.0
 
-MAGIC = b"holdfast"
+#: what a stream begins with: it brings a whole state, or a parcel
+STATE = b"holdfast"
+PARCEL = b"hfparcel"
 NONCE = 32
 TAG = 32
-PREAMBLE = struct.Struct("<8sQH32s")  # magic, generation, stream, the sender's nonce
+PREAMBLE = struct.Struct("<8sQIH32s")  # kind, generation, the sender's rank, stream, the sender's nonce
 CLAIM = struct.Struct("<QQ32s32s")  # step, header bytes, the SHA-256 of the header, and of the manifest in it
 CHUNK = struct.Struct("<QII")  # offset in the state, bytes, checksum
 ACCEPTED = b"K"
 
 
+class Offer(NamedTuple):
+    """What whoever connects says that it brings, before it has shown who it is."""
+
+    kind: bytes
+    generation: int
+    sender: int
+    stream: int
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent: the state of `step`, and the newest steps that have led to it, as far as v is known."""
+    """What is sent: the state of `step`, or a part of it; the newest steps that led to it, as far as v is known."""
 
     step: int
     passed: PassedSteps
@@ -39,23 +51,36 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """Who may send whom the state of a generation."""
+    """Who may send whom the state of a generation, or a parcel."""
 
     plan: GenerationPlan
     sender: str
     receiver: str
+    kind: bytes = STATE
 
     @property
     def streams(self) -> int:
-        """How many streams the receiver's state comes in: of all that send it in turn, `STREAMS` of each."""
-        return STREAMS * len(self.plan.senders(self.receiver))
+        """In how many streams it comes: a parcel of one sender, a state in turn of all that send it."""
+        return STREAMS * len(self.senders)
+
+    @property
+    def senders(self) -> tuple[str, ...]:
+        """Who sends what comes in all of them."""
+        return (self.sender,) if self.kind == PARCEL else self.plan.senders(self.receiver)
+
+    @property
+    def mine(self) -> range:
+        """Which of them the sender has."""
+        senders = self.senders
+        return range(senders.index(self.sender), self.streams, len(senders))
 
     def tag(self, role: str, stream: int, nonces: bytes, claim: bytes = b"") -> bytes:
         """Return the proof of one side of one stream."""
         text = "\0".join(
             (role, str(self.plan.term), str(self.plan.generation), self.sender, self.receiver, str(stream))
         )
-        return hmac.digest(self.plan.secret, b"holdfast state\0" + text.encode() + b"\0" + nonces + claim, "sha256")
+        what = b"holdfast parcel\0" if self.kind == PARCEL else b"holdfast state\0"
+        return hmac.digest(self.plan.secret, what + text.encode() + b"\0" + nonces + claim, "sha256")
 
 
 # ---- bytes of tensors as one flat space ----

@@ -46,6 +46,21 @@ class StoredExperts:
     def __init__(self, shape: ExpertShape) -> None:
         self.shape = shape
         self._steps = np.zeros((shape.layers, shape.experts), dtype=np.int64)
+        #: whose tokens are computed here in the step under way, as replicas
+        self.serving = np.zeros_like(self._steps)
+        #: those that have come beside a step: they are served by nobody here before it is applied
+        self._aside = self._nothing
+        #: what is still to come beside the step, and in which generation: replicas by who sends them
+        self._coming: dict[str, IntArray] = {}
+        self._generation = 0
+
+    @property
+    def _nothing(self) -> IntArray:
+        return np.full((self.shape.layers, self.shape.experts), -1, dtype=np.int64)
+
+    @property
+    def _whole(self) -> IntArray:
+        return np.maximum(self._steps, self._aside)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -54,8 +69,22 @@ class StoredExperts:
 
     def keep(self, counts: IntArray) -> bool:
         """Let go of all others; False where one of these is not here."""
-        self._steps = np.where(counts > 0, self._steps, -1)
+        self._steps, self._aside = np.where(counts > 0, self._whole, -1), self._nothing
+        self._coming = {}
         return bool((self._steps[counts > 0] >= 0).all())
+
+    def expect(self, generation: int, coming: dict[str, IntArray]) -> None:
+        """So many replicas are to come from others, beside the first step of a generation."""
+        self._generation, self._coming = generation, dict(coming)
+
+    def awaits(self, generation: int, sender: str = "") -> bool:
+        """Return whether something is still to come in a generation, from this sender or from any."""
+        return generation == self._generation and (sender in self._coming if sender else bool(self._coming))
+
+    def land(self, sender: str, offers: tuple[int, ...]) -> None:
+        """All has come that a sender was to send."""
+        counts, offered = self._coming.pop(sender), np.array(offers).reshape(self._steps.shape)
+        self._aside = np.where(counts > 0, offered, self._aside)
 
     def fetch(self, offers: tuple[int, ...], counts: IntArray) -> bool:
         """Hold these too, from what all members had; False where nobody had one."""
@@ -65,17 +94,21 @@ class StoredExperts:
 
     def load(self, counts: IntArray, step: int) -> None:
         """Read these from the checkpoint of a step, over all that was here."""
-        self._steps = np.where(counts > 0, step, -1)
+        self._steps, self._aside = np.where(counts > 0, step, -1), self._nothing
 
     def apply(self, counts: IntArray, step: int) -> bool:
         """Keep only these, and train them by one step; False where they are not of the step before."""
         whole = self.are_of(counts, step - 1)
-        self._steps = np.where(counts > 0, step, -1)
+        self._steps, self._aside = np.where(counts > 0, step, -1), self._nothing
         return whole
 
     def are_of(self, counts: IntArray, step: int) -> bool:
         """Return whether all these are here, and of that step."""
-        return bool((self._steps[counts > 0] == step).all())
+        return bool((self._whole[counts > 0] == step).all())
+
+    def serves(self, step: int) -> bool:
+        """Return whether tokens of the step after this one can be computed here: what lies aside serves nobody."""
+        return bool((self._steps[self.serving > 0] == step).all())
 
 
 def pool(offers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

@@ -1,16 +1,25 @@
-"""Simulated state on its way from a member that has it to one that lacks it: takes time, can be torn."""
+"""Simulated state on its way between members: all of it to one that lacks it, or experts beside a step.
+
+It takes time, can be torn, and what comes is of the moment at which it left.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from holdfast.simulation.machines.host import WorkerHost
 from holdfast.simulation.machines.training import SimReceipt
+from holdfast.simulation.world import Peer
 
 
-class Pusher:
-    """The transfers that a worker sends."""
+class Sending:
+    """The transfers of one kind that a worker sends, one to each target."""
 
-    def __init__(self, worker: WorkerHost) -> None:
+    def __init__(self, worker: WorkerHost, takes: Callable[[Peer, int], bool]) -> None:
+        """Send nothing yet. `takes`: tell whether a target takes what a generation has for it, now."""
         self._worker = worker
+        self._takes = takes
         self._generation = 0
         self._open: set[str] = set()
         self._attempt = 0
@@ -18,11 +27,11 @@ class Pusher:
 
     @property
     def active(self) -> bool:
-        """True while somebody is still owed the state that is here: it must not change."""
+        """True while somebody is still owed something of the state that is here: it must not change."""
         return bool(self._open)
 
     def begin(self, generation: int, targets: tuple[str, ...]) -> None:
-        """Start to push to all targets, unless that has begun."""
+        """Start to send to all targets, unless that has begun."""
         if generation == self._generation:
             return
         self._generation = generation
@@ -36,6 +45,14 @@ class Pusher:
         self._attempt += 1
         self._open.clear()
 
+    def leaving(self) -> Any:
+        """Return what leaves here now."""
+        raise NotImplementedError
+
+    def landed(self, peer: Peer, generation: int, what: Any) -> str:
+        """It has come whole; return what of it is refused, "" for nothing."""
+        raise NotImplementedError
+
     def _try(self, target: str, attempt: int) -> None:
         worker, world = self._worker, self._worker.world
         if attempt != self._attempt:
@@ -45,15 +62,12 @@ class Pusher:
             if world.rng.random() < 0.5:
                 worker.obey(worker.machine.complain(self._generation, f"{target} cannot be reached"))
             return
-        busy = peer.stopped or peer.copier.active or peer.machine.warming.under_way
-        if busy or not world.reaches(worker.id, target) or not peer.machine.pushed(self._generation):
+        if peer.stopped or not world.reaches(worker.id, target) or not self._takes(peer, self._generation):
             self._again(target, attempt)
             return
-        if not peer.machine.keeps:
-            peer.whole, peer.state = False, world.garbage()
         peer.advance()  # it may have entered the pending generation just now
         if not peer.boundary("receiving") and not worker.boundary("sending"):
-            world.after("transfer", worker, self._arrived, target, attempt, worker.state, worker.machine.applied)
+            world.after("transfer", worker, self._arrived, target, attempt, self.leaving())
 
     def _again(self, target: str, attempt: int) -> None:
         """Nothing gets through: try again, but not for ever."""
@@ -67,7 +81,7 @@ class Pusher:
             )
             worker.obey(fault)
 
-    def _arrived(self, target: str, attempt: int, state: int, step: int) -> None:
+    def _arrived(self, target: str, attempt: int, what: Any) -> None:
         worker, world = self._worker, self._worker.world
         peer = world.worker(target)
         if attempt != self._attempt:
@@ -79,12 +93,70 @@ class Pusher:
             self._try(target, attempt)
             return
         self._open.discard(target)
-        before, senders = peer.receipt, frozenset((worker.id,))
-        if before is not None and before.generation == self._generation:
-            if (before.step, before.state) != (step, state):  # (others have sent parts of another state)
-                worker.obey(worker.machine.complain(self._generation, f"{target} refuses the state of step {step}"))
-                return
-            senders |= before.senders
-        peer.receipt = SimReceipt(self._generation, step, worker.machine.history, state, senders)
+        if why := self.landed(peer, self._generation, what):
+            worker.obey(worker.machine.complain(self._generation, f"{target} refuses {why}"))
+            return
         peer.advance()
         worker.advance()
+
+
+class Pusher(Sending):
+    """The whole states that a worker sends; who takes one gives up its own, unless it keeps that."""
+
+    def __init__(self, worker: WorkerHost, beside: Carrier | None) -> None:
+        """Send nothing yet. `beside`: what sends experts, None for a dense model."""
+        super().__init__(worker, self._taken)
+        self._beside = beside
+
+    @property
+    def active(self) -> bool:
+        return super().active or (self._beside is not None and self._beside.active)
+
+    def abort(self) -> None:
+        super().abort()
+        if self._beside is not None:
+            self._beside.abort()
+
+    def leaving(self) -> tuple[int, int]:
+        step = self._worker.machine.applied
+        assert step is not None
+        return self._worker.state, step
+
+    def landed(self, peer: Peer, generation: int, what: tuple[int, int]) -> str:
+        state, step = what
+        before, senders = peer.receipt, frozenset((self._worker.id,))
+        if before is not None and before.generation == generation:
+            if (before.step, before.state) != (step, state):  # (others have sent parts of another state)
+                return f"the state of step {step}"
+            senders |= before.senders
+        peer.receipt = SimReceipt(generation, step, self._worker.machine.history, state, senders)
+        return ""
+
+    def _taken(self, peer: Peer, generation: int) -> bool:
+        if peer.copier.active or peer.machine.warming.under_way or not peer.machine.pushed(generation):
+            return False
+        if not peer.machine.keeps:
+            peer.whole, peer.state = False, self._worker.world.garbage()
+        return True
+
+
+class Carrier(Sending):
+    """The experts that a worker sends beside a step; they lie beside the receiver's own until that has applied it."""
+
+    def __init__(self, worker: WorkerHost) -> None:
+        super().__init__(worker, self._taken)
+
+    def leaving(self) -> tuple[int, ...]:
+        assert self._worker.experts is not None
+        return self._worker.experts.steps
+
+    def landed(self, peer: Peer, generation: int, what: tuple[int, ...]) -> str:
+        if peer.experts is not None and self._taken(peer, generation):
+            peer.experts.land(self._worker.id, what)
+        return ""
+
+    def _taken(self, peer: Peer, generation: int) -> bool:
+        machine = peer.machine
+        if machine.frozen or machine.generation != generation or peer.experts is None:
+            return False
+        return peer.experts.awaits(generation, self._worker.id)

@@ -80,7 +80,7 @@ class SimWorker(Process):
         self.gradients: training.SimSums = {}
         self.reduced: training.SimReduced | None = None
         self.operation: Underway | None = None
-        self.pusher = Pusher(self)
+        self.pusher = Pusher(self, self._mover.carrier if self._mover else None)
         #: the state that has come, until the training thread takes it
         self.receipt: training.SimReceipt | None = None
         #: in apply; at the next micro-batch; its gradient joins the sums wrongly; its state is not what it should be
@@ -200,7 +200,7 @@ class SimWorker(Process):
             self._group().abandon(self, operation)
         elif self.busy == "vote" and operation is not None:
             self.world.after("abandon", self, self._leave_vote, operation)
-        elif self.busy in ("load", "pause", "save"):
+        elif self.busy in ("load", "pause", "save", "bring"):
             self.busy = ""
 
     def _leave_vote(self, operation: Underway) -> None:
@@ -337,15 +337,15 @@ class SimWorker(Process):
         kind, self.busy = self.busy, ""
         if kind == "reduce":
             self._reduced(value)
-        elif kind == "move":
-            assert self.machine.plan is not None
-            assert self._mover is not None
-            self._mover.moved(self.machine.plan, value)
+        elif kind == "move" and self._mover is not None:
+            self._mover.moved(value)
         else:
             self._vote_done(value)
 
     def _reduced(self, value: training.SimReduced) -> None:
         """All reductions of the step have returned, unless a Stop was faster."""
+        if self._mover is not None and not self._mover.brings(self._reduced, value):
+            return
         self.obey(self.machine.reduced(value.v))
         if self.machine.phase is Phase.REFUSED:
             self.checker.refuses(self, value)

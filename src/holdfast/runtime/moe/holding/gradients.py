@@ -2,7 +2,8 @@
 
 Out of place, like the dense reduction: the local sums stay intact until the step has passed. Each shard is summed by
 one rank, in rank order, and that rank's bits go to all hosts, so replicas stay equal in every bit. An expert with a
-single host needs no all-to-all.
+single host needs no all-to-all. Where experts travel beside the step, their hosts are others once it is applied: the
+sums are made by those that have computed, as ever, and go to those that are to apply them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from holdfast.runtime.gradients.bucket import CHUNK, add_up, squared_norm
 from holdfast.runtime.gradients.reduction import Reduced, replacing
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.moe.holding.hosts import Placement
-from holdfast.runtime.moe.holding.shares import Family, Item, families
+from holdfast.runtime.moe.holding.shares import Family, FamilyKey, Item, families
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.tensors import copy_each, pieces
 
@@ -34,6 +35,14 @@ class _Traffic:
     sources: list[torch.Tensor]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Following:
+    """Where the experts live once a step is applied: per layer and rank, and on this rank the expert of each row."""
+
+    placement: Placement
+    rows: Sequence[tuple[int, ...]]
+
+
 class ExpertGradients:
     """Local and reduced gradients of the experts that live here.
 
@@ -41,13 +50,20 @@ class ExpertGradients:
     Rows not in use have zero gradients, always.
     """
 
-    def __init__(self, layers: Sequence[ExpertLayer], placement: Placement, comm: Communicator) -> None:
+    def __init__(
+        self,
+        layers: Sequence[ExpertLayer],
+        placement: Placement,
+        comm: Communicator,
+        following: Following | None = None,
+    ) -> None:
         """Take over the gradients of the layers' experts.
 
         Args:
             layers: all MoE layers of the model, bound to the placement; all of one dtype.
             placement: per layer and rank.
             comm: the domain's group.
+            following: where the experts live once the reduced gradients are applied; None: where they do now.
 
         Raises:
             ValueError: the experts are of several dtypes.
@@ -57,15 +73,20 @@ class ExpertGradients:
             raise ValueError(f"expert parameters have several dtypes: {sorted(str(dtype) for dtype in dtypes)}")
         self._layers = list(layers)
         self._comm = comm
-        self._placed = [set(held[comm.rank]) for held in placement]
+        then = placement if following is None else following.placement
+        self._placed = [set(held[comm.rank]) for held in then]
+        #: the expert of each row of the local gradients, and of the reduced ones
+        self._local_rows = [layer.experts.row_experts for layer in layers]
+        self._reduced_rows = self._local_rows if following is None else list(following.rows)
         self._weights = [layer.experts.weights() for layer in layers]
         sizes = [{name: w[0].numel() for name, w in weights.items()} for weights in self._weights]
-        everybody = families(placement, sizes)
-        mine = [family for family in everybody if comm.rank in family.hosts]
-        #: Whether any expert of the job has a second host; without one no all-to-all is needed, on any rank.
-        self._replicated = any(len(family.hosts) > 1 for family in everybody)
-        self._alone = [family for family in mine if len(family.hosts) == 1]
-        self._shared = [family for family in mine if len(family.hosts) > 1]
+        everybody = families(placement, sizes, then)
+        mine = [family for family in everybody if comm.rank in (*family.hosts, *family.receivers)]
+        #: Whether any expert of the job has a second host, or another one then; else no all-to-all is needed anywhere.
+        self._replicated = not all(family.at_home for family in everybody)
+        self._alone = [family for family in mine if family.at_home]
+        self._shared = [family for family in mine if not family.at_home]
+        self._summed = [family for family in self._shared if comm.rank in family.hosts]
         self._local = [{name: torch.zeros_like(w) for name, w in weights.items()} for weights in self._weights]
         self._fresh_buffers()
         self.use_local()
@@ -118,7 +139,7 @@ class ExpertGradients:
             counts = [self._reduce_alone(item, scale) for family in self._alone for item in family.items]
             if scatter is not None:
                 comm.wait(scatter)
-                counts += [self._sum(family, scale) for family in self._shared]
+                counts += [self._sum(family, scale) for family in self._summed]
         return Reduced(grad_square=sum(count[0] for count in counts), nonfinite=sum(count[1] for count in counts))
 
     @torch.no_grad()
@@ -129,7 +150,7 @@ class ExpertGradients:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
         if factor != 1.0:
-            alone = [self._flat(self._reduced, item) for family in self._alone for item in family.items]
+            alone = [self._result(item) for family in self._alone for item in family.items]
             for part in (*alone, *self._owned.values()):
                 part.mul_(factor)
         with replacing(self._fresh_buffers):
@@ -144,14 +165,14 @@ class ExpertGradients:
         return comm.start_all_to_all(traffic.receive, traffic.send, traffic.receive_splits, traffic.send_splits)
 
     def _reduce_alone(self, item: Item, scale: float) -> tuple[float, int]:
-        reduced = self._flat(self._reduced, item)
-        torch.mul(self._flat(self._local, item), scale, out=reduced)
+        reduced = self._result(item)
+        torch.mul(self._own(item), scale, out=reduced)
         return _measure(reduced)
 
     def _sum(self, family: Family, scale: float) -> tuple[float, int]:
         """Sum this rank's shards of a family in rank order, whoever they came from."""
-        shard, versions = self._owned[family.hosts], self._versions[family.hosts]
-        own = self._parts(self._local, family, self._comm.rank)
+        shard, versions = self._owned[family.key], self._versions[family.key]
+        own = self._own_parts(family, self._comm.rank)
         torch.cat(own, out=versions[family.hosts.index(self._comm.rank)])
         add_up(versions, shard, scale)
         return _measure(shard)
@@ -165,9 +186,12 @@ class ExpertGradients:
 
     def _unwritten(self) -> list[dict[str, torch.Tensor]]:
         """Return buffers whose rows in use every reduction fills; zero where no expert is that works here."""
-        buffers = [{name: torch.empty_like(w) for name, w in weights.items()} for weights in self._weights]
-        for layer, stacks, placed in zip(self._layers, buffers, self._placed, strict=True):
-            for row, expert in enumerate(layer.experts.row_experts):
+        buffers = [
+            {name: w.new_empty((len(rows), *w.shape[1:])) for name, w in weights.items()}
+            for weights, rows in zip(self._weights, self._reduced_rows, strict=True)
+        ]
+        for rows, stacks, placed in zip(self._reduced_rows, buffers, self._placed, strict=True):
+            for row, expert in enumerate(rows):
                 for stack in stacks.values() if expert not in placed else ():
                     stack[row].zero_()
         return buffers
@@ -177,21 +201,32 @@ class ExpertGradients:
         self._reduced = self._unwritten()
         first = next((w for weights in self._weights for w in weights.values()), torch.empty(0))
         rank = self._comm.rank
-        self._owned = {family.hosts: first.new_empty(family.shard_length(rank)) for family in self._shared}
-        self._scatter = self._traffic(first, lambda family, peer: self._parts(self._local, family, peer), rank)
-        self._gather = self._traffic(first, lambda family, peer: [self._owned[family.hosts]], None)
+        self._owned = {family.key: first.new_empty(family.shard_length(rank)) for family in self._summed}
+        self._scatter = self._traffic(first, self._to_sum)
+        self._gather = self._traffic(first, self._to_spread)
         self._versions = self._versions_by_host(rank)
         self._landing, self._arrived = self._landing_places(rank)
 
+    def _to_sum(self, family: Family, peer: int) -> tuple[list[torch.Tensor], int]:
+        """Each host's version of a shard goes to the host that sums it up."""
+        if self._comm.rank not in family.hosts or peer not in family.hosts:
+            return [], 0
+        return self._own_parts(family, peer), family.shard_length(self._comm.rank)
+
+    def _to_spread(self, family: Family, peer: int) -> tuple[list[torch.Tensor], int]:
+        """Each sum goes to all that are to apply it."""
+        rank = self._comm.rank
+        leaving = [self._owned[family.key]] if rank in family.hosts and peer in family.receivers else []
+        return leaving, family.shard_length(peer) if peer in family.hosts and rank in family.receivers else 0
+
     def _traffic(
-        self, like: torch.Tensor, parts: Callable[[Family, int], list[torch.Tensor]], owner: int | None
+        self, like: torch.Tensor, between: Callable[[Family, int], tuple[list[torch.Tensor], int]]
     ) -> _Traffic:
         """Lay out one all-to-all with every peer.
 
         Args:
             like: gives dtype and device.
-            parts: what goes to a peer.
-            owner: whose shards come in: this rank's, or (None) each peer's own.
+            between: what of a family goes to a peer, and how many elements come from it.
         """
         rank = self._comm.rank
         sources: list[torch.Tensor] = []
@@ -199,11 +234,11 @@ class ExpertGradients:
         for peer in range(self._comm.size):
             if peer == rank:
                 continue
-            common = [family for family in self._shared if peer in family.hosts]
-            leaving = [part for family in common for part in parts(family, peer)]
+            passed = [between(family, peer) for family in self._shared]
+            leaving = [part for parts, _ in passed for part in parts]
             sources += leaving
             send_splits[peer] = sum(part.numel() for part in leaving)
-            receive_splits[peer] = sum(family.shard_length(peer if owner is None else owner) for family in common)
+            receive_splits[peer] = sum(coming for _, coming in passed)
         return _Traffic(
             send=like.new_empty(sum(send_splits)),
             receive=like.new_empty(sum(receive_splits)),
@@ -212,28 +247,32 @@ class ExpertGradients:
             sources=sources,
         )
 
-    def _parts(self, buffers: list[dict[str, torch.Tensor]], family: Family, owner: int) -> list[torch.Tensor]:
-        """Return an owner's shards of all items of a family, as flat views."""
-        return [self._flat(buffers, item)[family.shard(item, owner)] for item in family.items]
+    def _own_parts(self, family: Family, owner: int) -> list[torch.Tensor]:
+        """Return an owner's shards of this rank's gradients of all items of a family, as flat views."""
+        return [self._own(item)[family.shard(item, owner)] for item in family.items]
 
-    def _flat(self, buffers: list[dict[str, torch.Tensor]], item: Item) -> torch.Tensor:
-        row = self._layers[item.layer].experts.row(item.expert)
-        return buffers[item.layer][item.weight][row].view(-1)
+    def _own(self, item: Item) -> torch.Tensor:
+        row = self._local_rows[item.layer].index(item.expert)
+        return self._local[item.layer][item.weight][row].view(-1)
+
+    def _result(self, item: Item) -> torch.Tensor:
+        row = self._reduced_rows[item.layer].index(item.expert)
+        return self._reduced[item.layer][item.weight][row].view(-1)
 
     def _received(self, traffic: _Traffic, peer: int, lengths: list[int]) -> list[torch.Tensor]:
         start = sum(traffic.receive_splits[:peer])
         return list(pieces(traffic.receive[start : start + sum(lengths)], lengths))
 
-    def _versions_by_host(self, rank: int) -> dict[tuple[int, ...], list[torch.Tensor]]:
+    def _versions_by_host(self, rank: int) -> dict[FamilyKey, list[torch.Tensor]]:
         """Return all hosts' versions of this rank's shards, in rank order."""
-        found: dict[tuple[int, ...], list[torch.Tensor]] = {family.hosts: [] for family in self._shared}
+        found: dict[FamilyKey, list[torch.Tensor]] = {f.key: [] for f in self._summed}
         for peer in range(self._comm.size):
-            common = [family for family in self._shared if peer in family.hosts]
+            common = [family for family in self._summed if peer in family.hosts]
             lengths = [family.shard_length(rank) for family in common]
-            own = [torch.empty_like(self._owned[family.hosts]) for family in common] if peer == rank else None
+            own = [torch.empty_like(self._owned[family.key]) for family in common] if peer == rank else None
             parts = own or self._received(self._scatter, peer, lengths)
             for family, part in zip(common, parts, strict=True):
-                found[family.hosts].append(part)
+                found[family.key].append(part)
         return found
 
     def _landing_places(self, rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -241,12 +280,12 @@ class ExpertGradients:
         landing: list[torch.Tensor] = []
         arrived: list[torch.Tensor] = []
         for peer in range(self._comm.size):
-            common = [family for family in self._shared if peer in family.hosts]
+            common = [family for family in self._shared if peer in family.hosts and rank in family.receivers]
             lengths = [family.shard_length(peer) for family in common]
-            own = [self._owned[family.hosts] for family in common] if peer == rank else None
+            own = [self._owned[family.key] for family in common] if peer == rank else None
             shards = own or self._received(self._gather, peer, lengths)
             for family, shard in zip(common, shards, strict=True):
-                places = self._parts(self._reduced, family, peer)
+                places = [self._result(item)[family.shard(item, peer)] for item in family.items]
                 landing += places
                 arrived += pieces(shard, [place.numel() for place in places])
         return landing, arrived

@@ -26,11 +26,12 @@ from holdfast.runtime.groups.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.moe.experts.expert_clock import ExpertClock
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.choices import RoutingChoices
-from holdfast.runtime.moe.holding.gradients import ExpertGradients
+from holdfast.runtime.moe.holding.gradients import ExpertGradients, Following
 from holdfast.runtime.moe.holding.hosts import Placement, everywhere, from_counts, rank_column
 from holdfast.runtime.moe.holding.migrate import plan_moves, stage
 from holdfast.runtime.moe.holding.saving import named_rows, savers
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
+from holdfast.runtime.moe.holding.travel import Travel
 from holdfast.runtime.moe.holding.verify import verify_replicas
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers, serve_round
 from holdfast.runtime.moe.layer.rounds import StepState
@@ -69,6 +70,11 @@ class JobExperts:
         self._seed = seed
         self._comm: Communicator
         self._placement: Placement
+        #: the experts that travel beside the step under way, None for none; and where all live once it is applied
+        self.travel: Travel | None = None
+        self._following: Following | None = None
+        #: the gradients of the next step are to lie in other rows
+        self._rebind = False
         self._window = LOADS_WINDOW
         self._clock = ExpertClock()
         for layer in layers:
@@ -124,13 +130,29 @@ class JobExperts:
             HaltedError, PeerLostError: broken off; what was held still is.
         """
         keep = _names(change.keep)
-        if any(set(here) - set(kept) for here, kept in zip(self.shards.hosted, keep, strict=True)):
-            self._hold(keep)
-        wanted = self._columns(plan.placement)
-        received = self._bring(moving or comm, self._columns(plan.held), wanted) if change.bring else 0
+        if self.shards.hosted != keep:
+            # (what came beside a step that was broken off may count)
+            self._hold(keep, self.travel.arrived if self.travel is not None else None)
+        self.travel = self._following = None
         self._window = plan.window
+        wanted = self._columns(plan.placement)
+        if change.beside:
+            self._set_out(comm, from_counts(self._columns(change.serving)), from_counts(wanted))
+            return 0
+        received = self._bring(moving or comm, self._columns(plan.held), wanted) if change.bring else 0
         self._bind(comm, from_counts(wanted))
         return received
+
+    def _set_out(self, comm: Communicator, serving: Placement, wanted: Placement) -> None:
+        """Work on where the experts live, while what is missing travels: it is for `passed` to take up."""
+        self.travel = Travel(self.shards, serving, wanted, comm.rank)
+        mine = rank_column(wanted, comm.rank)
+        rows = tuple(
+            self.shards.seats(layer, names, number)
+            for layer, (names, number) in enumerate(zip(mine, _rows(mine), strict=True))
+        )
+        self._following = Following(placement=wanted, rows=rows)
+        self._bind(comm, serving)
 
     def _bring(self, comm: Communicator, held: IntArray, wanted: IntArray) -> int:
         before, after = from_counts(held), from_counts(wanted)
@@ -141,11 +163,14 @@ class JobExperts:
         return staged.received_bytes
 
     def _bind(self, comm: Communicator, placement: Placement) -> None:
+        self._bind_layers(comm, placement)
+        self.gradients = ExpertGradients(self.layers, placement, comm, self._following)
+        self.choices = RoutingChoices(self.layers, self.state)
+
+    def _bind_layers(self, comm: Communicator, placement: Placement) -> None:
         self._comm, self._placement = comm, placement
         self.state = bind_layers(self.layers, comm, placement)
         self.state.seed = self._seed
-        self.gradients = ExpertGradients(self.layers, placement, comm)
-        self.choices = RoutingChoices(self.layers, self.state)
 
     def _columns(self, blobs: Sequence[bytes]) -> IntArray:
         """Return replicas per layer, expert and rank, `(L, E, N)`."""
@@ -167,7 +192,11 @@ class JobExperts:
         hosted = self.shards.hosted
         if any(layer.experts.rows > rows for layer, rows in zip(self.layers, _rows(hosted), strict=True)):
             self._hold(hosted)
+            self._rebind = True
+        if self._rebind:
             self.gradients = ExpertGradients(self.layers, self._placement, self._comm)
+            self.choices = RoutingChoices(self.layers, self.state)
+            self._rebind = False
         self.gradients.zero()
         self.state.restart()
 
@@ -203,13 +232,27 @@ class JobExperts:
     def passed(self) -> None:
         """A commit operation of this generation has passed: everybody holds what it is to host, the rest may go.
 
-        The rows stay as many as they are: the reduced gradients lie in the same order.
+        The rows stay as many as they are: the reduced gradients lie in the same order. What has travelled beside the
+        step takes its place, as they were laid out for.
         """
         self._count_loads()
+        if self._following is not None:
+            self._arrive(self._following)
+            return
         placed = rank_column(self._placement, self._comm.rank)
         if self.shards.hosted != placed:
             for layer, names in enumerate(placed):
                 self.shards.rearrange(layer, names)
+
+    def _arrive(self, following: Following) -> None:
+        """Let the experts live where they have travelled to, and serve them there from the next step on."""
+        assert self.travel is not None
+        placed = rank_column(following.placement, self._comm.rank)
+        self._hold(placed, self.travel.arrived)
+        on_void = self.state.on_void
+        self._bind_layers(self._comm, following.placement)
+        self.state.on_void = on_void
+        self.travel, self._following, self._rebind = None, None, True
 
     def _count_loads(self) -> None:
         """Add the step that has passed; an attempt that was undone does not count."""

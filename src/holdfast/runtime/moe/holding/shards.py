@@ -102,6 +102,10 @@ class ExpertShards:
         """Return one expert's row of one tensor, the live one."""
         return self._stacked(layer, spec)[self.layers[layer].experts.row(expert)]
 
+    def seats(self, layer: int, experts: Sequence[int], rows: int) -> tuple[int, ...]:
+        """Return the expert of each row, -1 for none, once exactly these distinct ones live in so many rows."""
+        return _seats(self.layers[layer].experts.row_experts, sorted(experts), rows)
+
     def adopt(self, layer: int, spec: LayerSpec) -> None:
         """Let the optimizer have the state that `spec` names: missing stacks are zero, values are set."""
         weights = self._weights(layer)
@@ -151,7 +155,7 @@ class ExpertShards:
         room = max(module.rows, len(wanted)) if rows is None else rows
         if unknown or len(wanted) > room:
             raise ValueError(f"layer {layer}: experts {wanted} in {room} rows: {unknown} are not here")
-        old, new = module.row_experts, _seats(module.row_experts, wanted, room)
+        old, new = module.row_experts, self.seats(layer, wanted, room)
         spec = self.describe(layer)
         for row in spec.rows:
             stack = _rearranged(self._stacked(layer, row), old, new)

@@ -15,6 +15,10 @@ from holdfast.runtime.moe.holding.hosts import Placement, hosts
 ALIGNMENT = 16
 
 
+#: whose gradients are summed up, and who is to have the sum
+FamilyKey = tuple[tuple[int, ...], tuple[int, ...]]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
     """One weight of one expert of one layer."""
@@ -27,10 +31,21 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """All items that live on the same ranks."""
+    """All items that live on the same ranks, and are to: whose gradients `hosts` make and `receivers` apply."""
 
     hosts: tuple[int, ...]
+    receivers: tuple[int, ...]
     items: tuple[Item, ...]
+
+    @property
+    def key(self) -> FamilyKey:
+        """What tells a family from all others."""
+        return self.hosts, self.receivers
+
+    @property
+    def at_home(self) -> bool:
+        """True where nothing travels: one rank has it all, and keeps it."""
+        return len(self.hosts) == 1 and self.receivers == self.hosts
 
     def shard(self, item: Item, rank: int) -> slice:
         """Return the elements of an item that a host sums up."""
@@ -44,16 +59,23 @@ class Family:
         return sum(part.stop - part.start for part in parts)
 
 
-def families(placement: Placement, weights: Sequence[dict[str, int]]) -> tuple[Family, ...]:
-    """Group all items by their hosts.
+def families(
+    placement: Placement, weights: Sequence[dict[str, int]], following: Placement | None = None
+) -> tuple[Family, ...]:
+    """Group all items by their hosts, and by those that are to be their hosts.
 
     Args:
         placement: per layer and rank.
         weights: per layer, elements of one expert's weights by name.
+        following: the placement from the next step on; None: the same.
     """
-    grouped: dict[tuple[int, ...], list[Item]] = {}
-    for layer, (held, sizes) in enumerate(zip(placement, weights, strict=True)):
+    grouped: dict[FamilyKey, list[Item]] = {}
+    for layer, (held, then, sizes) in enumerate(zip(placement, following or placement, weights, strict=True)):
+        receivers = hosts(then)
         for expert, ranks in hosts(held).items():
             items = (Item(layer=layer, expert=expert, weight=name, numel=size) for name, size in sizes.items())
-            grouped.setdefault(ranks, []).extend(items)
-    return tuple(Family(hosts=ranks, items=tuple(items)) for ranks, items in sorted(grouped.items()))
+            grouped.setdefault((ranks, receivers[expert]), []).extend(items)
+    return tuple(
+        Family(hosts=ranks, receivers=receivers, items=tuple(items))
+        for (ranks, receivers), items in sorted(grouped.items())
+    )

@@ -1,0 +1,173 @@
+"""Parcels between members: each gets what the others have for it, whole and of the right step, or it is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+from holdfast.control.link.wire import TransferError
+from holdfast.protocol.plan import GenerationPlan, Member
+from holdfast.runtime.state import tree
+from holdfast.runtime.state.parcels import AT_ONCE, Parcels
+from holdfast.runtime.state.receive import Receipt, StateInbox
+from holdfast.runtime.state.state import Manifest, StateMismatchError, StateView, TensorSpec
+from holdfast.runtime.state.wire import PARCEL, STATE, Offer, Ticket
+
+DEADLINE_S = 30.0
+NOTHING = tree.pack(None, None, "nothing")
+
+
+class Cargo:
+    """Everybody sends each other member one tensor of its own."""
+
+    def __init__(self, rank: int, world: int, numbers: int) -> None:
+        self.rank = rank
+        self.receivers = self.senders = [other for other in range(world) if other != rank]
+        self.numbers = numbers
+        self.here: dict[int, torch.Tensor] = {}
+
+    def view(self, to: int) -> StateView:
+        tensor = torch.full((self.numbers,), 100 * self.rank + to, dtype=torch.int64)
+        return StateView(manifest=self.manifest(self.rank, to), tensors=[tensor])
+
+    def prepare(self, source: int, manifest: Manifest) -> list[torch.Tensor]:
+        if manifest != self.manifest(source, self.rank):
+            raise StateMismatchError("something else was sent")
+        return [torch.zeros(self.numbers, dtype=torch.int64)]
+
+    def landed(self, source: int, tensors: Sequence[torch.Tensor]) -> None:
+        self.here[source] = tensors[0]
+
+    def manifest(self, source: int, to: int) -> Manifest:
+        spec = TensorSpec(f"{source} to {to}", "int64", (self.numbers,), host=True)
+        return Manifest(tensors=(spec,), parameters=0, buffers=0, optimizer=NOTHING, extra={})
+
+
+class Crew:
+    """A world of members in this process, each with a door of its own."""
+
+    def __init__(self, world: int, *, numbers: int = 1 << 18, steps: Sequence[int] = (), secret: bytes = b"s") -> None:
+        self.changed = threading.Condition()
+        self.errors: list[str] = []
+        self.parcels: list[Parcels] = []
+        self.doors = [
+            StateInbox("127.0.0.1", admit=self._admit(rank), open_receipt=self._open(rank)) for rank in range(world)
+        ]
+        members = tuple(
+            Member(worker=f"n{rank}/0/a", host="127.0.0.1", state_port=door.start())
+            for rank, door in enumerate(self.doors)
+        )
+        self.plan = GenerationPlan(term=1, generation=4, members=members, secret=secret)
+        self.cargo = [Cargo(rank, world, numbers) for rank in range(world)]
+        for rank, cargo in enumerate(self.cargo):
+            one = Parcels(
+                cargo,
+                plan=self.plan,
+                worker=self.plan.workers[rank],
+                step=steps[rank] if steps else 7,
+                on_error=self._failed,
+                notify=self._notify,
+            )
+            self.parcels.append(one)
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(ready, timeout=DEADLINE_S)
+
+    def close(self) -> None:
+        for one in self.parcels:
+            one.abort()
+        for door in self.doors:
+            door.close()
+
+    def _notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def _failed(self, error: str) -> None:
+        self.errors.append(error)
+        self._notify()
+
+    def _admit(self, rank: int) -> Callable[[Offer, float], Ticket | None]:
+        def admit(offer: Offer, _wait_s: float) -> Ticket | None:
+            known = offer.kind == PARCEL and offer.generation == self.plan.generation
+            return self.parcels[rank].ticket(offer.sender) if known else None
+
+        return admit
+
+    def _open(self, rank: int) -> Callable[[Ticket], Receipt | None]:
+        return lambda ticket: self.parcels[rank].receipt(ticket)
+
+
+@pytest.fixture
+def crews() -> Iterator[list[Crew]]:
+    made: list[Crew] = []
+    yield made
+    for crew in made:
+        crew.close()
+
+
+def test_everybody_gets_what_all_others_have_for_it(crews: list[Crew]) -> None:
+    world = AT_ONCE + 2  # (more receivers than a member sends to at once)
+    crew = Crew(world)
+    crews.append(crew)
+    assert all(one.awaits and not one.ended and not one.sent for one in crew.parcels)
+    for one in crew.parcels:
+        one.start()
+    crew.wait(lambda: all(one.sent and one.ended for one in crew.parcels) or bool(crew.errors))
+    assert not crew.errors
+    for rank, (one, cargo) in enumerate(zip(crew.parcels, crew.cargo, strict=True)):
+        one.take()
+        assert not one.awaits, "it is taken once"
+        assert sorted(cargo.here) == list(cargo.senders)
+        assert all((tensor == 100 * source + rank).all() for source, tensor in cargo.here.items())
+        assert one.nbytes == (world - 1) * cargo.numbers * 8
+
+
+def test_what_is_of_another_step_is_refused(crews: list[Crew]) -> None:
+    crew = Crew(2, steps=(7, 8))
+    crews.append(crew)
+    for one in crew.parcels:
+        one.start()
+    crew.wait(lambda: all(one.ended for one in crew.parcels))
+    with pytest.raises(TransferError, match="step 8, not of 7"):
+        crew.parcels[0].take()
+    assert not crew.cargo[0].here
+
+
+def test_what_does_not_fit_is_told_by_both_sides(crews: list[Crew]) -> None:
+    crew = Crew(2)
+    crews.append(crew)
+    crew.cargo[1].manifest = lambda source, to: Cargo.manifest(crew.cargo[0], to, source)  # pyright: ignore
+    crew.parcels[0].start()
+    crew.wait(lambda: crew.parcels[1].ended and bool(crew.errors))
+    with pytest.raises(TransferError, match="something else was sent"):
+        crew.parcels[1].take()
+    assert "could not be sent" in crew.errors[0]
+
+
+def test_who_leaves_takes_nothing_more(crews: list[Crew]) -> None:
+    crew = Crew(2)
+    crews.append(crew)
+    crew.parcels[1].abort()
+    assert crew.parcels[1].ended
+    crew.parcels[0].start()
+    crew.wait(lambda: bool(crew.errors))
+    assert not crew.parcels[0].sent
+    with pytest.raises(TransferError, match="broken off"):
+        crew.parcels[1].take()
+
+
+def test_a_parcel_is_shown_by_another_proof_than_a_state(crews: list[Crew]) -> None:
+    crew = Crew(2)
+    crews.append(crew)
+    parcel = crew.parcels[0].ticket(1)
+    assert parcel is not None
+    assert (parcel.sender, parcel.receiver, parcel.kind) == ("n1/0/a", "n0/0/a", PARCEL)
+    state = Ticket(plan=parcel.plan, sender=parcel.sender, receiver=parcel.receiver)
+    assert state.kind == STATE
+    assert parcel.tag("sender", 0, b"n") != state.tag("sender", 0, b"n")
+    assert crew.parcels[0].ticket(0) is crew.parcels[0].ticket(9) is None, "nobody else has anything for it"

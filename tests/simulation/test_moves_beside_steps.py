@@ -1,0 +1,74 @@
+"""Simulated rebalances: experts travel beside a step, whatever fails meanwhile, and nobody serves what has not come."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from holdfast.planning.arrays import IntArray
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.machines.experts import StoredExperts
+from holdfast.simulation.schedules.shrinking import failure
+
+BOUNDARIES = ("moving", "sending", "receiving", "computing", "reducing", "reduced", "voted", "passed", "applying")
+KINDS = (FaultKind.KILL_WORKER, FaultKind.KILL_NODE, FaultKind.STOP_WORKER)
+
+
+def plan(seed: int, *faults: Fault) -> FaultPlan:
+    return FaultPlan(seed=seed, nodes=4, start_nodes=4, steps=12, experts=4, slots=3, rebalance_every=1, faults=faults)
+
+
+@pytest.fixture
+def landed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What has come beside steps, by who sent it."""
+    counted: Counter[str] = Counter()
+    land = StoredExperts.land
+
+    def counting(self: StoredExperts, sender: str, offers: tuple[int, ...]) -> None:
+        counted[sender] += 1
+        land(self, sender, offers)
+
+    monkeypatch.setattr(StoredExperts, "land", counting)
+    return counted
+
+
+def test_experts_move_again_and_again_beside_steps(landed: Counter[str]) -> None:
+    cluster = SimCluster(plan(1))
+    assert not failure(cluster)
+    assert len([event for event in cluster.world.journal.events if isinstance(event, ev.Rebalanced)]) > 1
+    assert landed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_fails_amid_a_rebalance(landed: Counter[str], kind: FaultKind) -> None:
+    struck = 0
+    for number, boundary in enumerate(BOUNDARIES):
+        for step in (0, 4, 5, 6):
+            seed = 10 * number + step
+            cluster = SimCluster(plan(seed, Fault(kind=kind, target=seed, boundary=boundary, step=step, duration=0.7)))
+            assert not (why := failure(cluster)), f"{kind} at {boundary} of step {step}, seed {seed}: {why}"
+            struck += any(isinstance(event, ev.FailureDetected) for event in cluster.world.journal.events)
+    assert struck > len(BOUNDARIES)
+    assert landed.total() > 4 * len(BOUNDARIES)
+
+
+def test_who_does_not_wait_for_what_travels_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    awaits = StoredExperts.awaits
+    monkeypatch.setattr(
+        StoredExperts, "awaits", lambda self, generation, sender="": bool(sender) and awaits(self, generation, sender)
+    )
+    assert any("experts" in failure(SimCluster(plan(seed))) for seed in range(4))
+
+
+def test_who_serves_what_has_only_just_come_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    expect = StoredExperts.expect
+
+    def at_once(self: StoredExperts, generation: int, coming: dict[str, IntArray]) -> None:
+        self.serving = sum(coming.values(), self.serving)
+        expect(self, generation, coming)
+
+    monkeypatch.setattr(StoredExperts, "expect", at_once)
+    assert any("serves" in failure(SimCluster(plan(seed))) for seed in range(4))
