@@ -60,12 +60,11 @@ bench-recovery: install
 bench-redone: install
 	$(BIN)/python benchmarks/redone.py
 
-# what it costs that a node's part moves to a standby, planned or after a kill, in time and in memory, and whether moves
-# leave anything behind; that a node leaves, and that one is slow
+# what it costs that a node's part moves to a standby, planned or after a kill, in time and in memory, beside what plain
+# torch takes for it, and whether moves leave anything behind; that a node leaves, and that one is slow, beside what others
+# do about it. One table at the end of all that is asked; about an hour and a half
 bench-move: install
-	$(BIN)/python benchmarks/move.py
-	$(BIN)/python benchmarks/move_memory.py
-	$(BIN)/python benchmarks/stragglers.py
+	$(BIN)/python benchmarks/asked.py benchmarks/move.py "benchmarks/move_memory.py --moves 100" benchmarks/stragglers.py
 
 # three jobs on a pool of eight nodes for ten minutes of failures: nothing is lost, and what it costs
 bench-pool: install

@@ -1,6 +1,6 @@
 """Runs benchmarks one after the other, and prints one table of what is asked of them beside what they have measured.
 
-    python benchmarks/asked.py benchmarks/move.py benchmarks/stragglers.py
+    python benchmarks/asked.py benchmarks/move.py "benchmarks/move_memory.py --moves 100"
     python benchmarks/asked.py --table figures.jsonl       of a run before
 
 Each is started with `--figures FILE`, and adds its figures to that file as it ends. A figure counts by its median, or
@@ -11,6 +11,7 @@ Ends with 1 where a benchmark has, where a figure is not reached, or could not b
 from __future__ import annotations
 
 import argparse
+import shlex
 import statistics
 import subprocess
 import sys
@@ -38,9 +39,10 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     how: str = ""
 
     def against(self, others: Sequence[float], more: float, what: str) -> Figure:
-        """Return this with what others take, by their median, and so much more as its limit; none without others."""
+        """Return this with what others take, by their median, and so much more as its limit."""
         if not others:
-            return self
+            how = f"{what} were not measured"
+            return msgspec.structs.replace(self, values=(), asked=more, how=how)
         median = statistics.median(others)
         how = f"{what} {median:.3f} + {more:g} {self.unit}"
         return msgspec.structs.replace(self, asked=median + more, how=how)
@@ -60,7 +62,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     """Run the benchmarks and print the table; 1 where anything is not as it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benchmarks", nargs="*", type=Path)
+    parser.add_argument("benchmarks", nargs="*", help="scripts, each with its options")
     parser.add_argument("--table", type=Path, metavar="FILE", help="run nothing: print the table of these figures")
     parser.add_argument("--figures", type=Path, metavar="FILE", help="keep the figures in this file")
     options = parser.parse_args()
@@ -71,9 +73,10 @@ def main() -> int:
         path.unlink(missing_ok=True)
         codes: dict[str, int] = {}
         for benchmark in options.benchmarks:
-            print(f"\n---- {benchmark.name} ----", flush=True)
-            command = [sys.executable, str(benchmark), "--figures", str(path)]
-            codes[benchmark.name] = subprocess.run(command, check=False).returncode
+            script, *arguments = shlex.split(benchmark)
+            print(f"\n---- {benchmark} ----", flush=True)
+            command = [sys.executable, script, "--figures", str(path), *arguments]
+            codes[Path(script).name] = subprocess.run(command, check=False).returncode
         return report(read(path), codes)
 
 

@@ -199,7 +199,7 @@ class Run:
                     bench.settle(since=0, steps=2)
                     if moving:
                         bench.standby()
-                    while moving and job.all(StepCommitted)[-1].step < steps - EVERY:
+                    while moving and job.all(StepCommitted)[-1].step < steps - 2 * EVERY:
                         first = len(job.all(StepCommitted))
                         bench.move_once()
                         bench.settle(since=0, steps=first + EVERY - len(job.all(StepCommitted)))

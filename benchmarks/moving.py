@@ -132,8 +132,8 @@ class MoveBench(Bench):
 
     def _await_moves(self, leavers: Sequence[str], since: int) -> list[NodeMoved]:
         moved = [self.job.wait(NodeMoved, from_node=leaver, since=since) for leaver in leavers]
-        for leaver, event in zip(leavers, moved, strict=True):
-            self.job.wait(StandbyReady, node=leaver, since=self.job.events.index(event))
+        for leaver in leavers:
+            self.job.wait(StandbyReady, node=leaver, since=since)
         self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
         return moved
 
