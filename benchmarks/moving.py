@@ -51,7 +51,7 @@ class MoveBench(Bench):
         self._script = script
         self._folder = folder
         self._agents: list[subprocess.Popen[bytes]] = []
-        #: by kind: the parts of recoveries, in seconds; the bytes that one moved; joiners' first steps
+        #: by kind: the parts of recoveries, in seconds; the bytes that travelled; joiners' first steps
         self.parts: dict[str, list[dict[str, float]]] = {}
         self.moved_bytes: dict[str, list[int]] = {}
         self.first_steps: dict[str, list[FirstStep]] = {}
@@ -66,7 +66,6 @@ class MoveBench(Bench):
         moved = self._await_moves(victims, since)
         self._note_longest(kind, since)
         self._note_parts(kind, since)
-        self.moved_bytes.setdefault(kind, []).append(max(event.moved_bytes for event in moved))
         self._note_first_step("warmed", moved[0].to_node, at)
 
     def replaced(self) -> None:
@@ -153,6 +152,7 @@ class MoveBench(Bench):
         found = [event for event in self.job.events[since:] if isinstance(event, Recovered)]
         sums = {part: sum((float(getattr(event, part)) for event in found), 0.0) for part in PARTS}
         self.parts.setdefault(kind, []).append(sums)
+        self.moved_bytes.setdefault(kind, []).append(sum(event.moved_bytes for event in found))
 
     def _note_cold_step(self, since: int) -> None:
         joined = [event for event in self.job.events[since:] if isinstance(event, NodesJoined)][-1]

@@ -100,6 +100,9 @@ class Real:
                     client.shutdown(EXIT_ENDED, "a rank is slow", save=one.saves)
                 job.wait_exit()
             stopped = job.all(StepCommitted)[-1].time
+            if not one.saves and one.every == NEVER:
+                folder /= "again"  # (nothing is saved: what begins is another job, with events of its own)
+                folder.mkdir()
             with LocalJob(self._script, self._args, options=options, folder=folder) as job:
                 return self._end_of(job, stopped) - first.time
 
