@@ -86,10 +86,9 @@ class Real:
     def seconds_of(self, one: Plan) -> float:
         """Run the hundred steps; return the seconds from the first one's end to the last one's."""
         with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
-            folder = Path(name)
-            saves = ("--checkpoint-dir", f"{folder}/checkpoints", "--checkpoint-every", str(one.every))
+            saves = ("--checkpoint-dir", f"{name}/checkpoints", "--checkpoint-every", str(one.every))
             options = (*self._options, *saves)
-            with LocalJob(self._script, self._args, options=options, folder=folder) as job:
+            with LocalJob(self._script, self._args, options=options) as job:
                 first = job.wait(StepCommitted)
                 job.inject("slow", self._rng.choice(job.nodes()), step=max(one.moment + 1, 3), times=TIMES)
                 if one.stop_at is None:
@@ -100,10 +99,8 @@ class Real:
                     client.shutdown(EXIT_ENDED, "a rank is slow", save=one.saves)
                 job.wait_exit()
             stopped = job.all(StepCommitted)[-1].time
-            if not one.saves and one.every == NEVER:
-                folder /= "again"  # (nothing is saved: what begins is another job, with events of its own)
-                folder.mkdir()
-            with LocalJob(self._script, self._args, options=options, folder=folder) as job:
+            # (of what one job's store knows the next knows nothing: it has events of its own, and only the checkpoints)
+            with LocalJob(self._script, self._args, options=options) as job:
                 return self._end_of(job, stopped) - first.time
 
     def _end_of(self, job: LocalJob, since: float) -> float:

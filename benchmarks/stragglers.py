@@ -105,11 +105,10 @@ def _ours(
     """Slow one node after the other; return what was lost at each moment in seconds, the parts, and what went wrong."""
     args = (*args, "--steps", str(NEVER))
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
-        folder = Path(name)
-        saves = ("--checkpoint-dir", f"{folder}/checkpoints", "--checkpoint-every", str(NEVER))
+        saves = ("--checkpoint-dir", f"{name}/checkpoints", "--checkpoint-every", str(NEVER))
         launch = (*launch, *saves)
         script = [*saves, str(options.script), *args]
-        with LocalJob(options.script, args, options=launch, folder=folder) as job:
+        with LocalJob(options.script, args, options=launch) as job:
             bench = StragglerBench(job, watch, random.Random(options.seed), script)
             try:
                 moved = bench.rounds(options.rounds)
@@ -117,12 +116,12 @@ def _ours(
                 bench.end_agents()
             wrong = bench.losses()
             last, saved_at = bench.stop("--no-wait")
-        with LocalJob(options.script, args, options=(*launch[:-1], "1"), folder=folder) as job:
-            save_and_restart = bench.first_step_after(job, last) - saved_at
+        with LocalJob(options.script, args, options=(*launch[:-1], "1")) as job:
+            save_and_restart = job.wait(StepCommitted).time - saved_at
             steps = bench.steps_of(job, last + 2, BEFORE)
-            last, at = bench.stop("--now", "--no-wait", job=job)
-        with LocalJob(options.script, args, options=launch, folder=folder) as job:
-            restart = bench.first_step_after(job, last) - at
+            _, at = bench.stop("--now", "--no-wait", job=job)
+        with LocalJob(options.script, args, options=launch) as job:
+            restart = job.wait(StepCommitted).time - at
     step, slower = bench.undisturbed(), statistics.median(bench.slowed)
     save_each = max(0.0, statistics.median(steps) - step)
     parts = Parts(step, slower, max(0.0, restart - step), max(0.0, save_and_restart - step), save_each)
@@ -174,14 +173,6 @@ class StragglerBench(MoveBench):
         job.wait_exit()
         last = job.all(StepCommitted)[-1]
         return last.step, last.time
-
-    def first_step_after(self, job: LocalJob, step: int) -> float:
-        """Wait for the first step of a job that was started again; return when it was.
-
-        What was not saved is done again, and its steps have numbers that were there before: time tells them apart.
-        """
-        before = next(event.time for event in reversed(job.all(StepCommitted)) if event.step == step)
-        return job.wait(StepCommitted, lambda e: e.time > before).time
 
     def steps_of(self, job: LocalJob, since: int, count: int) -> list[float]:
         """Wait for so many steps, and return how long each took."""
