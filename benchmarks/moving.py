@@ -55,6 +55,8 @@ class MoveBench(Bench):
         self.parts: dict[str, list[dict[str, float]]] = {}
         self.moved_bytes: dict[str, list[int]] = {}
         self.first_steps: dict[str, list[FirstStep]] = {}
+        #: what is not as it must be beside what any job may not lose
+        self._wrong: list[str] = []
 
     # ---- what happens ----
 
@@ -63,7 +65,9 @@ class MoveBench(Bench):
         victims, since, at = self.rng.sample(self.job.nodes(), count), len(self.job.events), time.time()
         with self.job.client() as client:
             client.move(victims)
+        before = self.job.nodes()
         moved = self._await_moves(victims, since)
+        self._check_places(before, moved)
         self._note_longest(kind, since)
         self._note_parts(kind, since)
         self._note_first_step("warmed", moved[0].to_node, at)
@@ -71,10 +75,12 @@ class MoveBench(Bench):
     def replaced(self) -> None:
         """A node is killed, and a standby takes its place."""
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
-        at = self.kill(victim)
+        before, at = self.job.nodes(), self.kill(victim)
         self.measure("replaced", at, since, lost=0)
+        moved = self.job.wait(NodeMoved, from_node=victim, since=since)
+        self._check_places(before, [moved])
         self._note_parts("replaced", since)
-        self._note_first_step("warmed", self.job.wait(NodeMoved, from_node=victim, since=since).to_node, at)
+        self._note_first_step("warmed", moved.to_node, at)
 
     def shrunk(self) -> None:
         """A node is killed, and nobody takes its place; then another one joins."""
@@ -135,6 +141,17 @@ class MoveBench(Bench):
             self.job.wait(StandbyReady, node=leaver, since=since)
         self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
         return moved
+
+    def _check_places(self, before: Sequence[str], moved: Sequence[NodeMoved]) -> None:
+        """See that all ranks are what they were, and that each newcomer has that of whose place it took."""
+        takes = {event.from_node: event.to_node for event in moved}
+        wanted, found = tuple(takes.get(node, node) for node in before), self.job.nodes()
+        if found != wanted:
+            self._wrong.append(f"the ranks are those of {found}, not of {wanted}")
+
+    def losses(self) -> list[str]:
+        """Check that no step, no sample, no survivor and no rank was lost."""
+        return [*super().losses(), *self._wrong]
 
     def _note_longest(self, kind: str, since: int) -> None:
         """Note the longest step from a wish until three after it was fulfilled, in however many generations."""
