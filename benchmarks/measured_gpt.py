@@ -37,6 +37,16 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     own_s: float
     processor_s: float
 
+    @property
+    def each_s(self) -> float:
+        """What one of its micro-batches took: attempts that are cut short have fewer."""
+        return self.own_s / self.micro_batches
+
+    @property
+    def each_processor_s(self) -> float:
+        """Likewise, of processor time."""
+        return self.processor_s / self.micro_batches
+
 
 def main() -> None:
     """Train, as one rank of a job or alone."""

@@ -31,7 +31,7 @@ FIRST_STEP_S = 30.0
 
 
 class FirstStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A joiner's first step with a share, against the members' median: wall time, and processor time."""
+    """A micro-batch of a joiner's first step with a share, against the members' median: wall and processor time."""
 
     own: float
     processor: float
@@ -185,21 +185,19 @@ class MoveBench(Bench):
                 raise SystemExit(f"{node} has written down no step with a share")
             time.sleep(0.05)
         usual = self._usual()
-        ratios = FirstStep(own=first.own_s / usual.own_s, processor=first.processor_s / usual.processor_s)
+        own = first.each_s / statistics.median(one.each_s for one in usual)
+        processor = first.each_processor_s / statistics.median(one.each_processor_s for one in usual)
+        ratios = FirstStep(own=own, processor=processor)
         self.first_steps.setdefault(kind, []).append(ratios)
         print(f"  {kind} joiner's first step with a share: {ratios.own:.2f} times the median", flush=True)
 
-    def _usual(self) -> Attempt:
-        """Return an attempt that took each median of the members' last steps."""
+    def _usual(self) -> list[Attempt]:
+        """Return the members' last attempts at steps with a share."""
         assert self._folder is not None
         real: list[Attempt] = []
         for node in self.job.nodes():
             real += [one for one in attempts_of(self._folder, node) if one.micro_batches and not one.shadow][-20:]
-        return msgspec.structs.replace(
-            real[0],
-            own_s=statistics.median(one.own_s for one in real),
-            processor_s=statistics.median(one.processor_s for one in real),
-        )
+        return real
 
     def _note(self, kind: str, cost_s: float) -> None:
         self.tallies.setdefault(kind, Tally()).down.append(cost_s)
