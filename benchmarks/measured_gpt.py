@@ -37,6 +37,16 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     own_s: float
     processor_s: float
 
+    @property
+    def each_s(self) -> float:
+        """What one of its micro-batches took: attempts that are cut short have fewer."""
+        return self.own_s / self.micro_batches
+
+    @property
+    def each_processor_s(self) -> float:
+        """Likewise, of processor time."""
+        return self.processor_s / self.micro_batches
+
 
 def main() -> None:
     """Train, as one rank of a job or alone."""
@@ -51,6 +61,7 @@ def main() -> None:
     norm = None if options.no_clipping else 1.0
     data = Bytes(read_text(None), options.context)
     job.protect(model, optimizer, data, global_batch=32, micro_batch=4, max_grad_norm=norm)
+    done = 0
     with _file_of_worker(options.folder).open("ab", buffering=0) as file:
         for step in job.steps(options.steps):
             began, processor, count = time.perf_counter(), time.thread_time(), 0
@@ -66,8 +77,8 @@ def main() -> None:
                 processor_s=time.thread_time() - processor,
             )
             file.write(msgspec.json.encode(own) + b"\n")
-            step.apply()
-    if job.rank == 0:
+            done = step.number if step.apply() else done
+    if job.rank == 0 and done == options.steps:  # (who has become a standby has no state any more)
         parameters = [parameter.detach().double().flatten() for parameter in model.parameters()]
         np.save(options.folder / PARAMETERS, torch.cat(parameters).numpy())
 

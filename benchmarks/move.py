@@ -242,9 +242,11 @@ def one_figures(bench: MoveBench) -> list[Figure]:
         Figure(name="  a kill without one: shrinking", values=shrunk, unit="s"),
     ]
     for kind, limit in (("warmed", 1.3), ("cold", None)):
-        ratios = tuple(one.own for one in bench.first_steps.get(kind, []))
-        name = f"{'' if limit else '  '}a {kind} joiner's first step with a share / the median"
-        figures.append(Figure(name=name, values=ratios, asked=limit, unit="x"))
+        steps = bench.first_steps.get(kind, [])
+        name = f"a {kind} joiner's first step with a share / the median"
+        own, processor = tuple(one.own for one in steps), tuple(one.processor for one in steps)
+        figures.append(Figure(name=f"{'' if limit else '  '}{name}", values=own, asked=limit, unit="x"))
+        figures.append(Figure(name=f"  {name}, processor time", values=processor, unit="x"))
     return figures
 
 

@@ -31,7 +31,7 @@ FIRST_STEP_S = 30.0
 
 
 class FirstStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A joiner's first step with a share, against the members' median: wall time, and processor time."""
+    """A micro-batch of a joiner's first step with a share, against the members' median: wall and processor time."""
 
     own: float
     processor: float
@@ -55,6 +55,8 @@ class MoveBench(Bench):
         self.parts: dict[str, list[dict[str, float]]] = {}
         self.moved_bytes: dict[str, list[int]] = {}
         self.first_steps: dict[str, list[FirstStep]] = {}
+        #: what is not as it must be beside what any job may not lose
+        self._wrong: list[str] = []
 
     # ---- what happens ----
 
@@ -63,7 +65,9 @@ class MoveBench(Bench):
         victims, since, at = self.rng.sample(self.job.nodes(), count), len(self.job.events), time.time()
         with self.job.client() as client:
             client.move(victims)
+        before = self.job.nodes()
         moved = self._await_moves(victims, since)
+        self._check_places(before, moved)
         self._note_longest(kind, since)
         self._note_parts(kind, since)
         self._note_first_step("warmed", moved[0].to_node, at)
@@ -71,10 +75,12 @@ class MoveBench(Bench):
     def replaced(self) -> None:
         """A node is killed, and a standby takes its place."""
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
-        at = self.kill(victim)
+        before, at = self.job.nodes(), self.kill(victim)
         self.measure("replaced", at, since, lost=0)
+        moved = self.job.wait(NodeMoved, from_node=victim, since=since)
+        self._check_places(before, [moved])
         self._note_parts("replaced", since)
-        self._note_first_step("warmed", self.job.wait(NodeMoved, from_node=victim, since=since).to_node, at)
+        self._note_first_step("warmed", moved.to_node, at)
 
     def shrunk(self) -> None:
         """A node is killed, and nobody takes its place; then another one joins."""
@@ -136,6 +142,17 @@ class MoveBench(Bench):
         self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
         return moved
 
+    def _check_places(self, before: Sequence[str], moved: Sequence[NodeMoved]) -> None:
+        """See that all ranks are what they were, and that each newcomer has that of whose place it took."""
+        takes = {event.from_node: event.to_node for event in moved}
+        wanted, found = tuple(takes.get(node, node) for node in before), self.job.nodes()
+        if found != wanted:
+            self._wrong.append(f"the ranks are those of {found}, not of {wanted}")
+
+    def losses(self) -> list[str]:
+        """Check that no step, no sample, no survivor and no rank was lost."""
+        return [*super().losses(), *self._wrong]
+
     def _note_longest(self, kind: str, since: int) -> None:
         """Note the longest step from a wish until three after it was fulfilled, in however many generations."""
         events = self.job.events[since:]
@@ -168,21 +185,19 @@ class MoveBench(Bench):
                 raise SystemExit(f"{node} has written down no step with a share")
             time.sleep(0.05)
         usual = self._usual()
-        ratios = FirstStep(own=first.own_s / usual.own_s, processor=first.processor_s / usual.processor_s)
+        own = first.each_s / statistics.median(one.each_s for one in usual)
+        processor = first.each_processor_s / statistics.median(one.each_processor_s for one in usual)
+        ratios = FirstStep(own=own, processor=processor)
         self.first_steps.setdefault(kind, []).append(ratios)
         print(f"  {kind} joiner's first step with a share: {ratios.own:.2f} times the median", flush=True)
 
-    def _usual(self) -> Attempt:
-        """Return an attempt that took each median of the members' last steps."""
+    def _usual(self) -> list[Attempt]:
+        """Return the members' last attempts at steps with a share."""
         assert self._folder is not None
         real: list[Attempt] = []
         for node in self.job.nodes():
             real += [one for one in attempts_of(self._folder, node) if one.micro_batches and not one.shadow][-20:]
-        return msgspec.structs.replace(
-            real[0],
-            own_s=statistics.median(one.own_s for one in real),
-            processor_s=statistics.median(one.processor_s for one in real),
-        )
+        return real
 
     def _note(self, kind: str, cost_s: float) -> None:
         self.tallies.setdefault(kind, Tally()).down.append(cost_s)

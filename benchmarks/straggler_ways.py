@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import EXIT_ENDED
-from holdfast.protocol.events import StepCommitted
+from holdfast.protocol.events import StandbyReady, StepCommitted
 from holdfast.testing.local_job import LocalJob
 
 STEPS, TIMES = 100, 1.2
 #: steps between the checkpoints of a job that makes none by itself
 NEVER = 1_000_000
+OURS = "move"
+#: what others do
 NAMES = ("nothing", "defer-50", "defer-100", "restart-50", "restart-100", "save-and-restart", "per-iteration")
 #: at which moment each really runs, where nothing else is asked for; defer-100 does nothing within the hundred
 REAL = (
@@ -74,22 +76,36 @@ def plans(moments: Sequence[int] | None) -> dict[Plan, list[str]]:
 class Real:
     """Jobs that run as plans have it.
 
-    options: of `holdfast run`, without those of checkpoints. args: of the script, without its steps.
+    options: of `holdfast run`, but those of checkpoints and stragglers. args: of the script, without its steps.
     """
 
     def __init__(self, script: Path, args: Sequence[str], options: Sequence[str], rng: random.Random) -> None:
         self._script = script
-        self._args = (*args, "--steps", str(STEPS))
+        self._args = args
         self._options = options
         self._rng = rng
 
+    def seconds_of_ours(self, moment: int, after_s: float) -> float:
+        """Have a standby take the slow node's place; return what `seconds_of` does.
+
+        The hundred steps are some of a job that has trained for so many seconds before.
+        """
+        options = (*self._options, "--stragglers", "move", "--standbys", "1")
+        with LocalJob(self._script, (*self._args, "--steps", str(NEVER)), options=options) as job:
+            begun = job.wait(StepCommitted).time
+            job.wait(StandbyReady)
+            before = job.wait(StepCommitted, lambda event: event.time > begun + after_s).step
+            job.inject("slow", self._rng.choice(job.nodes()), step=before + max(moment, 2) + 1, times=TIMES)
+            last = job.wait(StepCommitted, step=before + STEPS, timeout=_DEADLINE_S)
+            return last.time - job.wait(StepCommitted, step=before + 1).time
+
     def seconds_of(self, one: Plan) -> float:
         """Run the hundred steps; return the seconds from the first one's end to the last one's."""
+        args = (*self._args, "--steps", str(STEPS))
         with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
-            folder = Path(name)
-            saves = ("--checkpoint-dir", f"{folder}/checkpoints", "--checkpoint-every", str(one.every))
-            options = (*self._options, *saves)
-            with LocalJob(self._script, self._args, options=options, folder=folder) as job:
+            saves = ("--checkpoint-dir", f"{name}/checkpoints", "--checkpoint-every", str(one.every))
+            options = (*self._options, "--stragglers", "off", *saves)
+            with LocalJob(self._script, args, options=options) as job:
                 first = job.wait(StepCommitted)
                 job.inject("slow", self._rng.choice(job.nodes()), step=max(one.moment + 1, 3), times=TIMES)
                 if one.stop_at is None:
@@ -100,10 +116,8 @@ class Real:
                     client.shutdown(EXIT_ENDED, "a rank is slow", save=one.saves)
                 job.wait_exit()
             stopped = job.all(StepCommitted)[-1].time
-            if not one.saves and one.every == NEVER:
-                folder /= "again"  # (nothing is saved: what begins is another job, with events of its own)
-                folder.mkdir()
-            with LocalJob(self._script, self._args, options=options, folder=folder) as job:
+            # (of what one job's store knows the next knows nothing: it has events of its own, and only the checkpoints)
+            with LocalJob(self._script, args, options=options) as job:
                 return self._end_of(job, stopped) - first.time
 
     def _end_of(self, job: LocalJob, since: float) -> float:

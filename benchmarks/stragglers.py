@@ -6,7 +6,8 @@
 
 A job of four nodes whose accelerators are emulated, each with a warm standby beside it, and `--stragglers move`. Each
 round slows a node and waits until it is found, moved away, and steps are as long as before: what these steps took more
-than the undisturbed ones is the cost, cut off where the hundred steps end. What others would do about it:
+than the undisturbed ones is the cost, cut off where the hundred steps end; at one moment all hundred really run, too.
+What others would do about it:
   nothing          the rest of the hundred steps is slow
   defer-N          slow until the next checkpoint (every N steps), then a restart (none at the end of the hundred)
   restart-N        a restart from the last checkpoint: its steps since then are done again
@@ -34,7 +35,7 @@ from asked import Figure
 from moving import MoveBench
 from recovery import DENSE, DENSE_ARGS
 from standstill import Watch
-from straggler_ways import NAMES, NEVER, STEPS, TIMES, Real, plan, plans
+from straggler_ways import NAMES, NEVER, OURS, STEPS, TIMES, Real, plan, plans
 
 from holdfast.protocol.events import NodeMoved, StandbyReady, StepCommitted, StragglerFound
 from holdfast.testing.local_job import LocalJob
@@ -42,6 +43,8 @@ from holdfast.testing.local_job import LocalJob
 EVERY = 10
 #: the last moment of the hundred that leaves room for a restart
 LAST = 95
+#: at which all hundred steps really run with a move, too, where nothing else is asked for
+OURS_AT = 70
 #: what may be lost of a hundred steps, at any of the moments
 MOST_LOST = 0.03
 #: undisturbed steps before a rank is slowed, and after it was moved away
@@ -88,15 +91,29 @@ def main() -> int:
     launch = ("--nodes", "4", "--emulate-compute", options.emulate_compute, "--allow-faults")
     with Watch() as watch:
         moved, parts, wrong = _ours(options, watch, (*launch, "--stragglers", "move"), args)
-        real = Real(options.script, args, (*launch, "--stragglers", "off"), random.Random(options.seed))
-        lost: dict[tuple[str, int], float] = {}
-        for one, names in plans(options.moments).items():
-            seconds = real.seconds_of(one) - (STEPS - 1) * parts.step
-            lost |= {(name, one.moment): share(seconds, parts.step) for name in names}
-            print(f"{', '.join(names)}, at step {one.moment}: {share(seconds, parts.step):.2%} lost", flush=True)
+        lost = _really(options, launch, args, parts.step)
         ours = {moment: share(cost, parts.step) for moment, cost in moved.items()}
         asked.write(options.figures, figures(ours, lost))
         return report(ours, parts, lost, wrong, watch)
+
+
+def _really(
+    options: argparse.Namespace, launch: Sequence[str], args: Sequence[str], step: float
+) -> dict[tuple[str, int], float]:
+    """Run the hundred steps of ours and of the others; return what was lost of them."""
+    real = Real(options.script, args, launch, random.Random(options.seed))
+    lost: dict[tuple[str, int], float] = {}
+
+    def note(names: Sequence[str], moment: int, seconds: float) -> None:
+        part = share(seconds - (STEPS - 1) * step, step)
+        lost.update({(name, moment): part for name in names})
+        print(f"{', '.join(names)}, at step {moment}: {part:.2%} lost", flush=True)
+
+    for moment in options.moments or (OURS_AT,):
+        note([OURS], moment, real.seconds_of_ours(moment, FIRST_S))
+    for one, names in plans(options.moments).items():
+        note(names, one.moment, real.seconds_of(one))
+    return lost
 
 
 def _ours(
@@ -105,11 +122,10 @@ def _ours(
     """Slow one node after the other; return what was lost at each moment in seconds, the parts, and what went wrong."""
     args = (*args, "--steps", str(NEVER))
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
-        folder = Path(name)
-        saves = ("--checkpoint-dir", f"{folder}/checkpoints", "--checkpoint-every", str(NEVER))
+        saves = ("--checkpoint-dir", f"{name}/checkpoints", "--checkpoint-every", str(NEVER))
         launch = (*launch, *saves)
         script = [*saves, str(options.script), *args]
-        with LocalJob(options.script, args, options=launch, folder=folder) as job:
+        with LocalJob(options.script, args, options=launch) as job:
             bench = StragglerBench(job, watch, random.Random(options.seed), script)
             try:
                 moved = bench.rounds(options.rounds)
@@ -117,12 +133,12 @@ def _ours(
                 bench.end_agents()
             wrong = bench.losses()
             last, saved_at = bench.stop("--no-wait")
-        with LocalJob(options.script, args, options=(*launch[:-1], "1"), folder=folder) as job:
-            save_and_restart = bench.first_step_after(job, last) - saved_at
+        with LocalJob(options.script, args, options=(*launch[:-1], "1")) as job:
+            save_and_restart = job.wait(StepCommitted).time - saved_at
             steps = bench.steps_of(job, last + 2, BEFORE)
-            last, at = bench.stop("--now", "--no-wait", job=job)
-        with LocalJob(options.script, args, options=launch, folder=folder) as job:
-            restart = bench.first_step_after(job, last) - at
+            _, at = bench.stop("--now", "--no-wait", job=job)
+        with LocalJob(options.script, args, options=launch) as job:
+            restart = job.wait(StepCommitted).time - at
     step, slower = bench.undisturbed(), statistics.median(bench.slowed)
     save_each = max(0.0, statistics.median(steps) - step)
     parts = Parts(step, slower, max(0.0, restart - step), max(0.0, save_and_restart - step), save_each)
@@ -175,14 +191,6 @@ class StragglerBench(MoveBench):
         last = job.all(StepCommitted)[-1]
         return last.step, last.time
 
-    def first_step_after(self, job: LocalJob, step: int) -> float:
-        """Wait for the first step of a job that was started again; return when it was.
-
-        What was not saved is done again, and its steps have numbers that were there before: time tells them apart.
-        """
-        before = next(event.time for event in reversed(job.all(StepCommitted)) if event.step == step)
-        return job.wait(StepCommitted, lambda e: e.time > before).time
-
     def steps_of(self, job: LocalJob, since: int, count: int) -> list[float]:
         """Wait for so many steps, and return how long each took."""
         job.wait(StepCommitted, lambda e: e.step >= since + count)
@@ -217,7 +225,12 @@ class StragglerBench(MoveBench):
 def figures(ours: Mapping[int, float], lost: Lost) -> list[Figure]:
     """Return what is asked of moves, and beside it what really ran."""
     real = [
-        Figure(name=f"  {name}, at step {moment}", values=(100 * value,), unit="%")
+        Figure(
+            name=f"{'' if name == OURS else '  '}{name}, at step {moment}: lost of all {STEPS} as they ran",
+            values=(100 * value,),
+            asked=100 * MOST_LOST if name == OURS else None,
+            unit="%",
+        )
         for (name, moment), value in lost.items()
     ]
     name = f"lost of {STEPS} steps where a rank becomes {TIMES:g} times as slow"
@@ -227,7 +240,7 @@ def figures(ours: Mapping[int, float], lost: Lost) -> list[Figure]:
 
 def table(ours: Mapping[int, float], parts: Parts, lost: Lost) -> list[str]:
     """Return the lines of what is lost at each moment, by what is done about it; in brackets: put together."""
-    lines = [f"  {'step':>5s} " + " ".join(f"{name:>17s}" for name in ("move", *NAMES))]
+    lines = [f"  {'step':>5s} " + " ".join(f"{name:>17s}" for name in (OURS, *NAMES))]
     for moment in sorted({*ours, *(moment for _, moment in lost)}):
         row = [f"{ours[moment]:.1%}" if moment in ours else "not measured"]
         for name in NAMES:
@@ -243,7 +256,7 @@ def report(ours: Mapping[int, float], parts: Parts, lost: Lost, wrong: list[str]
     print(f"save and restart {parts.save_and_restart:.2f} s, a step that saves {parts.save_each:+.3f} s")
     print(f"lost of {STEPS} steps where a rank becomes {TIMES:g} times as slow at step (in brackets: put together)")
     print("\n".join(table(ours, parts, lost)))
-    worst = max(ours.values())
+    worst = max([*ours.values(), *(value for (name, _), value in lost.items() if name == OURS)])
     print(f"move: at most {worst:.2%} (may be {MOST_LOST:.0%})")
     print(watch.report())
     if worst > MOST_LOST:

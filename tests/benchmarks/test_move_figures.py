@@ -72,3 +72,10 @@ def test_parameters_are_compared_by_their_bits_and_with_clipping_by_their_values
 def test_only_a_standby_is_asked_to_keep_the_rate() -> None:
     figures = emulated_figures({"replaced": [0.98], "shrunk": [0.7]})
     assert [figure.reached for figure in figures] == [True, None]
+
+
+def test_an_attempt_that_was_cut_short_is_not_taken_for_a_fast_one() -> None:
+    whole = Attempt(step=1, shadow=False, micro_batches=2, end=0.0, own_s=0.2, processor_s=0.1)
+    cut = Attempt(step=1, shadow=False, micro_batches=1, end=0.0, own_s=0.1, processor_s=0.05)
+    assert whole.each_s == cut.each_s
+    assert whole.each_processor_s == cut.each_processor_s

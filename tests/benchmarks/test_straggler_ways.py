@@ -68,3 +68,5 @@ def test_a_moment_at_which_too_much_is_lost_is_not_made_up_for_by_others() -> No
     assert ours.reached is False
     assert figures({0: 0.01, 10: 0.02}, {})[0].reached is True
     assert other.reached is None
+    # What a move lost of a hundred steps that really ran is asked of it as well.
+    assert [figure.reached for figure in figures({0: 0.01}, {("move", 70): 0.031})] == [True, False]
