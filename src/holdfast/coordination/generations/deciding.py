@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -35,7 +35,7 @@ from holdfast.planning import Shortage
 from holdfast.protocol.events import CorruptionFound, RolledBack
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import Decision, DecisionKind
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.record import MAX_BASES, Refusal
 from holdfast.protocol.state import SnapshotSource
 
@@ -352,8 +352,10 @@ class Deciding:
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
         self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE, self._replacing.why)
         if anew:
-            bases = (*record.bases, (plan.generation, decision.applied))[-MAX_BASES:]
-            turn.change(lineage=plan.generation, bases=bases)
+            turn.change(lineage=plan.generation)
+        if anew or not _any_of(record.plan, reports):
+            # (What its members had got to is with nobody who is heard: what they have saved of it must not count.)
+            turn.change(bases=(*record.bases, (plan.generation, decision.applied))[-MAX_BASES:])
         turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
         turn.change(wanted=max(record.wanted, len(workers_by_node(plan))))
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
@@ -392,3 +394,8 @@ def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:
         return ""
     newest = f", the newest checkpoint is of step {kept}" if kept else ""
     return f"nothing could be saved: step {committed} has no live copy{newest}"
+
+
+def _any_of(plan: GenerationPlan | None, reports: Collection[str]) -> bool:
+    """Tell whether a member of a generation is among those that report."""
+    return plan is not None and any(worker in reports for worker in plan.workers)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.saving_period import gone_back, saved, saving_period_s
+from holdfast.coordination.snapshots.book import on_lineage
 from holdfast.coordination.turn import Turn
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
@@ -263,7 +264,8 @@ class CheckpointBook:
 
     def _on_lineage(self, message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> bool:
         record = self._turn.record
-        return message.term <= record.term and record.lineage <= message.generation <= record.generation
+        known = message.term <= record.term and record.lineage <= message.generation <= record.generation
+        return known and on_lineage(record, message)
 
     def _prune(self, nodes: Iterable[str], names: tuple[str, ...]) -> None:
         """Have checkpoints removed, by the first of these nodes; the others are told that they do not count.
