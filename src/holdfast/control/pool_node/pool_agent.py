@@ -155,14 +155,16 @@ class PoolAgent:
                 _log.debug("no pool: %s", error)
             else:
                 self._channel = channel
-                stands = self._fence.stands
+                term, version = self._fence.heard
                 hello = PoolHello(
                     node=mine.node,
                     session=self._session,
                     agent_pid=os.getpid(),
                     rack=mine.rack,
                     zone=mine.zone,
-                    stands=stands,
+                    stands=self._fence.stands,
+                    term=term,
+                    version=version,
                 )
                 self._tell(hello)
                 await channel.wait_closed()
