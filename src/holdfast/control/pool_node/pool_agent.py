@@ -58,7 +58,7 @@ class PoolAgent:
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._http = httpx.AsyncClient(
             base_url=settings.pool,
-            headers={"Authorization": f"Bearer {settings.token}"},
+            headers={"Authorization": f"Bearer {settings.token}", "Accept-Encoding": "identity"},
             verify=self._tls if self._tls is not None else True,
             trust_env=False,
         )
