@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import JobEntry
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.etcd import MAX_KEPT_BYTES
+from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.testing.fake_pool_nodes import FakePoolNodes, FakePoolPlace
 
@@ -63,6 +65,7 @@ class Server:
 def main() -> int:
     """Run the benchmark and print its figures; 1 if one of them is not what it has to be."""
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_ENDED))  # (what was started is ended, too)
     names = [f"n{number}" for number in range(options.nodes)]
     place = tempfile.TemporaryDirectory(prefix="holdfast-bench-")
     with (
