@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 # without bytecode each of a job's processes would compile what it imports again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-ladder bench-faults bench-peers bench-precision \
+.PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery figures-lazarus \
@@ -75,9 +75,13 @@ bench-move: install
 bench-rebalance: install
 	$(BIN)/python benchmarks/rebalance.py
 
-# three jobs on a pool of eight nodes for ten minutes of failures: nothing is lost, and what it costs
+# jobs on a pool of this machine's nodes: ten minutes of failures, moves, losses, 20 servers, an etcd that is away
 bench-pool: install
 	$(BIN)/python benchmarks/pool.py
+
+# what a pool's server costs with 1,024 nodes and 32 jobs: fake nodes, no training
+bench-pool-scale: install
+	$(BIN)/python benchmarks/pool_scale.py
 
 # what a killed process costs on a node that lives, with its rank held and without, and a sample that always raises
 bench-ladder: install

@@ -1,46 +1,84 @@
-"""Three jobs on a pool of eight local nodes, and all that goes wrong: what it costs them, and that nothing is lost.
+"""Several jobs on a pool of this machine's nodes: what moves, losses and absences cost, and that nothing is lost.
 
-Two dense jobs and one with experts; agents of nodes, workers and the server are killed at random moments, a fourth job
-comes and is stopped, the first is suspended and goes on. At the end each job's samples are audited, the pool's journal
-says whether a node ever had two owners, and no process may be left. What is printed is measured from the journals.
+    make bench-pool                                       everything
+    python benchmarks/pool.py --only moves --rounds 3     one section
+
+  faults   eight nodes, two dense jobs and one with experts, for --minutes: nodes' and jobs' agents and the server are
+           killed at random, a fourth job comes and is stopped, the first is suspended and goes on
+  moves    six nodes: jobs come and end, so that a healthy job gives two nodes and gets two; what that holds it up, and
+           a job beside it that keeps its own
+  hit      four nodes, one job: a node is killed; how long the job is down, until its last node is in place, and the
+           same without a pool
+  servers  the server is killed --servers times, every other time amid a move: who has how many nodes after it
+  etcd     the store, an etcd of this benchmark's own, is away for --away seconds
+Held up: the longest step around a change, less the median step of before or after it, whichever is longer. Down: as of
+the event `recovered`, less the median step. All figures come from the journals. In each section every job's samples are
+audited, the pool's journal says whether a node ever had two owners, and no process may be left.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
-import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from random import Random
-from typing import Any
 
+import pool_faults
+from pool_figures import Figures, held_up, median_step, world_again
+
+from holdfast.errors import EXIT_ENDED
+from holdfast.protocol.events import GenerationStarted, NodesJoined, Recovered, StepCommitted
+from holdfast.testing.local_etcd import LocalEtcd, NoEtcdError
+from holdfast.testing.local_job import LocalJob
 from holdfast.testing.local_pool import LocalPool
 
-NODES = 8
 SCRIPTS = Path(__file__).parents[1] / "tests" / "integration" / "scripts"
-TINY, TINY_MOE = SCRIPTS / "tiny.py", SCRIPTS / "tiny_moe.py"
-FOREVER = ("--steps", "100000000", "--step-seconds", "0.5")
-#: faults come about so often, in seconds
-APART_S = (4.0, 10.0)
+TINY = SCRIPTS / "tiny.py"
+#: (a step of four nodes takes 0.1 s)
+ARGS = ("--steps", "100000000", "--step-seconds", "0.4")
+SETTLE_STEPS = 10
+MAX_MORE_S = 0.02
+MAX_IN_PLACE_S = 5.0
 
 
-def main() -> None:
-    """Run it and print the table."""
+def main() -> int:
+    """Run the sections and print their tables; 1 if one of them found something."""
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_ENDED))  # (what was started is ended, too)
+    wrong: list[str] = []
+    for name in options.only or SECTIONS:
+        print(f"== {name}", flush=True)
+        began = time.monotonic()
+        wrong += [f"{name}: {what}" for what in SECTIONS[name](options)]
+        print(f"   ({time.monotonic() - began:.0f} s)\n", flush=True)
+    print("wrong: " + ("; ".join(wrong) if wrong else "nothing"))
+    return 1 if wrong else 0
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; again for more")
     parser.add_argument("--minutes", type=float, default=10.0, help="of faults (default: 10)")
-    parser.add_argument("--seed", type=int, default=1, help="of the faults")
-    options = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=20, help="of moves, and of hits (default: 20)")
+    parser.add_argument("--servers", type=int, default=20, help="how many are killed (default: 20)")
+    parser.add_argument("--away", type=float, default=60.0, help="seconds without the store (default: 60)")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def a_pool(nodes: int, *, store: str = "") -> Generator[LocalPool]:
+    """Have a pool, of which nothing is left."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        pool = LocalPool(Path(folder), NODES)
+        pool = LocalPool(Path(folder), nodes, store=store)
         try:
-            faults = run(pool, options.minutes, Random(options.seed))
-            show(pool, faults)
+            yield pool
         finally:
             if pool.process.poll() is None:
                 pool.process.kill()
@@ -49,115 +87,217 @@ def main() -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
-def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, str]]:
-    """Let everything happen, then end the jobs; return (time, what, whom) of each fault."""
-    saved = ("--checkpoint-dir", str(pool.folder / "saved"))
-    pool.submit("first", "1:4", TINY, *FOREVER, options=saved)
-    pool.submit("second", "1:4", TINY, *FOREVER)
-    pool.submit("experts", "2:3", TINY_MOE, *FOREVER)
-    pool.goes_on("first", "second", "experts")
-    faults: list[tuple[float, str, str]] = []
-    begin, until = time.time(), time.time() + 60.0 * minutes
-    asked = iter((0.25, 0.5, 0.6, 0.75, 2.0))
-    due = next(asked)
-    while time.time() < until:
-        time.sleep(rng.uniform(*APART_S))
-        pool.goes_on("experts", steps=2)  # (two nodes lost at once are more than f = 2 allows)
-        faults.append((time.time(), *strike(pool, rng)))
-        if (time.time() - begin) / (until - begin) > due:
-            ask(pool, due)
-            due = next(asked)
-    pool.goes_on("first", "second", "experts", steps=5)
-    for name in ("first", "second", "experts"):
+def end(pool: LocalPool, *names: str) -> list[str]:
+    """Stop these jobs, and the pool; return what is wrong with what they leave."""
+    wrong: list[str] = []
+    for name in names:
         pool.call("stop", "-j", name)
-        pool.check_journal_of(name)
+    for name in names:
+        try:
+            pool.check_journal_of(name)
+        except AssertionError as error:
+            wrong.append(f"job {name}: {str(error)[:500]}")
     pool.check_owners()
     pool.end()
-    return faults
+    if not wrong:
+        print("every step of every job once, with all its samples; no node ever of two jobs; no process left")
+    return wrong
 
 
-def strike(pool: LocalPool, rng: Random) -> tuple[str, str]:
-    """Kill somebody; return what and whom."""
-    what = rng.choice(("node", "node", "worker", "server"))
-    if what == "server":
-        whom, pids = "server", [pid for pid, line in pool.processes() if "local_pool server" in line]
-    else:
-        whom = f"node-{rng.randrange(pool.nodes)}"
-        mark = f"local_pool {whom}" if what == "node" else f"agent:{whom}"
-        pids = [pid for pid, line in pool.processes() if mark in line]
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return (what if what != "worker" else "job's agent"), whom
+# ---- sections ----
 
 
-def ask(pool: LocalPool, share: float) -> None:
-    """Do what users do, at this share of the time."""
-    if share == 0.25:
-        pool.submit("fourth", "1:2", TINY, *FOREVER)
-    elif share == 0.5:
-        pool.call("suspend", "-j", "first")
-    elif share == 0.6:
-        pool.call("resume", "-j", "first")
-    else:
-        pool.call("stop", "-j", "fourth")
+def faults(options: argparse.Namespace) -> list[str]:
+    """Everything goes wrong, for a while."""
+    with a_pool(pool_faults.NODES) as pool:
+        found = pool_faults.run(pool, options.minutes, Random(options.seed))
+        wrong = end(pool, *pool_faults.JOBS)
+        pool_faults.show(pool, found)
+        return wrong
 
 
-# ---- what is told ----
-
-
-def show(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> None:
-    """Print what it came to."""
-    kinds = sorted({what for _, what, _ in faults})
-    print("killed: " + ", ".join(f"{sum(what == kind for _, what, _ in faults)} x {kind}" for kind in kinds))
-    print(f"servers: {len(pool.events('pool_started'))}; grants: {len(pool.events('node_granted'))}")
-    print("every step of every job once, with all its samples; no node ever of two jobs; no process left")
-    print()
-    print(f"{'job':10}{'steps':>7}{'generations':>13}{'down less a step, s':>36}")
-    for name in ("first", "second", "experts"):
-        events = journal_of(pool, name)
-        steps = [event for event in events if event["event"] == "step_committed"]
-        downs = [event["down_s"] for event in events if event["event"] == "recovered"]
-        usual = statistics.median(event["step_s"] for event in steps)
-        generations = sum(event["event"] == "generation_started" for event in events)
-        print(f"{name:10}{len(steps):7}{generations:13}{spread([down - usual for down in downs]):>36}")
-    print()
-    print(f"a node killed: to its next grant, s                {spread(back_after(pool, faults))}")
-    print(f"the server killed: to the next one's first word, s {spread(server_back_after(pool, faults))}")
-
-
-def journal_of(pool: LocalPool, name: str) -> list[dict[str, Any]]:
-    """Return a job's events."""
-    (path,) = pool.journals.glob(f"{name}.*.events.jsonl")
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
-    """Return how long after its agent's death each node was granted anew."""
-    grants = pool.events("node_granted")
-    found = [
-        min((event["time"] - at for event in grants if event["node"] == whom and event["time"] > at), default=None)
-        for at, what, whom in faults
-        if what == "node"
+def moves(options: argparse.Namespace) -> list[str]:
+    """Healthy jobs give nodes, and get some."""
+    with a_pool(6) as pool:
+        pool.submit("steady", "2:2", TINY, *ARGS)
+        pool.submit("first", "1:4", TINY, *ARGS)
+        pool.wait(pool.has("first", 4), "its nodes")
+        pool.goes_on("first", "steady", steps=2 * SETTLE_STEPS)
+        since = time.time()
+        for number in range(options.rounds):
+            pool.submit(f"guest-{number}", "2:2", TINY, *ARGS)
+            pool.wait(pool.has(f"guest-{number}", 2), "two nodes of the first")
+            pool.goes_on("first", f"guest-{number}", steps=SETTLE_STEPS)
+            pool.call("stop", "-j", f"guest-{number}")
+            pool.wait(pool.has("first", 4), "its nodes again")
+            pool.goes_on("first", steps=SETTLE_STEPS)
+        leaves, joins = held_up(pool.events_of("first"), since)
+        beside = held_up(pool.events_of("first"), since, steps_of=pool.events_of("steady"))
+        redone = [
+            event["micro_batches_redone"]
+            for name in ("first", "steady")
+            for event in pool.events_of(name, "recovered")
+            if event["time"] > since and event.get("micro_batches_redone")
+        ]
+        wrong = end(pool, "first", "steady")
+    join, leave = Figures("a node joins (held up, s)", joins), Figures("a node leaves (held up, s)", leaves)
+    other = Figures("a job beside it that keeps its own (s)", [*beside[0], *beside[1]])
+    for figures in (join, leave, other):
+        print(figures)
+    print(f"micro-batches computed again: {sum(redone)}")
+    wrong += [
+        f"{one.what}: {one.median:.3f} s, a join {join.median:.3f} s"
+        for one in (leave, other)
+        if one.median > join.median + MAX_MORE_S
     ]
-    return [seconds for seconds in found if seconds is not None]
+    return [*wrong, f"{sum(redone)} micro-batches redone"] if redone else wrong
 
 
-def server_back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
-    """Return how long after a server's death the next one began."""
-    starts = [event["time"] for event in pool.events("pool_started")]
-    found = [
-        min((start - at for start in starts if start > at), default=None) for at, what, _ in faults if what == "server"
-    ]
-    return [seconds for seconds in found if seconds is not None]
+def hit(options: argparse.Namespace) -> list[str]:
+    """A node is killed, in a pool and without one."""
+    rng = Random(options.seed)
+    with a_pool(4) as pool:
+        pool.submit("one", "1:4", TINY, *ARGS)
+        pool.wait(pool.has("one", 4), "its nodes")
+        killed: list[float] = []
+        for _ in range(options.rounds):
+            pool.goes_on("one", steps=SETTLE_STEPS)
+            killed.append(time.time())
+            os.kill(pool.pid_of(f"node-{rng.randrange(4)}"), signal.SIGKILL)
+            pool.wait(lambda: world_again(pool.events_of("one"), killed[-1], 4) is not None, "all four nodes")
+        pool.goes_on("one")
+        events = pool.events_of("one")
+        downs = [event["down_s"] for event in events if event["event"] == "recovered" and event["action"] == "shrink"]
+        usual = median_step(events)
+        places = [found - at for at in killed if (found := world_again(events, at, 4)) is not None]
+        wrong = end(pool, "one")
+    pooled = Figures("down less a step, in a pool (s)", [down - usual for down in downs])
+    alone = Figures("down less a step, by itself (s)", _hit_alone(rng, options.rounds))
+    place = Figures("killed, to its last node in place (s)", places)
+    for figures in (pooled, alone, place):
+        print(figures)
+    if place.median > MAX_IN_PLACE_S:
+        wrong.append(f"the last node is in place after {place.median:.1f} s")
+    if pooled.median > alone.median + MAX_MORE_S:
+        wrong.append(f"a job is down for {pooled.median:.3f} s in a pool, {alone.median:.3f} s by itself")
+    return wrong
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return median, range and number."""
-    if not values:
-        return "none"
-    return f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f}; {len(values)})"
+def _hit_alone(rng: Random, rounds: int) -> list[float]:
+    """The same to a job without a pool."""
+    with LocalJob(TINY, ARGS, options=("--nodes", "1:4")) as job:
+        job.wait(GenerationStarted, world_size=4)
+        for _ in range(rounds):
+            since = len(job.events)
+            job.wait(StepCommitted, since=since, step=len(job.all(StepCommitted)) + SETTLE_STEPS)
+            since = len(job.events)
+            job.signal_node(rng.choice(job.nodes()))
+            job.wait(Recovered, since=since, action="shrink")
+            job.add_nodes(1)
+            job.wait(NodesJoined, since=since)
+            job.wait(GenerationStarted, since=since, world_size=4)
+        steps = sorted(event.step_s for event in job.all(StepCommitted))
+        return [event.down_s - steps[len(steps) // 2] for event in job.all(Recovered) if event.action == "shrink"]
 
+
+def servers(options: argparse.Namespace) -> list[str]:
+    """The server is killed, every other time amid a move."""
+    rng, wrong = Random(options.seed), list[str]()
+    with a_pool(6) as pool:
+        for name in ("first", "second"):
+            pool.submit(name, "1:4", TINY, *ARGS)
+        for name in ("first", "second"):
+            pool.wait(pool.has(name, 3), "three nodes")
+        for number in range(options.servers):
+            pool.goes_on("first", "second")
+            before = {name: pool.job(name)["nodes"] for name in ("first", "second")}
+            if number % 2:
+                pool.submit(f"guest-{number}", "2:2", TINY, *ARGS)
+                time.sleep(rng.uniform(0.0, 0.5))
+            os.kill(pool.pid_of("server"), signal.SIGKILL)
+            pool.wait(lambda: len(pool.events("pool_started")) == number + 2, "another server")  # noqa: B023
+            if number % 2:
+                pool.wait(pool.has(f"guest-{number}", 2), "the guest's nodes")
+                pool.wait(pool.has("first", 2), "two of the first's")
+                pool.goes_on(f"guest-{number}")
+                pool.call("stop", "-j", f"guest-{number}")
+                for name in ("first", "second"):
+                    pool.wait(pool.has(name, 3), "three nodes again")
+            else:
+                pool.goes_on("first", "second")
+                after = {name: pool.job(name)["nodes"] for name in ("first", "second")}
+                wrong += [f"after server {number + 2}: {before} became {after}"] if after != before else []
+        pool.goes_on("first", "second")
+        rolled = [name for name in ("first", "second") if pool.events_of(name, "failure_detected")]
+        wrong += [f"job {name} has seen failures" for name in rolled]
+        wrong += end(pool, "first", "second")
+        print(f"{options.servers} servers killed; grants: {len(pool.events('node_granted'))}")
+    return wrong
+
+
+def etcd(options: argparse.Namespace) -> list[str]:
+    """The store is away: no decision, training goes on, it is said."""
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-etcd-") as folder:
+        try:
+            store = LocalEtcd(Path(folder) / "data")
+        except NoEtcdError as missing:
+            print(f"skipped: {missing}")
+            return []
+        try:
+            with a_pool(4, store=store.url) as pool:
+                for name in ("first", "second"):
+                    pool.submit(name, "1:4", TINY, *ARGS)
+                for name in ("first", "second"):
+                    pool.wait(pool.has(name, 2), "two nodes")
+                pool.goes_on("first", "second")
+                store.kill()
+                wrong += _without_the_store(pool, options.away)
+                store.start()
+                pool.submit("third", "1:1", TINY, *ARGS)
+                pool.wait(pool.has("third", 1), "its node")
+                pool.goes_on("first", "second", "third")
+                wrong += end(pool, "first", "second", "third")
+                said = [line for line in pool.log.read_text().splitlines() if "the store answers again" in line]
+                print(f"  {said[0]}" if said else "  nobody said that the store was there again")
+                wrong += [] if said else ["the end of it was not said"]
+        finally:
+            store.kill()
+    return wrong
+
+
+def _without_the_store(pool: LocalPool, away_s: float) -> list[str]:
+    """Look at what is done meanwhile."""
+    wrong: list[str] = []
+    events, began = len(pool.events()), time.time()
+    until = time.monotonic() + away_s
+    refused = pool.call("submit", "--name", "early", "--nodes", "1", str(TINY), *ARGS, code=4).strip()
+    print(f"  a user is told: {refused.splitlines()[-1][:240]}")
+    if "training goes on" not in refused:
+        wrong.append(f"a user is told {refused!r}")
+    while time.monotonic() < until:
+        time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+    if len(pool.events()) != events:
+        wrong.append(f"decided without the store: {pool.events()[events:]}")
+    for name in ("first", "second"):
+        steps = [event for event in pool.events_of(name, "step_committed") if event["time"] > began]
+        longest = max((event["step_s"] for event in steps), default=0.0)
+        usual = median_step(pool.events_of(name))
+        print(
+            f"  job {name}: {len(steps)} steps in {time.time() - began:.0f} s, the longest {longest - usual:.3f} s more"
+        )
+        if not steps or time.time() - steps[-1]["time"] > 10 * usual + 2.0:
+            wrong.append(f"job {name} stood still")
+    return wrong
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
+    "faults": faults,
+    "moves": moves,
+    "hit": hit,
+    "servers": servers,
+    "etcd": etcd,
+}
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

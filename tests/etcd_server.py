@@ -1,65 +1,19 @@
-"""An etcd of the tests' own, on loopback, in a folder of its own; skipped where the machine has none."""
+"""An etcd of the tests' own; they are skipped where the machine has none."""
 
 from __future__ import annotations
 
-import shutil
-import signal
-import socket
-import subprocess
-import time
 from pathlib import Path
 
-import httpx
 import pytest
 
+from holdfast.testing.local_etcd import LocalEtcd, NoEtcdError
 
-class EtcdServer:
-    """One member; started again it has the same ports and the same data."""
+
+class EtcdServer(LocalEtcd):
+    """One member, on loopback."""
 
     def __init__(self, folder: Path) -> None:
-        program = shutil.which("etcd")
-        if program is None:
-            pytest.skip("there is no etcd on this machine (Debian: apt-get install etcd-server)")
-        client, peer = (f"http://127.0.0.1:{port}" for port in _free_ports())
-        self.address = client
-        self.url = f"etcd:{client}"
-        self._log = folder.with_suffix(".log")
-        self._command = [program, "--data-dir", str(folder), "--listen-client-urls", client]
-        self._command += ["--advertise-client-urls", client, "--listen-peer-urls", peer]
-        self._command += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
-        self._command += ["--heartbeat-interval", "20", "--election-timeout", "200"]
-        self.start()
-
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        until = time.monotonic() + 60.0
-        while time.monotonic() < until and self._process.poll() is None:
-            try:
-                if httpx.get(f"{self.address}/health", trust_env=False).is_success:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.02)
-        self.kill()
-        raise AssertionError(f"etcd has not begun:\n{self._log.read_text()[-2000:]}")
-
-    def kill(self) -> None:
-        """End it as a crash does."""
-        self._process.kill()
-        self._process.wait()
-
-    def halt(self) -> None:
-        """Have it answer nobody, its connections open."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-
-def _free_ports() -> list[int]:
-    with socket.socket() as first, socket.socket() as second:
-        for one in (first, second):
-            one.bind(("127.0.0.1", 0))
-        return [first.getsockname()[1], second.getsockname()[1]]
+        try:
+            super().__init__(folder)
+        except NoEtcdError as missing:
+            pytest.skip(str(missing))

@@ -112,9 +112,14 @@ class Server:
             return None
         try:
             with PoolClient(entry) as client:
-                return entry if any(one["job"] == job for one in client.status()["jobs"]) else None
+                found = client.status()
         except UnreachableError:
             return None  # (a job's own coordinator is there, or nobody)
+        jobs = [one["job"] for one in found["jobs"]]
+        if job not in jobs:
+            known = ", ".join(sorted(jobs)) or "none"
+            raise UnreachableError(f"there is no job {job!r} in pool {found['pool']}: the jobs are {known}")
+        return entry
 
     def client(self) -> CoordinatorClient:
         """Return a way to the job's coordinator.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from holdfast.clock import SystemClock
 from holdfast.control.agent.channel import CoordinatorChannel, OnMessage
@@ -58,7 +58,7 @@ class FakeJob:
 class _CountedChannel(CoordinatorChannel):
     """Counts what goes through, and has messages handled after all that is there to be read was read."""
 
-    def __init__(self, herd: _Herd, url: str, token: str, on_message: OnMessage) -> None:
+    def __init__(self, herd: Herd, url: str, token: str, on_message: OnMessage) -> None:
         super().__init__(url, token, partial(herd.take, self, on_message), herd.messages.decode)
         self._traffic = herd.look.traffic
 
@@ -75,7 +75,7 @@ class _CountedChannel(CoordinatorChannel):
 class _FakeWorkforce:
     """The workers of one fake node, in its agent's process."""
 
-    def __init__(self, herd: _Herd, settings: AgentSettings, owner: WorkforceOwner) -> None:
+    def __init__(self, herd: Herd, settings: AgentSettings, owner: WorkforceOwner) -> None:
         self._herd = herd
         self._owner = owner
         self._workers: list[FakeWorker | None] = [None] * settings.spec.workers_per_node
@@ -131,10 +131,10 @@ class _FakeWorkforce:
         pass
 
 
-class _FakeNode:
-    """One node: its agent's task, and the connection that it has now."""
+class FakeNode:
+    """One node: its agent's task, and the connection that it has now. `grant`: by which it is its pool's job's."""
 
-    def __init__(self, herd: _Herd, name: str) -> None:
+    def __init__(self, herd: Herd, name: str, grant: int = 0) -> None:
         job = herd.job
         experiments = ExperimentSpec(watch=False)  # (there is nobody to be watched)
         each = job.workers_per_node
@@ -147,13 +147,15 @@ class _FakeNode:
             folder="/nonexistent",
             digest="none",
             preflight=False,
+            grant=grant,
         )
         self._herd = herd
         self._channel: _CountedChannel | None = None
         self._force: _FakeWorkforce | None = None
         self.agent = Agent(settings, SystemClock(), workers=self._workforce, channel=self._connection, plans=herd.plans)
-        self._task = asyncio.get_running_loop().create_task(self.agent.run())
-        self._task.add_done_callback(_over)
+        #: done once the agent has ended by itself, or is lost
+        self.task = asyncio.get_running_loop().create_task(self.agent.run())
+        self.task.add_done_callback(_over)
 
     @property
     def workers(self) -> list[FakeWorker]:
@@ -165,7 +167,7 @@ class _FakeNode:
         at = time.monotonic()
         if self._channel is not None:
             self._channel.abort()
-        self._task.cancel()
+        self.task.cancel()
         return at
 
     def _workforce(self, settings: AgentSettings, owner: WorkforceOwner, _tasks: object) -> _FakeWorkforce:
@@ -183,8 +185,8 @@ def _over(task: asyncio.Task[Any]) -> None:
         task.result()
 
 
-class _Herd:
-    """All fake nodes of one process."""
+class Herd:
+    """All fake nodes of one process that have one job."""
 
     def __init__(self, job: FakeJob) -> None:
         self.job = job
@@ -193,7 +195,7 @@ class _Herd:
         self.messages = SharedMessages()
         self.plans = SharedPlans()
         self.look = Look()
-        self.nodes: dict[str, _FakeNode] = {}
+        self.nodes: dict[str, FakeNode] = {}
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[_CountedChannel, OnMessage, CoordinatorMessage, float]] = deque()
         #: when the message that is handled was read
@@ -225,7 +227,7 @@ class _Herd:
 
     def start(self, names: Sequence[str]) -> None:
         for name in names:
-            self.nodes[name] = _FakeNode(self, name)
+            self.nodes[name] = FakeNode(self, name)
 
     async def compute(self) -> None:
         await self._each(FakeWorker.compute)
@@ -241,6 +243,10 @@ class _Herd:
 
     def lose(self, name: str) -> float:
         return self.nodes.pop(name).lose()
+
+    def end(self) -> None:
+        for node in self.nodes.values():
+            node.lose()
 
     def keys(self, rendezvous: Rendezvous) -> None:
         self.rendezvous = rendezvous
@@ -261,16 +267,24 @@ class _Herd:
         return [worker for node in self.nodes.values() for worker in node.workers]
 
 
-def _live(job: FakeJob, commands: Connection) -> None:
+class Obedient(Protocol):
+    """What a process of fakes has: its methods are the commands that it obeys."""
+
+    def end(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+def _live(make: Callable[[], Obedient], commands: Connection) -> None:
     """Run fake nodes in this process until the pipe ends. What is measured goes before them: they are nice."""
     os.nice(5)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_obey(job, commands))
+        asyncio.run(_obey(make, commands))
 
 
-async def _obey(job: FakeJob, commands: Connection) -> None:
+async def _obey(make: Callable[[], Obedient], commands: Connection) -> None:
     loop = asyncio.get_running_loop()
-    herd, over = _Herd(job), loop.create_future()
+    herd, over = make(), loop.create_future()
 
     def command() -> None:
         try:
@@ -292,24 +306,21 @@ async def _obey(job: FakeJob, commands: Connection) -> None:
     loop.add_reader(commands.fileno(), command)
     await over
     loop.remove_reader(commands.fileno())
-    for node in herd.nodes.values():
-        node.lose()
+    herd.end()
 
 
 # ---- in the process of whoever wants them ----
 
 
-class FakeNodes:
-    """The fake nodes of a job, in processes of their own; use as a context manager, which leaves nothing behind."""
+class FakeProcesses:
+    """Fake nodes in processes of their own; use as a context manager, which leaves nothing behind."""
 
-    def __init__(self, job: FakeJob, names: Sequence[str], *, processes: int = 2) -> None:
+    def __init__(self, make: Callable[[], Obedient], names: Sequence[str], *, processes: int = 2) -> None:
         """Make the processes; no node is started.
 
         Args:
-            names: of the nodes.
-            processes: how many processes share the nodes.
+            make: called in each of them. names: of the nodes. processes: how many share the nodes.
         """
-        self.job = job
         self.names = list(names)
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
@@ -317,14 +328,14 @@ class FakeNodes:
         for _ in range(min(processes, len(names))):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_live, args=(job, theirs), name=f"fakes-{secrets.token_hex(2)}", daemon=True
+                target=_live, args=(make, theirs), name=f"fakes-{secrets.token_hex(2)}", daemon=True
             )
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
         self._home = {name: place % len(self._pipes) for place, name in enumerate(self.names)}
-        self._all("seen")  # (they are up)
+        self.ask("seen")  # (they are up)
 
     def __enter__(self) -> Self:
         return self
@@ -338,39 +349,61 @@ class FakeNodes:
                 process.kill()
                 process.join()
 
-    @property
-    def workers(self) -> int:
-        """How many workers there are."""
-        return len(self.names) * self.job.workers_per_node
-
     def start(self) -> None:
         """Start all nodes at once."""
         for place, pipe in enumerate(self._pipes):
             pipe.send(("start", ([name for name in self.names if self._home[name] == place],)))
         self._answers()
 
+    def ask(self, name: str, *arguments: Any) -> list[Any]:
+        """Have all processes obey a command; return their answers."""
+        for pipe in self._pipes:
+            pipe.send((name, arguments))
+        return self._answers()
+
+    def ask_of(self, node: str, name: str) -> Any:
+        """Have the process of a node obey a command about it; return its answer."""
+        pipe = self._pipes[self._home[node]]
+        pipe.send((name, (node,)))
+        return pipe.recv()
+
+    def _answers(self) -> list[Any]:
+        return [pipe.recv() for pipe in self._pipes]
+
+
+class FakeNodes(FakeProcesses):
+    """The fake nodes of a job."""
+
+    def __init__(self, job: FakeJob, names: Sequence[str], *, processes: int = 2) -> None:
+        """Make the processes, as `FakeProcesses`."""
+        self.job = job
+        super().__init__(partial(Herd, job), names, processes=processes)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return len(self.names) * self.job.workers_per_node
+
     def compute(self) -> None:
         """Let every worker compute the first micro-batch of the step in progress."""
-        self._all("compute")
+        self.ask("compute")
 
     def train(self, step: int) -> None:
         """Let every worker apply this step."""
-        self._all("train", step)
+        self.ask("train", step)
 
     def use_keys(self, rendezvous: Rendezvous) -> None:
         """Post keys of this kind from now on."""
-        self._all("keys", rendezvous)
+        self.ask("keys", rendezvous)
 
     def lose(self, name: str) -> float:
         """Let a node be gone at once, without a word; return when (time.monotonic)."""
         self.names.remove(name)
-        pipe = self._pipes[self._home[name]]
-        pipe.send(("lose", (name,)))
-        return pipe.recv()
+        return self.ask_of(name, "lose")
 
     def look(self) -> Look:
         """Return where they stand."""
-        return sum(self._all("seen"), Look())
+        return sum(self.ask("seen"), Look())
 
     def until_entered(self, generation: int, *, timeout_s: float) -> Look:
         """Wait until all workers have entered a generation.
@@ -395,11 +428,3 @@ class FakeNodes:
                 raise TimeoutError(f"{count(look)} of {wanted} after {timeout_s:g} s")
             time.sleep(_POLL_S)
         return look
-
-    def _all(self, name: str, *arguments: Any) -> list[Any]:
-        for pipe in self._pipes:
-            pipe.send((name, arguments))
-        return self._answers()
-
-    def _answers(self) -> list[Any]:
-        return [pipe.recv() for pipe in self._pipes]

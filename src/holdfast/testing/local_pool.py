@@ -16,7 +16,8 @@ from holdfast.observability.event_lines import read_events
 from holdfast.observability.history.audit import audit_events
 from holdfast.protocol.events import RolledBack, StepCommitted
 
-PATIENCE_S = 90.0
+#: For what a loaded machine may take long to bring about; nothing is measured by it.
+PATIENCE_S = 300.0
 
 
 class LocalPool:
@@ -25,13 +26,14 @@ class LocalPool:
     Its methods assert what must hold: they are for tests and benchmarks, which end with what does not.
     """
 
-    def __init__(self, folder: Path, nodes: int) -> None:
-        """Start it. `folder`: a private one (mode 700), for all that it leaves."""
+    def __init__(self, folder: Path, nodes: int, *, store: str = "") -> None:
+        """Start it. `folder`: a private one (mode 700), for all that it leaves. `store`: where not in there."""
         self.folder = folder
         self.nodes = nodes
         self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "OMP_NUM_THREADS": "1"}
         self.log = folder / "pool.log"
-        command = [sys.executable, "-m", "holdfast", "pool", "--local", str(nodes), "--store", f"sqlite:{folder}/p.db"]
+        command = [sys.executable, "-m", "holdfast", "pool", "--local", str(nodes), "--journals", str(self.journals)]
+        command += ["--store", store or f"sqlite:{folder}/p.db"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, process_group=0
@@ -55,6 +57,15 @@ class LocalPool:
         assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
+    def until_answered(self) -> None:
+        """Wait until a server is there for its users."""
+
+        def answered() -> bool:
+            command = [sys.executable, "-m", "holdfast", "jobs"]
+            return subprocess.run(command, env=self.environment, capture_output=True, check=False).returncode == 0
+
+        self.wait(answered, "a server that answers")
+
     def submit(self, name: str, nodes: str, script: Path, *args: str, options: Sequence[str] = ()) -> None:
         """Hand in a job."""
         self.call("submit", "--name", name, "--nodes", nodes, *options, str(script), *args)
@@ -69,7 +80,7 @@ class LocalPool:
     @property
     def journals(self) -> Path:
         """Where events are kept."""
-        return Path(f"{self.folder}/p.db.journals")
+        return self.folder / "journals"
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the pool's events, of these kinds only."""
@@ -78,12 +89,16 @@ class LocalPool:
         events = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [event for event in events if not kinds or event["event"] in kinds]
 
-    def steps(self, name: str) -> list[int]:
-        """Return the steps that a job has committed."""
+    def events_of(self, name: str, *kinds: str) -> list[dict[str, Any]]:
+        """Return a job's events, of these kinds only."""
         (path,) = self.journals.glob(f"{name}.*.events.jsonl")
         lines = path.read_bytes().splitlines(keepends=True)
         events = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        return [event["step"] for event in events if event["event"] == "step_committed"]
+        return [event for event in events if not kinds or event["event"] in kinds]
+
+    def steps(self, name: str) -> list[int]:
+        """Return the steps that a job has committed."""
+        return [event["step"] for event in self.events_of(name, "step_committed")]
 
     def check_journal_of(self, name: str) -> None:
         """Every step is there once, with all samples, and none was ever undone."""

@@ -1,0 +1,116 @@
+"""Three jobs on a pool of eight local nodes, and all that goes wrong: the section `faults` of benchmarks/pool.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from pool_figures import median_step, spread
+
+from holdfast.testing.local_pool import LocalPool
+
+NODES = 8
+JOBS = ("first", "second", "experts")
+SCRIPTS = Path(__file__).parents[1] / "tests" / "integration" / "scripts"
+TINY, TINY_MOE = SCRIPTS / "tiny.py", SCRIPTS / "tiny_moe.py"
+FOREVER = ("--steps", "100000000", "--step-seconds", "0.5")
+#: faults come about so often, in seconds
+APART_S = (4.0, 10.0)
+
+
+def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, str]]:
+    """Let everything happen; return (time, what, whom) of each fault."""
+    saved = ("--checkpoint-dir", str(pool.folder / "saved"))
+    pool.submit("first", "1:4", TINY, *FOREVER, options=saved)
+    pool.submit("second", "1:4", TINY, *FOREVER)
+    pool.submit("experts", "2:3", TINY_MOE, *FOREVER)
+    pool.goes_on(*JOBS)
+    faults: list[tuple[float, str, str]] = []
+    begin, until = time.time(), time.time() + 60.0 * minutes
+    asked = iter((0.25, 0.5, 0.6, 0.75, 2.0))
+    due = next(asked)
+    while time.time() < until:
+        time.sleep(rng.uniform(*APART_S))
+        pool.goes_on("experts", steps=2)  # (two nodes lost at once are more than f = 2 allows)
+        struck = strike(pool, rng)
+        faults += [struck] if struck is not None else []
+        if (time.time() - begin) / (until - begin) > due:
+            ask(pool, due)
+            due = next(asked)
+    pool.goes_on(*JOBS, steps=5)
+    return faults
+
+
+def strike(pool: LocalPool, rng: Random) -> tuple[float, str, str] | None:
+    """Kill somebody; return when, what and whom, None where it is not there now."""
+    what = rng.choice(("node", "node", "worker", "server"))
+    if what == "server":
+        whom, pids = "server", [pid for pid, line in pool.processes() if "local_pool server" in line]
+    else:
+        whom = f"node-{rng.randrange(pool.nodes)}"
+        mark = f"local_pool {whom}" if what == "node" else f"agent:{whom}"
+        pids = [pid for pid, line in pool.processes() if mark in line]
+    at = time.time()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return (at, what if what != "worker" else "job's agent", whom) if pids else None
+
+
+def ask(pool: LocalPool, share: float) -> None:
+    """Do what users do, at this share of the time."""
+    pool.until_answered()  # (the server may have been killed just now)
+    if share == 0.25:
+        pool.submit("fourth", "1:2", TINY, *FOREVER)
+    elif share == 0.5:
+        pool.call("suspend", "-j", "first")
+    elif share == 0.6:
+        pool.call("resume", "-j", "first")
+    else:
+        pool.call("stop", "-j", "fourth")
+
+
+# ---- what is told ----
+
+
+def show(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> None:
+    """Print what it came to."""
+    kinds = sorted({what for _, what, _ in faults})
+    print("killed: " + ", ".join(f"{sum(what == kind for _, what, _ in faults)} x {kind}" for kind in kinds))
+    print(f"servers: {len(pool.events('pool_started'))}; grants: {len(pool.events('node_granted'))}")
+    print(f"{'job':10}{'steps':>7}{'generations':>13}{'down less a step, s':>36}")
+    for name in JOBS:
+        events = pool.events_of(name)
+        steps = [event for event in events if event["event"] == "step_committed"]
+        downs = [event["down_s"] for event in events if event["event"] == "recovered"]
+        usual = median_step(events)
+        generations = sum(event["event"] == "generation_started" for event in events)
+        print(f"{name:10}{len(steps):7}{generations:13}{spread([down - usual for down in downs]):>36}")
+    print()
+    print(f"a node killed: to its next grant, s                {spread(back_after(pool, faults))}")
+    print(f"the server killed: to the next one's first word, s {spread(server_back_after(pool, faults))}")
+
+
+def back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
+    """Return how long after its agent's death each node was granted anew."""
+    grants = pool.events("node_granted")
+    found = [
+        min((event["time"] - at for event in grants if event["node"] == whom and event["time"] > at), default=None)
+        for at, what, whom in faults
+        if what == "node"
+    ]
+    return [seconds for seconds in found if seconds is not None]
+
+
+def server_back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
+    """Return how long after a server's death the next one began."""
+    starts = [event["time"] for event in pool.events("pool_started")]
+    found = [
+        min((start - at for start in starts if start > at), default=None) for at, what, _ in faults if what == "server"
+    ]
+    return [seconds for seconds in found if seconds is not None]

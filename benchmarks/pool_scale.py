@@ -1,0 +1,198 @@
+"""What does a pool's server cost with a thousand nodes and dozens of jobs?
+
+    make bench-pool-scale
+
+A server in a process of its own, as users run it, with the coordinators of all jobs in it, and fake nodes: real fences
+and real job's agents over real connections, whose workers train nothing (`holdfast.testing.fake_pool_nodes`). They
+share this machine with the server, so its *processor time* counts. All jobs have as many nodes; then one more is handed
+in, for which others are to give some of theirs: that is decided, written down and told within the request, and heard by
+the jobs' coordinators after it. As nobody trains, nobody leaves: what moves is benchmarks/pool.py's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.control.pool_client import PoolClient
+from holdfast.control.registry import JobEntry
+from holdfast.control.store.choose import open_store
+from holdfast.control.store.etcd import MAX_KEPT_BYTES
+from holdfast.errors import EXIT_ENDED
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.testing.fake_pool_nodes import FakePoolNodes, FakePoolPlace
+
+PATIENCE_S = 240.0
+#: what is decided is heard by all within so long
+HEARD_S = 3.0
+MAX_ARRIVAL_S, MAX_IDLE = 1.0, 0.10
+#: what no node has; nothing of it is ever run
+SCRIPT = "/nowhere/train.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A pool's server, and a way to it."""
+
+    process: subprocess.Popen[bytes]
+    client: PoolClient
+    place: FakePoolPlace
+
+    @property
+    def processor_s(self) -> float:
+        """Processor time that all threads of the process have taken."""
+        return time.clock_gettime((~self.process.pid << 3) | 2)
+
+    @property
+    def most_memory(self) -> int:
+        """The most resident memory that the process had so far, in bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+def main() -> int:
+    """Run the benchmark and print its figures; 1 if one of them is not what it has to be."""
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_ENDED))  # (what was started is ended, too)
+    names = [f"n{number}" for number in range(options.nodes)]
+    place = tempfile.TemporaryDirectory(prefix="holdfast-bench-")
+    with (
+        place as folder,
+        served(Path(folder)) as server,
+        FakePoolNodes(server.place, names, processes=options.processes) as fakes,
+    ):
+        _begin(server, fakes, options)
+        wrong = _measure(server, options)
+        wrong += _sizes(Path(folder))
+        again = fakes.look().connections - options.nodes
+        show("connections that ended, and were made again", again, "")
+        wrong += [f"{again} nodes were out of touch: this machine is too slow for these figures"] if again else []
+        show("server's memory, at the most", server.most_memory / (1 << 20), "MiB")
+    print("wrong: " + ("; ".join(wrong) if wrong else "nothing"))
+    return 1 if wrong else 0
+
+
+def _begin(server: Server, fakes: FakePoolNodes, options: argparse.Namespace) -> None:
+    """Have all nodes, and all jobs with as many of them each."""
+    each = options.nodes // options.jobs
+    begun = server.processor_s
+    fakes.start()
+    fakes.until("all nodes", lambda look: look.here == options.nodes, timeout_s=PATIENCE_S)
+    show("all nodes come, processor", server.processor_s - begun, "s")
+    begun = server.processor_s
+    for number in range(options.jobs):
+        server.client.submit(a_job(f"j{number}", each, each))
+    wanted = each * options.jobs
+    fakes.until("all jobs", lambda look: sum(look.welcomed.values()) == wanted, timeout_s=PATIENCE_S)
+    show("all jobs begin, their nodes join, processor", server.processor_s - begun, "s")
+    for number in range(options.jobs):
+        server.client.update(f"j{number}", {"min_nodes": max(1, each // 4)})
+    time.sleep(HEARD_S)
+
+
+def _measure(server: Server, options: argparse.Namespace) -> list[str]:
+    """Look at idle seconds and an arrival; return what is wrong."""
+    idle = _idle(server, options.seconds)
+    show("idle, of a core", 100 * idle, f"% (<= {100 * MAX_IDLE:g})")
+    decided, heard = _arrival(server, idle, options.nodes // options.jobs)
+    show("an arrival is decided, written and told, processor", decided, f"s (<= {MAX_ARRIVAL_S:g})")
+    show("  and heard by all jobs' coordinators", heard, "s")
+    leaving = sum(node["leaving"] for node in server.client.status()["nodes"])
+    show("  nodes that are to leave their jobs for it", leaving, "")
+    wrong = ["idle"] if idle > MAX_IDLE else []
+    wrong += ["arrival"] if heard > MAX_ARRIVAL_S else []
+    return wrong if leaving else [*wrong, "nobody is to leave: nothing was decided"]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1024)
+    parser.add_argument("--jobs", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=20.0, help="that are looked at when idle (default: 20)")
+    parser.add_argument("--processes", type=int, default=2, help="that have the fake nodes (default: 2)")
+    options = parser.parse_args()
+    if not 2 <= options.jobs <= options.nodes // 4:
+        parser.error(f"--jobs is {options.jobs}: give 2 at least, and a fourth of the nodes ({options.nodes}) at most")
+    return options
+
+
+def show(what: str, value: float, unit: str) -> None:
+    """Print a figure."""
+    print(f"{what:55}{value:9.3f} {unit}", flush=True)
+
+
+def a_job(name: str, least: int, most: int) -> JobSpec:
+    """Return a job."""
+    return JobSpec(name=name, script=SCRIPT, min_nodes=least, max_nodes=most)
+
+
+@contextmanager
+def served(folder: Path) -> Generator[Server]:
+    """Have a pool's server."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    token, url = secrets.token_hex(16), f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "holdfast", "pool", "--listen", f"127.0.0.1:{port}"]
+    command += ["--store", f"sqlite:{folder}/pool.db", "--journals", str(folder / "journals")]
+    environment = {**os.environ, "HOLDFAST_TOKEN": token, "XDG_RUNTIME_DIR": str(folder)}
+    log_path = folder / "pool.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while f"listens on {url}" not in log_path.read_text():
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError(f"the pool's server does not come up:\n{log_path.read_text()}")
+            time.sleep(0.02)
+        entry = JobEntry(url=url, token=token, job="", pid=process.pid, pool="pool")
+        with PoolClient(entry, timeout_s=PATIENCE_S) as client:
+            yield Server(process, client, FakePoolPlace(url=url, token=token))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _idle(server: Server, seconds: float) -> float:
+    """Return the share of a core that the server takes while nothing happens."""
+    begun, at = server.processor_s, time.monotonic()
+    time.sleep(seconds)
+    return (server.processor_s - begun) / (time.monotonic() - at)
+
+
+def _arrival(server: Server, idle: float, each: int) -> tuple[float, float]:
+    """Hand in a job; return the processor time until it is answered, and until all have heard, less the idle share."""
+    begun, at = server.processor_s, time.monotonic()
+    server.client.submit(a_job("late", max(1, each // 4), each))
+    decided, took = server.processor_s - begun, time.monotonic() - at
+    time.sleep(HEARD_S)
+    return decided - idle * took, server.processor_s - begun - idle * (time.monotonic() - at)
+
+
+def _sizes(folder: Path) -> list[str]:
+    """Say how much the records weigh; return what is wrong with that."""
+    with closing(open_store(f"sqlite:{folder}/pool.db")) as store:
+        entry = store.get("pool/record")
+        assert entry is not None
+        packed = len(zlib.compress(entry.value, 1))
+        show("the pool's record", len(entry.value) / 1000, "kB")
+        show("  compressed, as etcd has it", packed / 1000, f"kB (<= {MAX_KEPT_BYTES / 1000:g})")
+        jobs = [len(one.value) for key, one in store.list("jobs/").entries.items()]
+        show("the largest of the jobs' records", max(jobs, default=0) / 1000, "kB")
+    return ["the record is too large for etcd"] if packed > MAX_KEPT_BYTES else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())
