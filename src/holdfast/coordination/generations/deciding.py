@@ -123,6 +123,8 @@ class Deciding:
         verdict = self._verdict(reports, arrivals)
         if raisers:
             without = self._without(raisers, verdict, reports) or self._before(raisers, reports, arrivals)
+            if without is None:
+                without = self._back_again(verdict, arrivals)
             if without is None and isinstance(verdict, Verdict) and verdict.decision.applied:
                 why = f"there is no other live copy of step {verdict.decision.applied}"
                 self._progress.release()  # (what all have applied counts, although this may end the job)
@@ -203,6 +205,18 @@ class Deciding:
         if isinstance(verdict, Verdict) and verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD):
             return verdict
         return None
+
+    def _back_again(self, verdict: Verdict | NothingLeft, arrivals: list[str]) -> Verdict | None:
+        """Return that the others go back once more to what all went back to, where nothing was done since; else None.
+
+        What those that have raised have is all there, and was read: it need not be saved, nor all be started again.
+        """
+        last, again = self._turn.record.decision, self._verdict({}, arrivals)
+        if isinstance(verdict, NothingLeft) or isinstance(again, NothingLeft) or last is None:
+            return None
+        decided = last, again.decision
+        same = all(one.kind is DecisionKind.ROLLBACK and one.applied == verdict.decision.applied for one in decided)
+        return again if same else None
 
     def _part_with(
         self, leavers: list[str], verdict: Verdict | NothingLeft, reports: dict[str, Report], arrivals: list[str]

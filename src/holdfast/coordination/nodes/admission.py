@@ -177,10 +177,11 @@ def _was_expelled(planned: Set[str], hello: Hello) -> bool:
 
 
 def send_away_all(turn: Turn, why: str) -> None:
-    """Have all nodes replace their workers and come again."""
+    """Have all nodes replace their workers and come again; those whose workers still come up have none to replace."""
+    stay = {node.name for node in turn.members.regular if node.coming}
     if turn.record.held is not None:
-        turn.change(held=awaited(turn.record.held, turn.record.held.grants, turn.now))
-    for node in turn.members.regular:
+        turn.change(held=awaited(turn.record.held, turn.record.held.grants.keys() - stay, turn.now))
+    for node in [node for node in turn.members.regular if node.name not in stay]:
         turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         turn.close(node.connection)
         turn.members.remove(node.name)

@@ -316,9 +316,13 @@ class Membership:
         return node.connection if node else None
 
     def workers(self) -> Iterator[WorkerInfo]:
-        """All live workers but those of standbys and of who has left, in the order in which their nodes came."""
+        """All live workers that a generation may name, in the order in which their nodes came.
+
+        Not those of standbys, of who has left, and of nodes that have come only now, before all of theirs run: these
+        are told of and named together.
+        """
         for node in self.nodes.values():
-            if not node.aside:
+            if not node.aside and not node.coming:
                 yield from node.workers.values()
 
     def everybody(self) -> Iterator[WorkerInfo]:
