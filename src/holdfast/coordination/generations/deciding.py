@@ -27,7 +27,7 @@ from holdfast.coordination.generations.planner import (
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
 from holdfast.coordination.generations.stopping import DRAIN, FAILURE, MOVE
 from holdfast.coordination.nodes.admission import send_away_all
-from holdfast.coordination.nodes.fitting import workers_by_node
+from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.snapshots.nearest import nearest
 from holdfast.errors import EXIT_BAD_INPUT
@@ -369,7 +369,7 @@ class Deciding:
             bases = (*record.bases, (plan.generation, decision.applied))[-MAX_BASES:]
             turn.change(lineage=plan.generation, bases=bases)
         turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
-        turn.change(wanted=max(record.wanted, len(workers_by_node(plan))))
+        turn.change(**wanted_places(turn, plan))
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
