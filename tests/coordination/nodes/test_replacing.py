@@ -247,7 +247,7 @@ def in_zones() -> Job:
 
 
 def take_over(job: Job, *names: str, generation: int, standbys: tuple[str, ...] = ()) -> None:
-    """Another coordinator begins; these nodes come to it, and standbys that are in the zones that their names end with."""
+    """Another coordinator begins; these nodes come to it, and standbys, each in the zone that its name ends with."""
     job.boot(takeover=True)
     for name in names:
         kept = (attach(w(name)), msg.Entered(worker=w(name), generation=generation, applied=1))

@@ -40,7 +40,7 @@ class Admission:
         self._standbys = parts.standbys
         self._ladder = parts.ladder
         self._tenant = parts.tenant
-        self._snapshots = parts.snapshots
+        self._snapshots, self._checkpoints = parts.snapshots, parts.checkpoints
         self._namesakes: dict[str, _Namesake] = {}
 
     def let_in(self, connection: int, hello: Hello) -> Node | None:
@@ -92,6 +92,7 @@ class Admission:
             ended: workers of which it is known how they have ended.
         """
         turn, plan = self._turn, self._turn.record.plan
+        self._checkpoints.remind(node.name)
         here = node.workers.keys() | ended
         missing = [worker for worker in turn.planned_on(node.name) if worker not in here]
         if missing:

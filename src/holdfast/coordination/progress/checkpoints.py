@@ -261,6 +261,12 @@ class CheckpointBook:
             turn.order_node(node, PruneCheckpoints(term=turn.record.term, names=(message.name,), remove=False))
         return True
 
+    def remind(self, node: str) -> None:
+        """A node is back: of one that cannot be read it may not have heard, if a coordinator has died just then."""
+        record = self._turn.record
+        if record.unreadable and record.superseded:
+            self._turn.order_node(node, PruneCheckpoints(term=record.term, names=record.superseded, remove=False))
+
     def _on_lineage(self, message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> bool:
         record = self._turn.record
         return message.term <= record.term and record.lineage <= message.generation <= record.generation
