@@ -45,6 +45,26 @@ def leaves() -> Job:
     return job
 
 
+def test_what_breaks_for_others_once_members_are_told_to_stop_is_no_failure() -> None:
+    """Found under load: who hears of the Stop lets go of the group, and others, who have not yet, see peers go."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="Connection closed by peer"))
+    reported(job, "n0", "n1", "n2")
+    assert job.said(ev.GenerationStarted)[-1].reason == "drain"
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+
+
+def test_what_takes_too_long_is_one_all_the_same() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="timed out", timed_out=True))
+    reported(job, "n0", "n1", "n2")
+    assert [event for event in job.events if isinstance(event, ev.FailureDetected)]
+
+
 def test_whoever_has_left_is_taken_back_where_the_others_are_lost_before_they_went_on() -> None:
     job = leaves()
     job.lose("n0")
