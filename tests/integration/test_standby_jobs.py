@@ -162,7 +162,9 @@ def test_a_slow_node_gives_its_place_to_a_standby(start_job: StartJob) -> None:
 
 
 def test_a_slow_node_computes_less_where_nobody_takes_its_place(start_job: StartJob) -> None:
-    options = ("--stragglers", "move", "--emulate-compute", "0.1/micro-batch", "--verify-state", "1")
+    # (about 20 words are needed until it is plain that it is as fast again: they come twice a second, not every 5 s)
+    words = ("--set", "experiments.own_times_every=0.5")
+    options = ("--stragglers", "move", "--emulate-compute", "0.1/micro-batch", "--verify-state", "1", *words)
     job = start_job(*FOREVER, options=options)
     job.wait(StepCommitted, step=3)
     job.inject("slow", "node-1", times=3.0)

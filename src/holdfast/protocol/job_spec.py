@@ -23,6 +23,8 @@ RESTART_ALL = "restart-all"
 AUTO = "auto"
 #: of a node's processes, within `coordination.failures.budget.WINDOW_S`
 MAX_RESTARTS = 5
+#: so often nodes tell how long they compute: they say who is slow, and nobody waits for that
+OWN_TIMES_S = 5.0
 
 #: a name, or none; (Python's $ would let a newline follow)
 _NAME_OR_NONE = f"^$(?!\\n)|{NAME_PATTERN}(?!\\n)"
@@ -204,6 +206,14 @@ class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool,
         Meta(description="Look where workers stand; without it what hangs is found only once gloo gives up."),
     ] = True
+    own_times_every: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Nodes tell so often how long they compute a micro-batch; who is slow is found by many words.",
+            extra=SECONDS,
+        ),
+    ] = OWN_TIMES_S
 
     @property
     def emulated(self) -> WorkTime:

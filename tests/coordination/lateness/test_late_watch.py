@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S
-from holdfast.coordination.lateness.watch import AGAIN, LEARN_S, STALLED_S, TELL_S, LateWatch
+from holdfast.coordination.lateness.watch import AGAIN, LEARN_S, STALLED_S, LateWatch
+from holdfast.protocol.job_spec import OWN_TIMES_S
 from holdfast.protocol.messages.progress import Activity, Late, OwnTimes
 
 ME = "a/0/a"
@@ -169,12 +170,22 @@ def test_what_workers_take_is_told_now_and_then() -> None:
     assert [one.slow.get(Activity.COMPUTE, 0) for one in told] == [0, 0, 0, 0, 0, 0, 1, 0]
 
 
+@pytest.mark.parametrize(("tell_s", "times"), [(2.0, 10), (0.5, 20)])
+def test_a_job_may_have_it_told_more_often(tell_s: float, times: int) -> None:
+    watch, told = LateWatch(), list[OwnTimes]()
+    watch.tell_s = tell_s
+    for number in range(1, 21):
+        totals = {Activity.COMPUTE: Total(number, 0.1 * number, 0.1)}
+        told += watch.learn(float(number), {ME: COMPUTING}, {ME: ProgressAccount(totals=totals)})
+    assert len(told) == times
+
+
 def test_a_worker_that_is_gone_is_not_told_of() -> None:
     watch, totals = LateWatch(), {Activity.COMPUTE: Total(1, 0.1, 0.1)}
     watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
     watch.learn(1.0, {ME: COMPUTING}, {ME: ProgressAccount(totals=totals)})
     other = "a/0/b"
-    assert watch.learn(TELL_S + 1.0, {other: COMPUTING}, {other: ProgressAccount()}) == []
+    assert watch.learn(OWN_TIMES_S + 1.0, {other: COMPUTING}, {other: ProgressAccount()}) == []
 
 
 def test_times_of_one_world_are_not_those_of_another() -> None:

@@ -135,6 +135,7 @@ class Agent:
             host=socket.gethostname()[:256],
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
+        self.machine.watch.tell_s = settings.spec.experiments.own_times_every
         self._preflight = Preflight(
             workers=node.workers,
             folder=settings.folder,

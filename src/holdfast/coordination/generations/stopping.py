@@ -65,9 +65,9 @@ class Stopping:
         self.complaints[complaint.worker] = complaint
 
     def explains(self, complaint: Complaint) -> bool:
-        """Tell whether a collective failed since a member was told to stop, for no failure, and has let go of its group.
+        """Tell whether a collective failed since others were told to stop, for no failure, and let go of their group.
 
-        Whoever has not heard of the Stop yet still waits in it.
+        Whoever has not heard of the Stop yet still waits in that.
         """
         planned = self.stop is not None and self.reason != FAILURE
         return planned and not (complaint.timed_out or complaint.unreachable)

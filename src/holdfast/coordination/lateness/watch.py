@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S, RunningMean, Times
+from holdfast.protocol.job_spec import OWN_TIMES_S
 from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, Stand
 
 #: an agent looks no more often than this, and ten times a second where a limit is not due sooner
@@ -25,9 +26,8 @@ AWAY_S = 0.05
 STALLED_S = 0.3
 #: totals are read so often
 LEARN_S = 0.5
-#: workers' own times are told so often: they say who is slow, and nobody waits for that;
-TELL_S = 5.0
-#: and so often where one takes that many times as long as before: whether it stays so is for the coordinator to see
+#: workers' own times are told so often where one takes that many times as long as before: whether it stays so is for
+#: the coordinator to see,
 TELL_SOON_S, SLOWED = 1.0, 1.08
 #: or so many times as short: a single one that was late does not make those after it that
 FASTER = 1.3
@@ -60,6 +60,8 @@ class LateWatch:
         self.times = Times()
         #: how long the shell may wait until it looks again
         self.look_s = USUAL_LOOK_S
+        #: how often workers' own times are told where nothing changes
+        self.tell_s = OWN_TIMES_S
         self._last: float | None = None
         #: when this agent did not run
         self._away: deque[tuple[float, float]] = deque(maxlen=16)
@@ -91,7 +93,7 @@ class LateWatch:
             if world == reading.world:  # (else nobody knows which of it was in which)
                 self._add(worker, world, old, account.totals)
         self._own = {worker: own for worker, own in self._own.items() if worker in accounts}
-        if not self._own or now - self._told_at < (TELL_SOON_S if self._changed else TELL_S):
+        if not self._own or now - self._told_at < min(self.tell_s, TELL_SOON_S if self._changed else self.tell_s):
             return []
         since = {worker: computed for worker, computed in self._since.items() if worker in accounts}
         self._told_at, self._since, slow = now, {}, dict(self.times.warnings)
