@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,7 +75,18 @@ def test_what_is_kept_up_is_what_a_walk_would_find(changes: list[tuple[str, str,
         assert members.complete_nodes == sum(node.complete for node in nodes)
         complete = [worker for node in nodes if node.complete for worker in node.workers]
         assert members.outside(now) == [worker for worker in complete if now.rank(worker) is None]
-        assert {info.id for info in members.workers()} == {w for w in IDS if members.worker(w) is not None}
+        assert {info.id for info in members.everybody()} == {w for w in IDS if members.worker(w) is not None}
+        assert [info.id for info in members.workers()] == complete, "(nobody of these was told of yet)"
+
+
+def test_who_was_told_of_may_be_named_where_another_process_of_its_node_is_gone() -> None:
+    members = Membership()
+    node = members.add(msgspec.structs.replace(hello("n0"), workers=2), 1, 0.0)
+    for worker in IDS[:2]:
+        members.attach(node, attach(worker))
+    node.announced = node.pids
+    members.drop(node, IDS[1])
+    assert [info.id for info in members.workers()] == [IDS[0]]
 
 
 def test_a_node_that_is_removed_says_who_was_on_it() -> None:
