@@ -54,21 +54,24 @@ def parts_in(folder: Path, step: int) -> dict[str, list[Path]]:
 
 
 def test_a_lost_node_and_a_flipped_bit_leave_the_copies_on_other_nodes(start_job: StartJob, tmp_path: Path) -> None:
-    folder, gate = tmp_path / "memory", tmp_path / "go"
+    folder, gate, late = tmp_path / "memory", tmp_path / "go", tmp_path / "late"
     options = ("--snapshot-every", "4", "--snapshot-dir", str(folder))
-    job = start_job("--steps", "14", "--gate", str(gate), "--gate-at", "10", options=options)
+    script = ("--gate", str(gate), "--gate-at", "10", "--held-back", "node-2", str(late))
+    job = start_job("--steps", "14", *script, options=options)
     job.wait(SnapshotSaved, step=8)
     wait_until(lambda: sum(map(len, parts_in(folder, 8).values())) == 6)  # (each of three on two nodes)
     mine = parts_in(folder, 8)["node-0"][0]
     data = bytearray(mine.read_bytes())
     data[len(data) // 3] ^= 4
     mine.write_bytes(data)
+    late.touch()  # (node-2 alone would begin with its own copy, and nobody would meet the other)
     since = kill_all_workers(job)
     job.signal_node("node-1")
     assert job.wait(RolledBack, since=since).to_step == 8
     rejected = job.wait(SnapshotRejected, since=since)
     assert (rejected.node, rejected.step) == ("node-0", 8), job.story()
     assert "checksum" in rejected.why
+    late.unlink()
     (tmp_path / "go-10").touch()
     assert job.wait_exit() == 0, job.story()
     check_losses(job, script=TINY, least=14)

@@ -30,10 +30,14 @@ parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises 
 parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--stop-at", type=int, default=0, help="rank 1 stops the job after this step")
+parser.add_argument("--held-back", nargs=2, metavar=("NODE", "FILE"), help="NODE does not begin while FILE is there")
 parser.add_argument("--cold", action="store_true", help="raise in every step that is a shadow")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
+if args.held_back:
+    while f'"worker":"{args.held_back[0]}/' in os.environ["HOLDFAST_WORKER"] and os.path.exists(args.held_back[1]):
+        time.sleep(0.01)
 building.build_communicator = partial(building.build_communicator, timeout_s=args.timeout)
 torch.manual_seed(0)
 dtype = getattr(torch, args.dtype)
