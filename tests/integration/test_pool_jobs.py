@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -44,7 +45,8 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     os.kill(pool.pid_of("server"), signal.SIGKILL)
     pool.wait(lambda: len(pool.events("pool_started")) == 2, "another server")
     pool.goes_on("dense", "experts")
-    assert [len(pool.job(name)["nodes"]) for name in ("dense", "experts")] == [2, 2]
+    told = {job["job"]: job for job in json.loads(pool.call("jobs", "--json"))["jobs"]}
+    assert [len(told[name]["nodes"]) for name in ("dense", "experts")] == [2, 2]
 
     lost = pool.job("dense")["nodes"][0]
     grants = len(pool.events("node_granted"))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.control.pool_client import PoolClient
+from holdfast.control.registry import find_pool, registry_directory
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.history.audit import audit_events
 from holdfast.protocol.events import RolledBack, StepCommitted
@@ -71,9 +73,11 @@ class LocalPool:
         self.call("submit", "--name", name, "--nodes", nodes, *options, str(script), *args)
 
     def job(self, name: str) -> Mapping[str, Any]:
-        """Return how a job stands."""
-        jobs = json.loads(self.call("jobs", "--json"))["jobs"]
-        return next(job for job in jobs if job["job"] == name)
+        """Return how a job stands, as `holdfast jobs` shows it; asked without a process each time."""
+        entry = find_pool(registry_directory(self.environment), None, None)
+        assert entry is not None
+        with PoolClient(entry) as client:
+            return next(job for job in client.status()["jobs"] if job["job"] == name)
 
     # ---- what is written down ----
 
