@@ -300,3 +300,27 @@ def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> 
     for node, blob in rows.items():
         job.report(node, 3, state=msg.Holding(dense=True, experts=blob))
     assert alone[0] not in job.said(ev.GenerationStarted)[0].members
+
+
+def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_it() -> None:
+    """n2 alone finishes step 3, which n1 has no part in: step 2 was told all the same, and was lost with n2."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.report("n0", 1, **reduced(2.0))
+    reported(job, "n1", "n2")
+    assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
+    job.lose("n0")
+    reported(job, "n1")
+    second, third = (msg.Passed(step=step, commit=commit(float(step))) for step in (2, 3))
+    job.report("n2", 2, passed=second, **reduced(3.0))
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n2",), DecisionKind.FORWARD)
+    job.say(applied(w("n2"), 3, 3, third.commit))
+    entered(job, "n2", generation=3, at=3)
+    told = [event.step for event in job.events if isinstance(event, ev.StepCommitted)]
+    assert told == [1], "no step is announced that is beyond who is owed"
+    job.lose("n2")
+    reported(job, "n1")
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
