@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 from machinery import Job, applied, attach, commit, hello, reduced, w
 
-from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.experts.blobs import encode, lost_experts
 from holdfast.coordination.inputs import Drain, Undrain
 from holdfast.coordination.instructions import Instruction
 from holdfast.coordination.nodes.departures import RETRY_STEPS
@@ -324,3 +325,27 @@ def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_
     reported(job, "n1")
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
+
+
+def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> None:
+    """n1 had reduced step 2 before it left; the others did it anew: finished with both, the replicas would differ."""
+    job = with_experts(slots=4, nodes=3)
+    all_of_them, half = (msg.Holding(dense=True, experts=encode(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0]))
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.report("n0", 1, state=half)
+    job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
+    job.report("n2", 1, state=all_of_them)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n0", "n2"), DecisionKind.REDO), "it leaves, and is owed"
+    entered(job, "n0", "n2", generation=2)
+    job.lose("n2")
+    anew, third = commit(2.5), msg.Passed(step=3, commit=commit(3.0))
+    job.say(applied(w("n0"), 2, 2, anew))
+    job.report("n0", 2, state=half, result=half, passed=third, reduced=third.commit)
+    job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
+    (begun,) = job.said(ev.GenerationStarted)
+    decision = job.machine.record.decision
+    assert decision is not None
+    assert (decision.kind, decision.applied) == (DecisionKind.REDO, 1)
+    assert sorted(begun.members) == ["n0", "n1"], "what it has is needed"

@@ -114,7 +114,7 @@ class Deciding:
                 return
             self._closing.fail(f"{stopping.refused}; {tries} times in {WINDOW_S:.0f} s steps were refused")
             closing = True
-        reports = stopping.gathered()
+        reports = self._departures.counting(stopping.gathered())
         arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
         if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
             # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
