@@ -349,3 +349,26 @@ def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> 
     assert decision is not None
     assert (decision.kind, decision.applied) == (DecisionKind.REDO, 1)
     assert sorted(begun.members) == ["n0", "n1"], "what it has is needed"
+
+
+def test_no_step_is_told_that_a_member_has_still_to_be_sent_which_was_beyond_it() -> None:
+    """n0 alone has gone on to step 3, and n2 is lost with the experts: back to step 2, which n1 finishes."""
+    job = with_experts(slots=4, nodes=3)
+    all_of_them, half = (msg.Holding(dense=True, experts=encode(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0]))
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    ready = {"reduced": commit(2.0)}
+    job.report("n0", 1, state=half, result=half, **ready)
+    job.report("n1", 1, state=all_of_them, result=all_of_them, **ready)
+    job.report("n2", 1, state=all_of_them, result=all_of_them, **ready)
+    assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
+    job.lose("n2")
+    job.report("n0", 3, state=half, passed=msg.Passed(step=3, commit=commit(3.0)))
+    job.report("n1", 1, state=all_of_them, result=all_of_them, **ready)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (sorted(begun.members), begun.decision) == (["n0", "n1"], DecisionKind.FORWARD)
+    job.say(applied(w("n1"), 3, 2, commit(2.0)))
+    entered(job, "n1", generation=3, at=2)
+    assert not job.said(ev.StepCommitted), "n0 has no state at all"
+    entered(job, "n0", generation=3, at=2)
+    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
