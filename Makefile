@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery figures-lazarus \
-	fuzz every-write mutants
+	fuzz every-write mutants explore
 
 install: $(STAMP)
 
@@ -43,6 +43,11 @@ every-write: install
 # wrong lines put into coordination, one at a time: each must be caught by schedules or by unit tests
 mutants: install
 	$(BIN)/python tests/mutants/run_mutants.py
+
+# all states of the protocol of planned moves: a minute or two; with EXPLORE=--deep hours
+EXPLORE ?=
+explore: install
+	$(BIN)/python tests/exploration/run_exploration.py $(EXPLORE)
 
 lint: install
 	$(BIN)/ruff check .
