@@ -132,7 +132,7 @@ def going(world: World) -> bool:
     if not rules.joins:
         return True
     joined = record.members >> rules.joiner & 1
-    return bool(mind.here >> rules.joiner & 1) and (rules.joins == "beside" or not joined)
+    return bool(mind.here >> rules.joiner & 1) and (rules.joins != "instead" or not joined)
 
 
 def only_with_it(world: World) -> bool:

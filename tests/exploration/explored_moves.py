@@ -66,7 +66,7 @@ def _of_node(world: World, number: int) -> Iterator[tuple[str, bool, Act]]:
     what = f"step {_step(world, number)} of generation {node.gen}"
     if _may_vote(world, number):
         yield f"{number} is ready for {what}", False, _call(workers.vote, number)
-    if (not node.stop or not world.rules.promise) and workers.has_voted_all(world, number):
+    if not node.stop and workers.has_voted_all(world, number):
         yield f"{number} passes {what}", False, _call(workers.apply, number)
     if workers.sources(world, number):
         yield f"{number} has received the state", False, _call(workers.receive, number)

@@ -24,7 +24,7 @@ class Rules:
     """
 
     name: str
-    #: how the joiner comes: "beside" the leaver by a swap before, "instead" of it by the Stop itself, "" nobody does
+    #: how the joiner comes: "beside" the leaver by a swap, "joined" before all begins, "instead" by the Stop, "": never
     joins: str = "beside"
     stayers: int = 1
     steps: int = 3
@@ -46,8 +46,6 @@ class Rules:
     drops_stale: bool = True
     #: who stood beyond the decided step counts as having it only once it has come
     takes_back: bool = True
-    #: who has voted may report only once its commit operation has returned, or was left for good
-    promise: bool = True
     #: a member that lacks the decided state keeps its own until that has come (dense models)
     keeps: bool = True
 
@@ -235,14 +233,14 @@ def initial(rules: Rules) -> tuple[Any, ...]:
     Where the joiner comes beside it, all have built the pending group, and Arm is on its way.
     """
     count = rules.stayers + (2 if rules.joins else 1)
-    members = (1 << rules.stayers + 1) - 1
-    beside = rules.joins == "beside"
+    beside, joined = rules.joins == "beside", rules.joins == "joined"
+    members = (1 << rules.stayers + (2 if joined else 1)) - 1
     pending = (2, members | 1 << rules.joiner) if beside else None
     nodes = [
-        Node(ALIVE, 1, 1, members, 0, (), 0, 0, "R", pending, 0, None, int(rules.expert and number == rules.leaver))
-        for number in range(rules.stayers + 1)
+        Node(ALIVE, 1, 1, members, 0, (), 0, 0, "R", pending, 0, None, int(rules.expert and number >= rules.leaver))
+        for number in bits(members)
     ]
-    if rules.joins:
+    if len(nodes) < count:
         nodes.append(Node(ALIVE, 1, 0, 0, 0, None, 0, 0, "I", pending, 0, None, 0))
     record = Record(2 if beside else 1, 1, members, 0, 0, (), pending, (), MARKED, 0, "")
     none = (0,) * count

@@ -97,8 +97,7 @@ def stopped(world: World, number: int, generation: int) -> list[World]:
         passed.put(number, stop=generation, phase="X", passed=1)
         report(passed, number, generation)
         out.append(passed)
-    left = node.phase in "RV" and world.rules.promise
-    world.put(number, stop=generation, phase="X" if left else node.phase)
+    world.put(number, stop=generation, phase="X" if node.phase in "RV" else node.phase)
     report(world, number, generation)
     return out
 

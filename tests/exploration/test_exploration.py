@@ -9,7 +9,7 @@ from variants import INSTEAD, VARIANTS
 
 #: explored in a second or two each
 _SHORT = (
-    "joins instead, by the Stop | no faults",
+    "joins instead | 3 steps | no faults",
     "broken: steps are announced without the owed | no faults",
     "broken: the leaver is not owed | 1 failure",
 )

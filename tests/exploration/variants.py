@@ -16,12 +16,13 @@ class Variant:
     deep: bool = False
 
 
-BESIDE = Rules("joins beside, then leaves")
-WITH_EXPERT = BESIDE.but("the same with an expert", expert=True)
-INSTEAD = Rules("joins instead, by the Stop", joins="instead")
-ALONE = Rules("leaves, nobody joins", joins="", stayers=2)
+BESIDE = Rules("joins beside, leaves")
+WITH_EXPERT = BESIDE.but("joins beside, leaves, with an expert", expert=True)
+JOINED = Rules("has joined, leaves, with an expert", joins="joined", expert=True)
+INSTEAD = Rules("joins instead", joins="instead")
+ALONE = Rules("nobody joins", joins="", stayers=2)
 
-_FAULTS = {
+_FAULTS: dict[str, dict[str, int]] = {
     "no faults": {},
     "1 failure": {"failures": 1},
     "1 crash": {"crashes": 1},
@@ -31,9 +32,14 @@ _FAULTS = {
 
 
 def _under(base: Rules, *quick: str) -> list[Variant]:
-    """Return a variant under each of the faults; those that are not named take long."""
-    named = [(f"{base.name} | {name}", name, faults) for name, faults in _FAULTS.items()]
-    return [Variant(base.but(full, **faults), deep=name not in quick) for full, name, faults in named]
+    """Return a variant of two steps and of three, under each of the faults; those that are not named take long."""
+    found: list[Variant] = []
+    for steps in (2, 3):
+        for name, faults in _FAULTS.items():
+            full = f"{base.name} | {steps} steps | {name}"
+            deep = name not in quick if steps == 2 else name != "no faults"
+            found.append(Variant(base.but(full, steps=steps, **faults), deep=deep))
+    return found
 
 
 def _broken(base: Rules, why: str, faults: str, *, deep: bool = False, **changes: object) -> Variant:
@@ -42,16 +48,16 @@ def _broken(base: Rules, why: str, faults: str, *, deep: bool = False, **changes
 
 #: what `make explore` runs, and with --deep the rest
 VARIANTS = [
-    *_under(BESIDE, "no faults"),
-    *_under(WITH_EXPERT, "no faults"),
-    *_under(INSTEAD, "no faults", "1 failure", "1 crash"),
-    *_under(ALONE, "no faults"),
+    *_under(BESIDE, "no faults", "1 failure", "1 crash"),
+    *_under(WITH_EXPERT, "no faults", "1 failure"),
+    *_under(JOINED, "no faults", "1 failure"),
+    *_under(INSTEAD, "no faults", "1 failure", "1 crash", "2 failures"),
+    *_under(ALONE, "no faults", "1 failure"),
     _broken(INSTEAD, "the leaver is not owed", "1 failure", owed="never"),
     _broken(INSTEAD, "owed until the first has entered", "1 failure", owed="entered"),
     _broken(INSTEAD, "the owed leaver is not asked", "1 failure", counted=False),
     _broken(INSTEAD, "steps are announced without the owed", "no faults", holds_up=False),
     _broken(INSTEAD, "members' steps prove the owed leaver's", "1 failure", proves_members=False),
-    _broken(INSTEAD, "who has voted reports, and may pass", "no faults", promise=False),
-    _broken(WITH_EXPERT, "the owed leaver's old gradients count", "1 failure", deep=True, drops_stale=False),
-    _broken(WITH_EXPERT, "who was beyond counts as having it", "1 failure", deep=True, takes_back=False),
+    _broken(JOINED, "the owed leaver's old gradients count", "1 failure", deep=True, drops_stale=False),
+    _broken(JOINED, "who was beyond counts as having it", "1 failure", deep=True, takes_back=False),
 ]
