@@ -36,6 +36,7 @@ import asked
 import numpy as np
 import plain_job
 from asked import Figure
+from ending import end_in_order
 from measured_gpt import PARAMETERS
 from moving import MoveBench, rate_kept
 from recovery import DENSE_ARGS
@@ -57,6 +58,7 @@ EMULATED, WINDOW_S = "0.25/micro-batch", 20.0
 
 def main() -> int:
     """Run the benchmark and print its tables; 1 if anything was lost."""
+    end_in_order()
     options = _options()
     run = Run(options)
     sections: dict[str, Callable[[], int]] = {name: getattr(run, name) for name in SECTIONS}

@@ -32,6 +32,7 @@ from typing import Any, cast
 
 import asked
 from asked import Figure
+from ending import end_in_order
 from recovery import DENSE, DENSE_ARGS, SETTLE_STEPS, Bench
 from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 from standstill import Watch
@@ -69,6 +70,7 @@ class Held:
 
 def main() -> int:
     """Run the benchmark and print its tables; 1 where a peak is too high, something leaks, or anything was lost."""
+    end_in_order()
     options = _options()
     run = LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--standbys", "1"))
     with Watch() as watch, run as job:

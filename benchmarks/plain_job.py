@@ -33,6 +33,7 @@ from typing import Self
 
 import msgspec
 import plain_torch
+from ending import end_in_order
 from plain_worker import WORLD, Change, Role, Row, change_file
 from recovery import spread
 from standstill import Watch
@@ -57,6 +58,7 @@ _PRELOAD = (*(name for name in PRELOAD if not name.startswith("holdfast")), "msg
 
 def main() -> int:
     """Run the ways in turn and print what each costs."""
+    end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)

@@ -30,9 +30,9 @@ from pathlib import Path
 from random import Random
 
 import pool_faults
+from ending import end_in_order
 from pool_figures import Figures, held_up, median_step, world_again
 
-from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.events import GenerationStarted, NodesJoined, Recovered, StepCommitted
 from holdfast.testing.local_etcd import LocalEtcd, NoEtcdError
 from holdfast.testing.local_job import LocalJob
@@ -50,7 +50,7 @@ MAX_IN_PLACE_S = 5.0
 def main() -> int:
     """Run the sections and print their tables; 1 if one of them found something."""
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_ENDED))  # (what was started is ended, too)
+    end_in_order()
     wrong: list[str] = []
     for name in options.only or SECTIONS:
         print(f"== {name}", flush=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -26,11 +25,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ending import end_in_order
+
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import JobEntry
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.etcd import MAX_KEPT_BYTES
-from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.testing.fake_pool_nodes import FakePoolNodes, FakePoolPlace
 
@@ -65,7 +65,7 @@ class Server:
 def main() -> int:
     """Run the benchmark and print its figures; 1 if one of them is not what it has to be."""
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_ENDED))  # (what was started is ended, too)
+    end_in_order()
     names = [f"n{number}" for number in range(options.nodes)]
     place = tempfile.TemporaryDirectory(prefix="holdfast-bench-")
     with (
@@ -189,7 +189,7 @@ def _sizes(folder: Path) -> list[str]:
         packed = len(zlib.compress(entry.value, 1))
         show("the pool's record", len(entry.value) / 1000, "kB")
         show("  compressed, as etcd has it", packed / 1000, f"kB (<= {MAX_KEPT_BYTES / 1000:g})")
-        jobs = [len(one.value) for key, one in store.list("jobs/").entries.items()]
+        jobs = [len(one.value) for one in store.list("jobs/").entries.values()]
         show("the largest of the jobs' records", max(jobs, default=0) / 1000, "kB")
     return ["the record is too large for etcd"] if packed > MAX_KEPT_BYTES else []
 

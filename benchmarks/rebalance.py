@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from ending import end_in_order
 from recovery import ROOT, Bench, spread
 from standstill import Watch
 
@@ -43,6 +44,7 @@ LEAST_USUAL = 4
 
 def main() -> int:
     """Run the benchmark and print its table; 1 if anything was lost."""
+    end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rebalances", type=int, default=30)
     wanted = parser.parse_args().rebalances

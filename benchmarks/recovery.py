@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ending import end_in_order
 from standstill import Watch
 
 from holdfast.protocol.events import (
@@ -53,6 +54,7 @@ class Tally:
 
 def main() -> int:
     """Run the benchmark and print its tables; 1 if anything was lost."""
+    end_in_order()
     options = _options()
     run = LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--allow-faults"))
     with Watch() as watch, run as job:

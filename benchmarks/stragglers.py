@@ -32,6 +32,7 @@ from pathlib import Path
 
 import asked
 from asked import Figure
+from ending import end_in_order
 from moving import MoveBench
 from recovery import DENSE, DENSE_ARGS
 from standstill import Watch
@@ -86,6 +87,7 @@ def share(seconds: float, step: float) -> float:
 
 def main() -> int:
     """Run the benchmark and print its table; 1 if a move lost more than it may, or anything else was lost."""
+    end_in_order()
     options = _options()
     args = options.args or DENSE_ARGS[2:]
     launch = ("--nodes", "4", "--emulate-compute", options.emulate_compute, "--allow-faults")

@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
+from ending import end_in_order
 from standstill import Watch
 
-from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.events import (
     FailureDetected,
     GenerationStarted,
@@ -77,7 +74,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=3)
     options = parser.parse_args()
     # Namespaces outlive whoever made them: they go however this ends.
-    signal.signal(signal.SIGTERM, end)
+    end_in_order()
     table: list[Figures] = []
     with Watch() as watch:
         for world in options.worlds.split(","):
@@ -90,11 +87,6 @@ def main() -> int:
         print(watch.report())
     report(table)
     return 1 if any(figures.wrong for figures in table) else 0
-
-
-def end(number: int, frame: FrameType | None) -> NoReturn:
-    """End by an exception, so that all that was begun is ended, too."""
-    sys.exit(EXIT_ENDED)
 
 
 def measured(figures: Figures, kills: int) -> Figures:

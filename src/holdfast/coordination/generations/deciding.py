@@ -13,7 +13,7 @@ from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.failures.seen import hung
 from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
 from holdfast.coordination.generations.announcing import announce_generation
-from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
+from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, what_counts, without_state
 from holdfast.coordination.generations.finishing import TOGETHER, left_alone, with_the_end
 from holdfast.coordination.generations.planner import (
     fills_the_seats,
@@ -115,7 +115,7 @@ class Deciding:
                 return
             self._closing.fail(f"{stopping.refused}; {tries} times in {WINDOW_S:.0f} s steps were refused")
             closing = True
-        reports = self._departures.counting(stopping.gathered())
+        reports = what_counts(turn.record, stopping.gathered())
         arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
         if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
             # They go on alone, and whoever else is here joins while they train: those who do not reach each other would

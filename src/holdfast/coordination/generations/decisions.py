@@ -8,13 +8,15 @@ whoever asks and however often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from holdfast.protocol.commit import Commit, same_lanes
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind
-from holdfast.protocol.record import KnownCheckpoint
+from holdfast.protocol.record import KnownCheckpoint, Record
 from holdfast.protocol.state import CheckpointSource
 
 
@@ -37,6 +39,19 @@ class NothingLeft:
 
     why: str
     lost: str = field(default="", compare=False)
+
+
+def what_counts(record: Record, reports: Mapping[str, Report]) -> dict[str, Report]:
+    """Return reports without what workers that are owed have reduced, unless it was decided to finish that step.
+
+    The others do the step anew: with both results of it the replicas would differ.
+    """
+    decision, owed = record.decision, {worker for one in record.leaving for worker in one.owed}
+    finished = decision.applied if decision is not None and decision.kind is DecisionKind.FORWARD else 0
+    return {
+        worker: replace(report, reduced=None, result=None) if worker in owed and report.step != finished else report
+        for worker, report in reports.items()
+    }
 
 
 #: Returns the (layer, expert) pairs that would be lost by a verdict.

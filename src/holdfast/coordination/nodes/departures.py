@@ -34,9 +34,8 @@ from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, RefusedError,
 from holdfast.protocol.events import NodeLeft
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import EndNode, Refused
-from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import DecisionKind, GenerationPlan
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
 
 DRAINED, MOVED = "drained", "moved"
@@ -312,16 +311,6 @@ class Departures:
                 turn.change(wanted=max(0, turn.record.wanted - 1))
             self._write(msgspec.structs.replace(one, owed=owed, step=step))
         return taking
-
-    def counting(self, reports: dict[str, Report]) -> dict[str, Report]:
-        """Return reports without what workers that are owed have reduced, unless it was decided to finish that step.
-
-        The others do the step anew: with both results of it the replicas would differ.
-        """
-        decision, owed = self._turn.record.decision, {one for it in self._turn.record.leaving for one in it.owed}
-        finished = decision.applied if decision is not None and decision.kind is DecisionKind.FORWARD else 0
-        stale = (report for worker, report in reports.items() if worker in owed and report.step != finished)
-        return reports | {report.worker: msgspec.structs.replace(report, reduced=None, result=None) for report in stale}
 
     def taken_back(self, workers: Iterable[str]) -> None:
         """These are the members of the plan to come: those of them that were owed are members like any others."""
