@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery figures-lazarus \
-	fuzz every-write mutants
+	fuzz every-write mutants explore
 
 install: $(STAMP)
 
@@ -44,6 +44,11 @@ every-write: install
 mutants: install
 	$(BIN)/python tests/mutants/run_mutants.py
 
+# all states of the protocol of planned moves: a minute or two; with EXPLORE=--deep hours
+EXPLORE ?=
+explore: install
+	$(BIN)/python tests/exploration/run_exploration.py $(EXPLORE)
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -60,12 +65,11 @@ bench-recovery: install
 bench-redone: install
 	$(BIN)/python benchmarks/redone.py
 
-# what it costs that a node's part moves to a standby, planned or after a kill, in time and in memory, and whether moves
-# leave anything behind; that a node leaves, and that one is slow
+# what it costs that a node's part moves to a standby, planned or after a kill, in time and in memory, beside what plain
+# torch takes for it, and whether moves leave anything behind; that a node leaves, and that one is slow, beside what others
+# do about it. One table at the end of all that is asked; about an hour and a half
 bench-move: install
-	$(BIN)/python benchmarks/move.py
-	$(BIN)/python benchmarks/move_memory.py
-	$(BIN)/python benchmarks/stragglers.py
+	$(BIN)/python benchmarks/asked.py benchmarks/move.py "benchmarks/move_memory.py --moves 100" benchmarks/stragglers.py
 
 # three jobs on a pool of eight nodes for ten minutes of failures: nothing is lost, and what it costs
 bench-pool: install

@@ -1,17 +1,24 @@
 """What it costs that a node's part moves to another machine: planned, and after a kill; and that it only goes.
 
-    make bench-move                              everything, and benchmarks/stragglers.py
-    python benchmarks/move.py --rounds 5 --only one
+    make bench-move                              everything, and what else is asked of moves (benchmarks/asked.py)
+    python benchmarks/move.py --rounds 5 --only one --only plain
 
-  one      each round, on a job of four nodes with one warm standby:
-             move        `holdfast move`: the standby takes the node's place, and the node is the standby then
-             replaced    SIGKILL: the standby takes the node's place
-             shrunk      SIGKILL without a standby: the others go on; then a node joins
-             leave       `holdfast drain` without a standby: the others go on; then a node joins
-  several  one, two and three of eight nodes move at once
-  every    a move every 20 steps: the time of 400 steps, against so many times the median of the steps between
-Cost = the longest step around it, or the time from the kill to the first step after it, less the median step. A standby
-is started for each that is used up. All figures come from the job's own event file.
+  one        each round, on a job of four nodes with one warm standby:
+               move        `holdfast move`: the standby takes the node's place, and the node is the standby then
+               replaced    SIGKILL: the standby takes the node's place
+               shrunk      SIGKILL without a standby: the others go on; then a node joins
+               leave       `holdfast drain` without a standby: the others go on; then a node joins
+             and what a joiner's first step with a share takes it: one that was warm, and one that joins as it starts
+  plain      what plain torch takes to do the same, on the same model: benchmarks/plain_job.py; a third of the rounds
+  several    one, two and three of eight nodes move at once
+  every      a move every 20 steps: the time of 400 steps, against so many times the median of the steps between
+  same       the parameters after 400 steps with a move every 20, against those without: float64
+  emulated   samples per second over the 20 s after a kill, against before, where an accelerator takes its time
+             (`--emulate-compute`): replaced; shrunk; shrunk with a cold node at once; waiting for a cold node
+
+Cost = the longest step from the wish until three after the node has moved, or the time from the kill to the first step
+after it, less the median step. A standby is started for each that is used up. All figures come from the job's own event
+file, those of a joiner's own time from the script (benchmarks/measured_gpt.py).
 """
 
 from __future__ import annotations
@@ -19,188 +26,282 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from recovery import DENSE, DENSE_ARGS, SETTLE_STEPS, Bench, Tally, spread
+import asked
+import numpy as np
+import plain_job
+from asked import Figure
+from measured_gpt import PARAMETERS
+from moving import MoveBench, rate_kept
+from recovery import DENSE_ARGS
 from standstill import Watch
 
-from holdfast.protocol.events import GenerationStarted, NodeMoved, Recovered, StandbyReady, StepCommitted
+from holdfast.protocol.events import NodeMoved, StepCommitted
 from holdfast.testing.local_job import LocalJob
 
-SECTIONS = ("one", "several", "every")
+SCRIPT = Path(__file__).with_name("measured_gpt.py")
 #: how fast state may be taken to travel where two cores carry every stream, and what a move may cost beside that
 BYTES_PER_S, SEVERAL_S = 0.8e9, 0.03
 EVERY, STEPS = 20, 400
+#: what plain torch takes, so many times what a move does
+TIMES_LESS = {plain_job.SAVE: 15.0, plain_job.ZYGOTES: 3.0, plain_job.NAIVE: 5.0, plain_job.FORKED: None}
+#: a move that costs less than this (or nothing) counts as this where others are compared with it
+LEAST_S = 1e-3
+EMULATED, WINDOW_S = "0.25/micro-batch", 20.0
 
 
 def main() -> int:
     """Run the benchmark and print its tables; 1 if anything was lost."""
     options = _options()
-    sections = {"one": (4, _one), "several": (8, _several), "every": (4, _every)}
-    return max(_section(options, *sections[name]) for name in options.only or SECTIONS)
-
-
-def _section(options: argparse.Namespace, nodes: int, act: Callable[[MoveBench, argparse.Namespace], None]) -> int:
-    args = options.args or DENSE_ARGS
-    run = LocalJob(options.script, args, options=("--nodes", str(nodes), "--allow-faults"))
-    with Watch() as watch, run as job:
-        bench = MoveBench(job, watch, random.Random(options.seed), [str(options.script), *args])
-        try:
-            bench.settle(since=0, steps=20)
-            act(bench, options)
-            return bench.report()
-        finally:
-            bench.end_agents()
-
-
-def _one(bench: MoveBench, options: argparse.Namespace) -> None:
-    bench.standby()
-    for _ in range(options.rounds):
-        bench.move()
-        bench.replaced()
-        bench.shrunk()
-        bench.leave()
-        bench.standby()
-
-
-def _several(bench: MoveBench, options: argparse.Namespace) -> None:
-    for _ in range(3):
-        bench.standby()
-    for _ in range(options.rounds):
-        for count in (1, 2, 3):
-            bench.move(count, f"{count} of 8 at once")
-
-
-def _every(bench: MoveBench, options: argparse.Namespace) -> None:
-    bench.standby()
-    bench.keep_moving()
+    run = Run(options)
+    sections: dict[str, Callable[[], int]] = {name: getattr(run, name) for name in SECTIONS}
+    codes = [sections[name]() for name in options.only or SECTIONS]
+    asked.write(options.figures, run.figures)
+    print("\n" + "\n".join(asked.table(run.figures)))
+    return max(codes)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--emulated-rounds", type=int, default=3, help="of the section of this name: 3 minutes each")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the sections 'every' and 'same'")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section; again for more")
-    parser.add_argument("--script", type=Path, default=DENSE)
+    parser.add_argument("--script", type=Path, help="another training script, without what a joiner's own time is")
+    asked.add_option(parser)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     return parser.parse_args()
 
 
-class MoveBench(Bench):
-    """One job whose nodes are moved, killed and drained, and which is four nodes again after each."""
+class Run:
+    """The sections, and the figures that they have found."""
 
-    def __init__(self, job: LocalJob, watch: Watch, rng: random.Random, script: list[str]) -> None:
-        super().__init__(job, watch, rng)
-        self._script = script
-        self._agents: list[subprocess.Popen[bytes]] = []
-        #: the parts of recoveries, and what several moves at once may have cost
-        self._parts: dict[str, list[Recovered]] = {}
-        self._allowed: dict[str, list[float]] = {}
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.figures: list[Figure] = []
+        self._options = options
+        #: what moves have cost in section `one`
+        self._moves: tuple[float, ...] = ()
 
-    def move(self, count: int = 1, kind: str = "move") -> None:
-        """Nodes give their places to standbys, and are standbys then."""
-        victims, since = self.rng.sample(self.job.nodes(), count), len(self.job.events)
-        with self.job.client() as client:
-            client.move(victims)
-        first = self.job.wait(GenerationStarted, since=since)  # (the standbys join beside those that go)
-        place = self.job.events.index(self.job.wait(GenerationStarted, reason="move", since=since))
-        self._note_longest(kind, place, since=self.job.events.index(first))
-        moved = [self.job.wait(NodeMoved, from_node=victim, since=place) for victim in victims]
-        for victim in victims:
-            self.job.wait(StandbyReady, node=victim, since=place)
-        self._note_parts("leaving, of a move", place)
-        self._allowed.setdefault(kind, []).append(SEVERAL_S + moved[0].moved_bytes / BYTES_PER_S)
-        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+    # ---- the sections; each returns 1 where something was lost ----
 
-    def keep_moving(self) -> None:
-        """A node moves every so many steps."""
-        first = len(self.job.all(StepCommitted))
-        for done in range(0, STEPS, EVERY):
-            victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
-            with self.job.client() as client:
-                client.move([victim])
-            self.job.wait(NodeMoved, from_node=victim, since=since)
-            self.job.wait(StandbyReady, node=victim, since=since)
-            self.settle(since=0, steps=first + done + EVERY - len(self.job.all(StepCommitted)))
-        steps = [event.step_s for event in self.job.all(StepCommitted)[first : first + STEPS]]
-        efficiency = len(steps) * statistics.median(steps) / sum(steps)
-        print(
-            f"a move every {EVERY} of {len(steps)} steps: efficiency {efficiency:.3f} (>= 0.97 is wanted)", flush=True
+    def one(self) -> int:
+        """Moves, kills and drains of one node."""
+        with self._bench(4) as bench:
+            bench.standby()
+            for _ in range(self._options.rounds):
+                bench.move()
+                bench.replaced()
+                bench.shrunk()
+                bench.leave()
+                bench.standby()
+            self._moves = bench.costs("move")
+            self.figures += one_figures(bench)
+            return bench.report()
+
+    def plain(self) -> int:
+        """Plain torch."""
+        rounds = -(-self._options.rounds // 3)
+        costs = plain_job.measure(rounds, random.Random(self._options.seed))
+        self.figures += plain_figures(costs, self._moves)
+        return 0
+
+    def several(self) -> int:
+        """Several of eight nodes at once."""
+        counts = (1, 2, 3)
+        with self._bench(8) as bench:
+            for _ in counts:
+                bench.standby()
+            for _ in range(self._options.rounds):
+                for count in counts:
+                    bench.move(count, f"{count} of 8 at once")
+            self.figures += [several_figure(bench, f"{count} of 8 at once") for count in counts]
+            return bench.report()
+
+    def every(self) -> int:
+        """A move every so many steps: the time."""
+        with self._bench(4) as bench:
+            bench.standby()
+            efficiency = bench.keep_moving(EVERY, self._options.steps)
+            name = f"a move every {EVERY} of {self._options.steps} steps: efficiency"
+            print(f"{name} {efficiency:.3f}", flush=True)
+            self.figures.append(Figure(name=name, values=(efficiency,), asked=0.97, at_least=True))
+            return bench.report()
+
+    def same(self) -> int:
+        """A move every so many steps: the parameters."""
+        wrong = 0
+        for clipping in (False, True):
+            calm, _, code = self._parameters(clipping, moving=False)
+            moved, moves, moved_code = self._parameters(clipping, moving=True)
+            self.figures += same_figures(calm, moved, moves, clipping=clipping)
+            wrong = max(wrong, code, moved_code)
+        return wrong
+
+    def emulated(self) -> int:
+        """Kills, where accelerators take their time."""
+        kept: dict[str, list[float]] = {"replaced": [], "shrunk": [], "shrunk, a cold node at once": []}
+        with self._bench(4, "--emulate-compute", EMULATED) as bench:
+            for _ in range(self._options.emulated_rounds):
+                bench.standby()
+                kept["replaced"].append(_rate_after_kill(bench))
+                kept["shrunk"].append(_rate_after_kill(bench))
+                bench.add_node()
+                kept["shrunk, a cold node at once"].append(_rate_after_kill(bench, joins=True))
+            code = bench.report()
+        waits: list[float] = []
+        with self._bench(4, "--emulate-compute", EMULATED, "--on-node-failure", "wait") as bench:
+            for _ in range(self._options.emulated_rounds):
+                waits.append(_rate_after_kill(bench, joins=True))
+            kept["waiting for a cold node"] = waits
+            code = max(code, bench.report())
+        self.figures += emulated_figures(kept)
+        return code
+
+    # ---- inside ----
+
+    @contextmanager
+    def _bench(self, nodes: int, *options: str) -> Generator[MoveBench]:
+        """Yield a job of so many nodes that has trained for some steps."""
+        launch = ("--nodes", str(nodes), "--allow-faults", *options)
+        with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as name:
+            script, args, folder = self._workload(Path(name))
+            with LocalJob(script, args, options=launch) as job:
+                rng = random.Random(self._options.seed)
+                bench = MoveBench(job, watch, rng, [str(script), *args], folder)
+                try:
+                    bench.settle(since=0, steps=20)
+                    yield bench
+                finally:
+                    bench.end_agents()
+
+    def _workload(self, folder: Path) -> tuple[Path, Sequence[str], Path | None]:
+        """Return the script, its arguments, and where it writes down what ranks compute in."""
+        args = self._options.args or DENSE_ARGS
+        if self._options.script is not None:
+            return self._options.script, args, None
+        return SCRIPT, ("--folder", str(folder), *args), folder
+
+    def _parameters(self, clipping: bool, *, moving: bool) -> tuple[np.ndarray, int, int]:
+        """Train in double precision; return all parameters, how many moves there were, and 1 if something was lost."""
+        steps = self._options.steps
+        with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as name:
+            args = ["--folder", name, *DENSE_ARGS, "--steps", str(steps), "--dtype", "float64"]
+            args += [] if clipping else ["--no-clipping"]
+            with LocalJob(SCRIPT, args, options=("--nodes", "4")) as job:
+                bench = MoveBench(job, watch, random.Random(self._options.seed), [str(SCRIPT), *args])
+                try:
+                    bench.settle(since=0, steps=2)
+                    if moving:
+                        bench.standby()
+                    while moving and job.all(StepCommitted)[-1].step < steps - 2 * EVERY:
+                        first = len(job.all(StepCommitted))
+                        bench.move_once()
+                        bench.settle(since=0, steps=first + EVERY - len(job.all(StepCommitted)))
+                    job.wait_exit(timeout=STEPS * 2.0)
+                    wrong = bench.losses()
+                finally:
+                    bench.end_agents()
+                print(f"{'moved' if moving else 'undisturbed'}, {steps} steps; lost: {'; '.join(wrong) or 'nothing'}")
+                moves = len(job.all(NodeMoved))
+            return np.load(Path(name) / PARAMETERS), moves, bool(wrong)
+
+
+def _rate_after_kill(bench: MoveBench, *, joins: bool = False) -> float:
+    """Kill a node; return which part of the samples per second is left. joins: another one is started, cold."""
+    bench.settle(since=len(bench.job.events), steps=12)
+    victim, since = bench.rng.choice(bench.job.nodes()), len(bench.job.events)
+    at = bench.kill(victim)
+    if joins:
+        bench.job.add_nodes(1)
+    bench.job.wait(StepCommitted, lambda event: event.time >= at + WINDOW_S, since=since)
+    kept = rate_kept(bench.job.all(StepCommitted), at, WINDOW_S)
+    print(f"  {kept:.3f} of the samples per second are left", flush=True)
+    return kept
+
+
+# ---- what is asked ----
+
+
+def one_figures(bench: MoveBench) -> list[Figure]:
+    """Return what is asked of moves and of kills with a standby."""
+    joins, shrunk = tuple(bench.stalls), bench.costs("shrunk")
+    figures = [
+        Figure(name="a planned move, less the step", values=bench.costs("move"), unit="s").against(
+            joins, 0.01, "joins"
+        ),
+        Figure(name="  a join, less the step", values=joins, unit="s"),
+        Figure(name="a kill with a standby, less the step", values=bench.costs("replaced"), unit="s").against(
+            shrunk, 0.05, "shrinking"
+        ),
+        Figure(name="  a kill without one: shrinking", values=shrunk, unit="s"),
+    ]
+    for kind, limit in (("warmed", 1.3), ("cold", None)):
+        ratios = tuple(one.own for one in bench.first_steps.get(kind, []))
+        name = f"{'' if limit else '  '}a {kind} joiner's first step with a share / the median"
+        figures.append(Figure(name=name, values=ratios, asked=limit, unit="x"))
+    return figures
+
+
+def plain_figures(costs: dict[str, list[float]], moves: Sequence[float]) -> list[Figure]:
+    """Return how many times what a planned move costs plain torch takes."""
+    if not moves:
+        return [Figure(name=f"{way} (plain torch)", values=tuple(costs[way]), unit="s") for way in costs]
+    move = max(statistics.median(moves), LEAST_S)
+    return [
+        Figure(
+            name=f"{way} (plain torch) / a planned move",
+            values=tuple(cost / move for cost in costs[way]),
+            asked=TIMES_LESS[way],
+            at_least=True,
+            unit="x",
+            how=f"{statistics.median(costs[way]):.3f} s / {move:.3f} s",
         )
+        for way in costs
+    ]
 
-    def replaced(self) -> None:
-        """A node is killed, and a standby takes its place."""
-        since = len(self.job.events)
-        self._killed("replaced", lost=0)
-        self._note_parts("replaced", since)
 
-    def shrunk(self) -> None:
-        """A node is killed, and nobody takes its place."""
-        self._killed("shrunk", lost=1)
+def several_figure(bench: MoveBench, kind: str) -> Figure:
+    """Return what moves of several nodes at once may cost, and have."""
+    moved = statistics.median(bench.moved_bytes[kind])
+    how = f"{SEVERAL_S} s + {moved / 1e6:.0f} MB / {BYTES_PER_S / 1e9} GB/s"
+    return Figure(
+        name=f"{kind}, less the step",
+        values=bench.costs(kind),
+        asked=SEVERAL_S + moved / BYTES_PER_S,
+        unit="s",
+        how=how,
+    )
 
-    def leave(self) -> None:
-        """A node leaves, nobody takes its place, and another one joins."""
-        victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
-        with self.job.client() as client:
-            client.drain([victim])
-        begun = self.job.wait(GenerationStarted, reason="drain", since=since)
-        self._note_longest("leave", self.job.events.index(begun))
-        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
-        self.add_node()
 
-    def end_agents(self) -> None:
-        """End the agents that were started here."""
-        for agent in self._agents:
-            agent.kill()
-            agent.wait()
+def same_figures(calm: np.ndarray, moved: np.ndarray, moves: int, *, clipping: bool) -> list[Figure]:
+    """Return how far parameters are from those of an undisturbed run; without clipping, how many are not the same."""
+    if clipping:
+        name = f"{moves} moves, with clipping: largest difference of a parameter"
+        return [Figure(name=name, values=(float(np.abs(calm - moved).max()),), asked=1e-12)]
+    name = f"{moves} moves, no clipping: parameters (of {calm.size}) with another bit"
+    return [Figure(name=name, values=(float((calm.view(np.uint64) != moved.view(np.uint64)).sum()),), asked=0.0)]
 
-    def standby(self) -> None:
-        """Start a standby, and wait until it is warm."""
-        name, since = f"standby-{len(self._agents)}", len(self.job.events)
-        options = ("agent", "--standby", "--node-name", name, "--address", self.job.url)
-        command = [sys.executable, "-m", "holdfast", *options, *self._script]
-        quiet = subprocess.DEVNULL
-        self._agents.append(subprocess.Popen(command, env=self.job.environment, stdout=quiet, stderr=quiet))
-        self.job.wait(StandbyReady, node=name, since=since)
-        self.settle(since=len(self.job.events), steps=2)
 
-    def _note_parts(self, kind: str, since: int) -> None:
-        self._parts.setdefault(kind, []).append(self.job.wait(Recovered, action="replace", since=since))
+def emulated_figures(kept: dict[str, list[float]]) -> list[Figure]:
+    """Return which part of the samples per second is left after kills; asked of those that a standby replaces."""
+    return [
+        Figure(
+            name=f"{'' if kind == 'replaced' else '  '}emulated, {kind}: samples/s of the next {WINDOW_S:g} s / before",
+            values=tuple(values),
+            asked=0.97 if kind == "replaced" else None,
+            at_least=True,
+        )
+        for kind, values in kept.items()
+    ]
 
-    def _note_longest(self, kind: str, place: int, since: int | None = None) -> None:
-        """Note the longest step from `since` on (else `place`) until three after `place`."""
-        self.settle(since=place, steps=3)
-        steps = [event for event in self.job.events[since or place :] if isinstance(event, StepCommitted)]
-        self._note(kind, max(event.step_s for event in steps) - self.median_step())
 
-    def _killed(self, kind: str, *, lost: int) -> None:
-        victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
-        at = self.kill(victim)
-        self.measure(kind, at, since, lost=lost)
-
-    def _note(self, kind: str, cost_s: float) -> None:
-        self.tallies.setdefault(kind, Tally()).down.append(cost_s)
-        print(f"{kind:20s} less the step {cost_s:6.3f} s", flush=True)
-
-    def report(self) -> int:
-        """Print the table; return 1 if a step, a sample or a survivor was lost."""
-        print(f"\nmedian step {self.median_step() * 1e3:.0f} ms; costs less the median step, seconds:")
-        for kind, tally in self.tallies.items():
-            print(f"  {kind:20s} {spread(tally.down)}")
-            if kind in self._allowed and kind != "move":
-                print(f"  {'  wanted, at most':20s} {spread(self._allowed[kind])}")
-        print(f"  {'joiner':20s} {spread(self.stalls)}")
-        for kind, recovered in self._parts.items():
-            print(f"parts of what was {kind}, seconds:" if kind == "replaced" else f"parts of {kind}, seconds:")
-            for part in ("detect_s", "decide_s", "regroup_s", "transfer_s", "redo_s"):
-                print(f"  {part[:-2]:20s} {spread([getattr(each, part) for each in recovered])}")
-        print(self.watch.report())
-        wrong = self.losses()
-        print("lost: " + ("nothing (steps 0, samples 0, survivors 0)" if not wrong else "; ".join(wrong)))
-        return 1 if wrong else 0
+SECTIONS = ("one", "plain", "several", "every", "same", "emulated")
 
 
 if __name__ == "__main__":

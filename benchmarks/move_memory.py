@@ -30,6 +30,8 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+import asked
+from asked import Figure
 from recovery import DENSE, DENSE_ARGS, SETTLE_STEPS, Bench
 from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 from standstill import Watch
@@ -45,6 +47,8 @@ MB = 1e6
 ALLOWED = {"stayer": (1.01, 0.0), "leaver": (1.05, 16 * MB), "joiner": (1.05, 16 * MB)}
 #: less memory a move is taken for the allocators' coming to rest, not for a leak: of all processes together
 LEAK_BYTES = 64 << 10
+#: with fewer moves nothing is said of leaks
+FEWEST_ROWS = 8
 #: steps over which a peak is taken where nothing happens
 QUIET_STEPS = 4
 
@@ -78,7 +82,9 @@ def main() -> int:
             bench.move()
             if number % 10 == 0:
                 print(f"{number} moves: {bench.in_words()}", flush=True)
-        return bench.report()
+        code = bench.report()
+        asked.write(options.figures, bench.figures())
+        return code
 
 
 def _options() -> argparse.Namespace:
@@ -86,6 +92,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--moves", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--script", type=Path, default=DENSE)
+    asked.add_option(parser)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     return parser.parse_args()
 
@@ -99,6 +106,8 @@ class MemoryBench(Bench):
         self.peaks: dict[str, list[tuple[int, int]]] = defaultdict(list)
         #: by kind of process, after each move
         self.held: list[dict[str, Held]] = []
+        #: what is found to grow; None: not known
+        self._growing: list[str] | None = None
 
     def move(self) -> None:
         """One node gives its place to the standby; note what that has taken."""
@@ -109,10 +118,8 @@ class MemoryBench(Bench):
             _reset_peak(pid)
         with self.job.client() as client:
             client.move([leaver])
-        begun = self.job.wait(GenerationStarted, reason="move", since=since)
-        place = self.job.events.index(begun)
-        moved = self.job.wait(NodeMoved, from_node=leaver, since=place)
-        self.job.wait(StandbyReady, node=leaver, since=place)
+        moved = self.job.wait(NodeMoved, from_node=leaver, since=since)
+        self.job.wait(StandbyReady, node=leaver, since=since)
         usual = int(statistics.median(before.values()))
         for node in {*members, moved.to_node} if before else ():
             role = {leaver: "leaver", moved.to_node: "joiner"}.get(node, "stayer")
@@ -131,10 +138,33 @@ class MemoryBench(Bench):
 
     def report(self) -> int:
         """Print the tables; return 1 where something is not as it is wanted."""
-        wrong = [*self._report_peaks(), *self._report_leaks(), *self.losses()]
+        wrong = list(self._report_peaks())
+        rows = self._rows()
+        if len(rows) >= FEWEST_ROWS:
+            self._growing = list(self._report_leaks(rows))
+            wrong += self._growing
+        wrong += self.losses()
         print(self.watch.report())
         print("wrong: " + ("; ".join(wrong) or "nothing"))
         return 1 if wrong else 0
+
+    def figures(self) -> list[Figure]:
+        """Return what is asked of the memory, as parts of what a worker's steps take without the stated constant."""
+        peaks = [
+            Figure(
+                name=f"peak memory of a {role}{f' less {constant / MB:g} MB' if constant else ''} / its steps'",
+                values=tuple((peak - constant) / usual for peak, usual in self.peaks[role]),
+                asked=factor,
+                each=True,
+                unit="x",
+            )
+            for role, (factor, constant) in ALLOWED.items()
+        ]
+        growing = () if self._growing is None else (float(len(self._growing)),)
+        return [
+            *peaks,
+            Figure(name=f"kinds of things left behind by {len(self.held)} moves", values=growing, asked=0.0),
+        ]
 
     def _report_peaks(self) -> Iterator[str]:
         print(f"\npeak memory of a worker around a move, MB ({len(self.held)} moves):")
@@ -148,12 +178,13 @@ class MemoryBench(Bench):
             if worst > constant:
                 yield f"a {role}'s peak is {(worst - constant) / MB:.1f} MB too high"
 
-    def _report_leaks(self) -> Iterator[str]:
-        first = min(20, len(self.held) // 5)
-        rows = self.held[first:]
-        if len(rows) < 8:
-            return
-        print(f"what {len(rows)} moves leave behind, a move, from the {first + 1}th on: slope (95 % interval)")
+    def _rows(self) -> list[dict[str, Held]]:
+        """Return what was held from the twentieth move on, or the first fifth."""
+        return self.held[min(20, len(self.held) // 5) :]
+
+    def _report_leaks(self, rows: list[dict[str, Held]]) -> Iterator[str]:
+        first = len(self.held) - len(rows) + 1
+        print(f"what {len(rows)} moves leave behind, a move, from the {first}th on: slope (95 % interval)")
         for kind in rows[0]:
             for field in fields(Held):
                 values = [getattr(row.get(kind, Held()), field.name) for row in rows]

@@ -27,6 +27,27 @@ def tcp_store(host: str, port: int, prefix: str) -> object:
     return _dist.PrefixStore(prefix, _dist.TCPStore(host, port, is_master=False))
 
 
+def serve_store() -> tuple[object, int]:
+    """Serve a store to this machine, for as long as it is kept; return it with its port."""
+    store = _dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return store, store.port
+
+
+def leave_group() -> None:
+    """Leave the default process group."""
+    _dist.destroy_process_group()
+
+
+def send(tensor: torch.Tensor, rank: int) -> None:
+    """Send a tensor to a rank."""
+    _dist.send(tensor, rank)
+
+
+def receive(tensor: torch.Tensor, rank: int) -> None:
+    """Receive a tensor from a rank, in place."""
+    _dist.recv(tensor, rank)
+
+
 def all_reduce(tensor: torch.Tensor) -> None:
     """Sum a tensor over all ranks, in place."""
     _dist.all_reduce(tensor)

@@ -2,17 +2,20 @@
 
     make bench-move                              this too
     python benchmarks/stragglers.py --rounds 3
+    python benchmarks/stragglers.py --moments 20 70          all ways really run at these: half an hour
 
 A job of four nodes whose accelerators are emulated, each with a warm standby beside it, and `--stragglers move`. Each
 round slows a node and waits until it is found, moved away, and steps are as long as before: what these steps took more
-than the undisturbed ones is the cost, cut off where the hundred steps end. What others would lose is laid together from
-what the same run has measured: a slowed step, and, of the same job, a stop with and without saving until its first step
-after a start, and a step that saves. In their favour they know at once who is slow, and scheduled saves cost nothing:
+than the undisturbed ones is the cost, cut off where the hundred steps end. What others would do about it:
   nothing          the rest of the hundred steps is slow
   defer-N          slow until the next checkpoint (every N steps), then a restart (none at the end of the hundred)
   restart-N        a restart from the last checkpoint: its steps since then are done again
   save-and-restart saves at once, and starts again
   per-iteration    saves at every step, and starts again
+Their hundred steps really run (benchmarks/straggler_ways.py), each way at one moment or all at those of `--moments`; at
+the other moments, in brackets, what they lose is put together of what the same run has measured: a slowed step; of the
+same job a stop with and without saving until its first step after a start; and a step that saves. In their favour they
+know at once who is slow, and in what is put together scheduled saves cost nothing.
 """
 
 from __future__ import annotations
@@ -20,27 +23,33 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery import DENSE, DENSE_ARGS, Bench
+import asked
+from asked import Figure
+from moving import MoveBench
+from recovery import DENSE, DENSE_ARGS
 from standstill import Watch
+from straggler_ways import NAMES, NEVER, STEPS, TIMES, Real, plan, plans
 
 from holdfast.protocol.events import NodeMoved, StandbyReady, StepCommitted, StragglerFound
 from holdfast.testing.local_job import LocalJob
 
-STEPS, EVERY = 100, 10
-TIMES = 1.2
+EVERY = 10
+#: the last moment of the hundred that leaves room for a restart
+LAST = 95
 #: what may be lost of a hundred steps, at any of the moments
 MOST_LOST = 0.03
 #: undisturbed steps before a rank is slowed, and after it was moved away
 BEFORE, AFTER = 12, 3
 #: a node's words come every five seconds, and it is judged from the ninth on: so long the job runs before
 FIRST_S = 50.0
+#: what was lost at a moment, by what is done about it
+Lost = Mapping[tuple[str, int], float]
 
 
 @dataclass(frozen=True)
@@ -53,19 +62,18 @@ class Parts:
     save_and_restart: float = 0.0
     save_each: float = 0.0
 
-    def lost(self, moment: int) -> dict[str, float]:
-        """Return what each way loses where a rank becomes slow at a step of the hundred, as a part of all the time."""
-        left = STEPS - moment
-        seconds = {"nothing": left * self.slower}
-        for every in (50, 100):
-            next_save = (moment // every + 1) * every
-            restart = self.restart if next_save < STEPS else 0.0
-            seconds[f"defer-{every}"] = (next_save - moment) * self.slower + restart
-        for every in (50, 100):
-            seconds[f"restart-{every}"] = moment % every * self.step + self.restart
-        seconds["save-and-restart"] = self.save_and_restart
-        seconds["per-iteration"] = STEPS * self.save_each + self.restart
-        return {name: share(each, self.step) for name, each in seconds.items()}
+    def lost(self, name: str, moment: int) -> float:
+        """Return what a way loses where a rank becomes slow at a step of the hundred, as a part of all the time."""
+        one = plan(name, moment)
+        slow = (STEPS if one.stop_at is None else one.stop_at) - moment if name.startswith(("nothing", "defer")) else 0
+        seconds = slow * self.slower
+        if one.stop_at is not None:
+            seconds += self.save_and_restart if name == "save-and-restart" else self.restart
+        if name.startswith("restart"):
+            seconds += moment % int(name.rpartition("-")[2]) * self.step
+        if name == "per-iteration":
+            seconds += STEPS * self.save_each
+        return share(seconds, self.step)
 
 
 def share(seconds: float, step: float) -> float:
@@ -76,60 +84,73 @@ def share(seconds: float, step: float) -> float:
 def main() -> int:
     """Run the benchmark and print its table; 1 if a move lost more than it may, or anything else was lost."""
     options = _options()
-    args = options.args or DENSE_ARGS
-    with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-        launch = (
-            "--nodes",
-            "4",
-            "--emulate-compute",
-            options.emulate_compute,
-            "--stragglers",
-            "move",
-            "--allow-faults",
-        )
-        saves = ("--checkpoint-dir", f"{folder}/checkpoints", "--checkpoint-every", "1000000")
-        launch += saves
-        with LocalJob(options.script, args, options=launch, folder=Path(folder)) as job:
-            bench = StragglerBench(job, watch, random.Random(options.seed), saves, [str(options.script), *args])
+    args = options.args or DENSE_ARGS[2:]
+    launch = ("--nodes", "4", "--emulate-compute", options.emulate_compute, "--allow-faults")
+    with Watch() as watch:
+        moved, parts, wrong = _ours(options, watch, (*launch, "--stragglers", "move"), args)
+        real = Real(options.script, args, (*launch, "--stragglers", "off"), random.Random(options.seed))
+        lost: dict[tuple[str, int], float] = {}
+        for one, names in plans(options.moments).items():
+            seconds = real.seconds_of(one) - (STEPS - 1) * parts.step
+            lost |= {(name, one.moment): share(seconds, parts.step) for name in names}
+            print(f"{', '.join(names)}, at step {one.moment}: {share(seconds, parts.step):.2%} lost", flush=True)
+        ours = {moment: share(cost, parts.step) for moment, cost in moved.items()}
+        asked.write(options.figures, figures(ours, lost))
+        return report(ours, parts, lost, wrong, watch)
+
+
+def _ours(
+    options: argparse.Namespace, watch: Watch, launch: Sequence[str], args: Sequence[str]
+) -> tuple[dict[int, float], Parts, list[str]]:
+    """Slow one node after the other; return what was lost at each moment in seconds, the parts, and what went wrong."""
+    args = (*args, "--steps", str(NEVER))
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
+        folder = Path(name)
+        saves = ("--checkpoint-dir", f"{folder}/checkpoints", "--checkpoint-every", str(NEVER))
+        launch = (*launch, *saves)
+        script = [*saves, str(options.script), *args]
+        with LocalJob(options.script, args, options=launch, folder=folder) as job:
+            bench = StragglerBench(job, watch, random.Random(options.seed), script)
             try:
                 moved = bench.rounds(options.rounds)
             finally:
                 bench.end_agents()
             wrong = bench.losses()
             last, saved_at = bench.stop("--no-wait")
-        saving = (*launch[:-1], "1")
-        with LocalJob(options.script, args, options=saving, folder=Path(folder)) as job:
+        with LocalJob(options.script, args, options=(*launch[:-1], "1"), folder=folder) as job:
             save_and_restart = bench.first_step_after(job, last) - saved_at
             steps = bench.steps_of(job, last + 2, BEFORE)
             last, at = bench.stop("--now", "--no-wait", job=job)
-        with LocalJob(options.script, args, options=launch, folder=Path(folder)) as job:
+        with LocalJob(options.script, args, options=launch, folder=folder) as job:
             restart = bench.first_step_after(job, last) - at
-        step, slower = bench.undisturbed(), statistics.median(bench.slowed)
-        save_each = max(0.0, statistics.median(steps) - step)
-        parts = Parts(step, slower, max(0.0, restart - step), max(0.0, save_and_restart - step), save_each)
-        return report(moved, parts, wrong, watch)
+    step, slower = bench.undisturbed(), statistics.median(bench.slowed)
+    save_each = max(0.0, statistics.median(steps) - step)
+    parts = Parts(step, slower, max(0.0, restart - step), max(0.0, save_and_restart - step), save_each)
+    return moved, parts, wrong
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=STEPS // EVERY, help="so many of the moments, from step 0 on")
+    parser.add_argument(
+        "--moments", type=int, nargs="+", help="at which all other ways really run (default: each at one)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--emulate-compute", default="0.5/micro-batch")
     parser.add_argument("--script", type=Path, default=DENSE)
-    parser.add_argument("args", nargs="*", help="arguments of the script, after --")
-    return parser.parse_args()
+    asked.add_option(parser)
+    parser.add_argument("args", nargs="*", help="arguments of the script but its steps, after --")
+    options = parser.parse_args()
+    if any(not 0 <= moment <= LAST for moment in options.moments or ()):
+        parser.error(f"--moments {options.moments}: each must be from 0 to {LAST}")
+    return options
 
 
-class StragglerBench(Bench):
+class StragglerBench(MoveBench):
     """One job, of which one node after the other becomes slow."""
 
-    def __init__(
-        self, job: LocalJob, watch: Watch, rng: random.Random, options: Sequence[str], script: Sequence[str]
-    ) -> None:
-        super().__init__(job, watch, rng)
-        self._agent_options = options
-        self._script = script
-        self._agents: list[subprocess.Popen[bytes]] = []
+    def __init__(self, job: LocalJob, watch: Watch, rng: random.Random, script: Sequence[str]) -> None:
+        super().__init__(job, watch, rng, script)
         self._calm: list[float] = []
         #: what steps took more, from the second after a rank was slowed until it was found
         self.slowed: list[float] = []
@@ -137,16 +158,10 @@ class StragglerBench(Bench):
     def rounds(self, count: int) -> dict[int, float]:
         """Slow a rank at every tenth step of a hundred; return what was lost at each moment, in seconds."""
         self.job.wait(StepCommitted)
-        self._standby()
+        self.standby()
         begun = self.job.all(StepCommitted)[0].time
         self.job.wait(StepCommitted, lambda e: e.time > begun + FIRST_S)
         return {number * EVERY: self._slowed_at(number * EVERY) for number in range(count)}
-
-    def end_agents(self) -> None:
-        """End the agents that were started here."""
-        for agent in self._agents:
-            agent.kill()
-            agent.wait()
 
     def undisturbed(self) -> float:
         """The median seconds of the steps before ranks were slowed."""
@@ -173,15 +188,6 @@ class StragglerBench(Bench):
         job.wait(StepCommitted, lambda e: e.step >= since + count)
         return [event.step_s for event in job.all(StepCommitted) if since <= event.step < since + count]
 
-    def _standby(self) -> None:
-        """Have a standby that is warm."""
-        name, since = f"standby-{len(self._agents)}", len(self.job.events)
-        options = ("agent", "--standby", "--node-name", name, "--address", self.job.url)
-        command = [sys.executable, "-m", "holdfast", *options, *self._agent_options, *self._script]
-        quiet = subprocess.DEVNULL
-        self._agents.append(subprocess.Popen(command, env=self.job.environment, stdout=quiet, stderr=quiet))
-        self.job.wait(StandbyReady, node=name, since=since)
-
     def _slowed_at(self, moment: int) -> float:
         """Slow a rank, and return what the steps until it was gone took more, as far as the hundred go."""
         self.settle(since=len(self.job.events), steps=BEFORE)
@@ -204,21 +210,40 @@ class StragglerBench(Bench):
         self.job.wait(StandbyReady, node=victim, since=since)
         with self.job.client() as client:
             client.drain([victim])
-        self._standby()
+        self.standby()
         return cost
 
 
-def report(moved: Mapping[int, float], parts: Parts, wrong: list[str], watch: Watch) -> int:
+def figures(ours: Mapping[int, float], lost: Lost) -> list[Figure]:
+    """Return what is asked of moves, and beside it what really ran."""
+    real = [
+        Figure(name=f"  {name}, at step {moment}", values=(100 * value,), unit="%")
+        for (name, moment), value in lost.items()
+    ]
+    name = f"lost of {STEPS} steps where a rank becomes {TIMES:g} times as slow"
+    values = tuple(100 * value for value in ours.values())
+    return [Figure(name=name, values=values, asked=100 * MOST_LOST, each=True, unit="%"), *real]
+
+
+def table(ours: Mapping[int, float], parts: Parts, lost: Lost) -> list[str]:
+    """Return the lines of what is lost at each moment, by what is done about it; in brackets: put together."""
+    lines = [f"  {'step':>5s} " + " ".join(f"{name:>17s}" for name in ("move", *NAMES))]
+    for moment in sorted({*ours, *(moment for _, moment in lost)}):
+        row = [f"{ours[moment]:.1%}" if moment in ours else "not measured"]
+        for name in NAMES:
+            real = lost.get((name, moment))
+            row.append(f"({parts.lost(name, moment):.1%})" if real is None else f"{real:.1%}")
+        lines.append(f"  {moment:5d} " + " ".join(f"{cell:>17s}" for cell in row))
+    return lines
+
+
+def report(ours: Mapping[int, float], parts: Parts, lost: Lost, wrong: list[str], watch: Watch) -> int:
     """Print the table; return 1 if a move lost more than it may, or a step, a sample or a survivor was lost."""
-    rows = {moment: {"move": share(cost, parts.step), **parts.lost(moment)} for moment, cost in moved.items()}
-    names = list(next(iter(rows.values())))
     print(f"\nemulated: a step {parts.step:.3f} s, slowed {parts.slower:+.3f} s; restart {parts.restart:.2f} s,")
     print(f"save and restart {parts.save_and_restart:.2f} s, a step that saves {parts.save_each:+.3f} s")
-    print(f"lost of {STEPS} steps where a rank becomes {TIMES:g} times as slow at step")
-    print(f"  {'step':>5s} " + " ".join(f"{name:>17s}" for name in names))
-    for moment, row in rows.items():
-        print(f"  {moment:5d} " + " ".join(f"{row[name]:17.1%}" for name in names))
-    worst = max(row["move"] for row in rows.values())
+    print(f"lost of {STEPS} steps where a rank becomes {TIMES:g} times as slow at step (in brackets: put together)")
+    print("\n".join(table(ours, parts, lost)))
+    worst = max(ours.values())
     print(f"move: at most {worst:.2%} (may be {MOST_LOST:.0%})")
     print(watch.report())
     if worst > MOST_LOST:

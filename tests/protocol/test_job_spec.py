@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import inspect
 
-from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec, RecoverySpec
+from holdfast.documents import keys_of
+from holdfast.protocol.job_spec import MOST, CheckpointSpec, JobSpec, OutputSpec, RecoverySpec
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,15 @@ def test_what_restarts_all() -> None:
 def test_it_travels_as_json() -> None:
     spec = JobSpec(script="train.py", args=("--steps", "5"), recovery=RecoverySpec(join_window=2.5))
     assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
+
+
+def test_every_whole_number_has_room_in_what_keeps_and_sends_it() -> None:
+    """One that MessagePack cannot take ended a pool's server, which had a client's job to write down."""
+    for key in keys_of(JobSpec).values():
+        kinds = key.kind.types if isinstance(key.kind, inspect.UnionType) else (key.kind,)
+        for kind in (one.item_type if isinstance(one, inspect.VarTupleType) else one for one in kinds):
+            kind = kind.type if isinstance(kind, inspect.Metadata) else kind
+            if isinstance(kind, inspect.IntType):
+                assert (kind.ge or 0) >= -MOST, key.name
+                assert kind.le is not None, key.name
+                assert kind.le <= MOST, key.name

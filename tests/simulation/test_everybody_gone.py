@@ -50,3 +50,19 @@ def test_a_job_without_nodes_waits_and_goes_on(chunk: int) -> None:
 def test_a_checkpoint_that_turns_up_with_who_comes_back_is_gone_on_with(seed: int) -> None:
     """Of the last step: while nobody was there the job would have begun anew, but nobody was told to."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+
+
+@pytest.mark.parametrize("seed", [22261521189])
+def test_a_node_is_named_by_no_generation_before_it_has_joined(seed: int) -> None:
+    """All were gone, and one came again with half of its workers when the other was there: it was a member at once."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+
+
+@pytest.mark.parametrize("seed", [11424588318])
+def test_a_script_that_raises_always_at_one_step_has_all_started_again_once(seed: int) -> None:
+    """The same node came to that step first each time: the other, which still read the checkpoint, never did."""
+    cluster = SimCluster(plan_of(seed))
+    assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+    started = [event for event in cluster.world.journal.events if isinstance(event, ev.GenerationStarted)]
+    restarts = [event for event in started if event.reason == "rollback" and event.world_size == 2]
+    assert len(restarts) == 1, started

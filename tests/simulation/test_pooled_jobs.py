@@ -14,6 +14,8 @@ from holdfast.simulation.schedules.shrinking import failure
     [
         27_603_387_978,  # the pool's word comes once the job is done, and nobody has failed
         27_674_563_579,  # more nodes are wanted back than the threshold allows: what lives on fewer is said
+        27_013_575_550,  # the only member had saved a step alone; another redid it, and what was saved counted for it
+        27_329_148_880,  # who had just left was asked to leave once more, and the job's size was less for ever
         27_833_017_767,  # a process of who leaves has only come, and is all that the others could begin with
     ],
 )

@@ -261,6 +261,8 @@ class Hearing:
         elif self._turn.is_member(message.worker) and (
             message.generation == self._turn.generation or self._turn.left_behind(message)
         ):
+            if self._parts.stopping.explains(message):
+                return
             self._parts.stopping.begin(self._turn.now)
             self._parts.stopping.complain(message)
 

@@ -56,7 +56,7 @@ class Turn:
 
     def __init__(self, record: Record, position: Position) -> None:
         self.record = record
-        self.members = Membership()
+        self.members = Membership(record.places)
         self.now = 0.0
         self.position = self.recorded = position
         self._begun_at = position

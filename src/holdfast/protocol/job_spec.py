@@ -23,6 +23,8 @@ RESTART_ALL = "restart-all"
 AUTO = "auto"
 #: of a node's processes, within `coordination.failures.budget.WINDOW_S`
 MAX_RESTARTS = 5
+#: of every whole number here: whatever keeps and sends it has room for that
+MOST = 1_000_000_000
 
 #: a name, or none; (Python's $ would let a newline follow)
 _NAME_OR_NONE = f"^$(?!\\n)|{NAME_PATTERN}(?!\\n)"
@@ -36,7 +38,7 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="Keep checkpoints in this folder, or at this URL, and resume from them.", extra=PATH_OR_URL),
     ] = ""
     every: Annotated[
-        Annotated[int, Meta(ge=1)] | Literal["auto"],
+        Annotated[int, Meta(ge=1, le=MOST)] | Literal["auto"],
         Meta(description="Steps between checkpoints; auto: by what they cost and how often they were needed."),
     ] = AUTO
     rate: Annotated[
@@ -46,7 +48,7 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 0.0
     snapshot_every: Annotated[
-        int, Meta(ge=0, description="Steps between snapshots of the state in the nodes' memory; 0: none.")
+        int, Meta(ge=0, le=MOST, description="Steps between snapshots of the state in the nodes' memory; 0: none.")
     ] = 0
     snapshot_dir: Annotated[
         str, Meta(description="Where nodes keep their parts of snapshots; by default in /dev/shm.", extra=PATH)
@@ -62,7 +64,9 @@ class ExpertSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "best"
     rebalance_every: Annotated[
         int,
-        Meta(ge=0, description="Steps between looks at whether it pays to move experts; 0: only after repairs."),
+        Meta(
+            ge=0, le=MOST, description="Steps between looks at whether it pays to move experts; 0: only after repairs."
+        ),
     ] = 200
 
 
@@ -79,7 +83,11 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "auto"
     standbys: Annotated[
         int,
-        Meta(ge=0, description="Nodes beside the job's own that wait, warm, to take the place of one that is lost."),
+        Meta(
+            ge=0,
+            le=MOST,
+            description="Nodes beside the job's own that wait, warm, to take the place of one that is lost.",
+        ),
     ] = 0
     stragglers: Annotated[
         Literal["ask", "move", "off"],
@@ -96,7 +104,7 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = "auto"
     fault_threshold: Annotated[
-        int, Meta(ge=1, description="On how many distinct nodes each expert is to live, where there is room.")
+        int, Meta(ge=1, le=MOST, description="On how many distinct nodes each expert is to live, where there is room.")
     ] = 2
     join_window: Annotated[
         float,
@@ -115,7 +123,12 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = 0.0
     max_restarts: Annotated[
-        int, Meta(ge=0, description="Restarts of a node's processes within five minutes before the node is taken out.")
+        int,
+        Meta(
+            ge=0,
+            le=MOST,
+            description="Restarts of a node's processes within five minutes before the node is taken out.",
+        ),
     ] = MAX_RESTARTS
     preflight: Annotated[
         str, Meta(description="A program that looks whether a node is fit, before it joins; else than 0: it is not.")
@@ -186,7 +199,10 @@ class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = False
     ep_size: Annotated[
-        int, Meta(ge=0, description="With static experts: nodes that share one replica of all experts; 0: the least.")
+        int,
+        Meta(
+            ge=0, le=MOST, description="With static experts: nodes that share one replica of all experts; 0: the least."
+        ),
     ] = 0
     emulate_compute: Annotated[
         str,
@@ -197,7 +213,10 @@ class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = ""
     verify_state: Annotated[
-        int, Meta(ge=0, description="Compare the hashes of all replicas' state every so many steps (slow); 0: never.")
+        int,
+        Meta(
+            ge=0, le=MOST, description="Compare the hashes of all replicas' state every so many steps (slow); 0: never."
+        ),
     ] = 0
     allow_faults: Annotated[bool, Meta(description="Allow `holdfast inject` in this job.")] = False
     watch: Annotated[
@@ -229,21 +248,27 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     module: Annotated[str, Meta(description="A module to run in place of a script, as `python -m` does.")] = ""
     args: Annotated[tuple[str, ...], Meta(description="The script's arguments.")] = ()
     min_nodes: Annotated[
-        int, Meta(ge=0, description="Nodes that have to come before the first step; 0: all of max_nodes.")
+        int, Meta(ge=0, le=MOST, description="Nodes that have to come before the first step; 0: all of max_nodes.")
     ] = 0
     max_nodes: Annotated[
-        int, Meta(ge=1, description="Nodes that the job is given; the first step waits for MIN, else all of them.")
+        int,
+        Meta(ge=1, le=MOST, description="Nodes that the job is given; the first step waits for MIN, else all of them."),
     ] = 4
     workers_per_node: Annotated[int, Meta(ge=1, le=1024, description="Worker processes on each node.")] = 1
     sizes: Annotated[
-        tuple[Annotated[int, Meta(ge=1)], ...],
+        tuple[Annotated[int, Meta(ge=1, le=MOST)], ...],
         Meta(description="In a pool: the numbers of nodes that the job can run on, where not all up to max_nodes do."),
     ] = ()
     weight: Annotated[
         float, Meta(gt=0, le=1000, description="In a pool: what the job counts beside others; 0.5 to 2 is advised.")
     ] = 1.0
     priority: Annotated[
-        int, Meta(description="In a pool that shares by priority: those of the greatest get their nodes first.")
+        int,
+        Meta(
+            ge=-MOST,
+            le=MOST,
+            description="In a pool that shares by priority: those of the greatest get their nodes first.",
+        ),
     ] = 0
     preemptible: Annotated[
         bool,

@@ -167,6 +167,7 @@ class Record(Struct, frozen=True, kw_only=True):
     `relieved`: nodes that are slow and that nobody can take the place of, by how many times as long as the others they
     take: they are given fewer micro-batches.
     `wanted`: how many nodes the job has had at the most, less those that were drained.
+    `places`: rack and zone of the world's nodes and of those that it misses, if they named any; the newest lost last.
     `costs`: what was measured last of starts, warm-ups and moves, by what it is.
     `held`: what it has of the pool that it runs in, None outside of pools.
     `bases`: the newest lineages, oldest first: the generation in which each began, and the step that it began with.
@@ -211,6 +212,7 @@ class Record(Struct, frozen=True, kw_only=True):
     slow: tuple[SlowNode, ...] = ()
     relieved: Mapping[str, float] = msgspec.field(default_factory=dict[str, float])
     wanted: int = 0
+    places: Mapping[str, tuple[str, str]] = msgspec.field(default_factory=dict[str, tuple[str, str]])
     costs: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict[str, tuple[float, ...]])
     held: Held | None = None
     outcome: str = ""  # "", finished, failed

@@ -86,7 +86,10 @@ def test_a_script_needs_no_file() -> None:
     ("text", "complaint"),
     [
         ("format = 2\n" + JOB.replace("format = 1\n", ""), "format is 2: it must be 1"),
-        (JOB.replace("every = 50", "every = 0"), "checkpoint.every is 0: it must be a whole number, 1 or more"),
+        (
+            JOB.replace("every = 50", "every = 0"),
+            "checkpoint.every is 0: it must be a whole number from 1 to 1000000000",
+        ),
         (
             JOB.replace("every = 50", "evry = 50"),
             "checkpoint.evry is not known; the nearest one is checkpoint",
@@ -97,7 +100,7 @@ def test_a_script_needs_no_file() -> None:
         ("wieght = 2.0" + JOB, "wieght is not known; the nearest one is weight"),
         ("weight = 0" + JOB, "weight is 0: it must be a number above 0, 1000 at most"),
         ("weight = -1.5" + JOB, "weight is -1.5: it must be a number above 0, 1000 at most"),
-        ("sizes = [2, 0]" + JOB, "sizes is [2, 0]: it must be a list of whole numbers, 1 or more"),
+        ("sizes = [2, 0]" + JOB, "sizes is [2, 0]: it must be a list of whole numbers from 1 to 1000000000"),
         (JOB.replace('"0.0005/token"', "0.1"), "experiments.emulate_compute is 0.1: it must be seconds for each token"),
     ],
     ids=range(11),

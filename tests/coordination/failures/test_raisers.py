@@ -15,6 +15,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind, Phase
+from holdfast.protocol.record import KnownCheckpoint
 
 OOPS = "ValueError: oops (train.py, line 3)"
 
@@ -42,6 +43,15 @@ def trained(nodes: int = 3, *, saves: bool = True) -> Job:
     job.step(1)
     job.step(2)
     return job
+
+
+def report_of(job: Job, worker: str, at: int | None, **fields: object) -> msg.Report:
+    """Return what a worker of any name answers to the Stop that is under way."""
+    stop = job.machine.parts.stopping.stop
+    assert stop is not None
+    step = 3 if at is None else at + 1
+    told = {"term": stop.term, "generation": stop.generation, "applied": at, "step": step, "phase": msg.Phase.COMPUTE}
+    return msg.Report(worker=worker, **told, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def replaced(job: Job) -> list[str]:
@@ -170,6 +180,46 @@ def test_where_it_dies_before_that_is_saved_all_go_on_from_the_newest_checkpoint
     begin = job.orders(msg.Begin)["n0/0/b"]
     assert (begin.decision.kind, begin.plan.last) == (DecisionKind.ROLLBACK, False)
     assert job.machine.record.will is None
+
+
+def went_back() -> Job:
+    """All have gone back to the checkpoint of step 2; one of them has read it, and raises, the others still read."""
+    name = "step-2-t1-g1-0"
+    job = Job(nodes=2).boot(checkpoints=(KnownCheckpoint(name=name, step=2, term=1, generation=1),))
+    for node in ("n0", "n1"):
+        job.connect(hello(node))
+        job.say(msgspec.structs.replace(attach(w(node)), saves=True))
+    assert job.machine.record.decision.kind is DecisionKind.ROLLBACK
+    assert job.machine.record.plan.workers == (w("n0"), w("n1"))
+    return job
+
+
+def test_what_is_in_the_checkpoint_that_all_go_back_to_is_not_saved_again() -> None:
+    """Found by a simulation (11424588318): the first that had read it raised each time before the others had, and each
+
+    time all was saved and all were started again, so that nobody else ever came to the step.
+    """
+    job = went_back()
+    job.say(msg.Raised(worker=w("n0"), generation=1, detail=OOPS, error=error(3, 9), exit_code=1, final=False))
+    job.say(report_of(job, w("n1"), None))
+    job.say(report_of(job, w("n0"), 2))
+    assert replaced(job) == [w("n0")]
+    begins = job.orders(msg.Begin)
+    assert set(begins) == {w("n1")}
+    begin = begins[w("n1")]
+    assert (begin.decision.kind, begin.decision.applied, begin.plan.last) == (DecisionKind.ROLLBACK, 2, False)
+    assert job.machine.record.will is None
+
+
+def test_what_was_done_since_all_went_back_is_saved() -> None:
+    job = went_back()
+    job.say(msg.Entered(worker=w("n0"), generation=1, applied=2))
+    job.say(applied(w("n0"), 1, 3))
+    job.say(msg.Raised(worker=w("n0"), generation=1, detail=OOPS, error=error(4, 9), exit_code=1, final=False))
+    job.say(report_of(job, w("n1"), None))
+    job.say(report_of(job, w("n0"), 3, passed=msg.Passed(step=3, commit=commit())))
+    assert not replaced(job)
+    assert all(begin.plan.last for begin in job.orders(msg.Begin).values())
 
 
 def test_a_coordinator_that_takes_over_knows_what_is_to_follow() -> None:

@@ -181,3 +181,32 @@ def test_writes_do_not_grow_with_those_that_come_back_to_another_coordinator() -
     assert len(job.records) == before
     assert generations(job) == [("start", MANY)]
     assert job.machine.state == "running"
+
+
+def test_a_generation_names_nobody_of_a_node_that_has_come_only_now_before_all_its_workers_run() -> None:
+    job = Job(nodes=2).boot()
+    for node in ("n0", "n1"):
+        job.connect(msgspec.structs.replace(hello(node), workers=2))
+    job.say(attach("n0/0/a"))
+    job.say(attach("n1/0/a"))
+    job.say(attach("n1/1/a"))
+    job.say(attach("n0/1/a"))
+    for worker in job.machine.record.plan.workers:
+        job.say(msg.Entered(worker=worker, generation=1, applied=0))
+    job.lose("n0")
+    job.lose("n1")
+    job.connect(msgspec.structs.replace(hello("n0", session="5" * 8), workers=2))
+    job.say(attach("n0/0/b"))
+    assert job.machine.record.plan is None, "nobody is complete"
+    job.connect(msgspec.structs.replace(hello("n1", session="6" * 8), workers=2))
+    job.say(attach("n1/0/b"))
+    job.say(attach("n1/1/b"))
+    assert job.machine.record.plan.workers == ("n1/0/b", "n1/1/b")
+    for worker in job.machine.record.plan.workers:
+        job.say(msg.Entered(worker=worker, generation=2, applied=0))
+    assert job.machine.record.pending is None
+    job.say(attach("n0/1/b"))
+    assert job.machine.record.pending.workers == ("n1/0/b", "n1/1/b", "n0/0/b", "n0/1/b")
+    told = [event for event in job.events if isinstance(event, ev.NodesJoined | ev.GenerationStarted)]
+    names = [event.names if isinstance(event, ev.NodesJoined) else event.members for event in told]
+    assert names[-3:] == [("n1",), ("n1",), ("n0",)], told

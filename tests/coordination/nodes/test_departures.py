@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 from machinery import Job, applied, attach, commit, hello, reduced, w
 
-from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.experts.blobs import encode, lost_experts
 from holdfast.coordination.inputs import Drain, Undrain
 from holdfast.coordination.instructions import Instruction
 from holdfast.coordination.nodes.departures import RETRY_STEPS
@@ -43,6 +44,26 @@ def leaves() -> Job:
     job.step(1)
     reported(job, "n0", "n1", "n2")
     return job
+
+
+def test_what_breaks_for_others_once_members_are_told_to_stop_is_no_failure() -> None:
+    """Found under load: who hears of the Stop lets go of the group, and others, who have not yet, see peers go."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="Connection closed by peer"))
+    reported(job, "n0", "n1", "n2")
+    assert job.said(ev.GenerationStarted)[-1].reason == "drain"
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+
+
+def test_what_takes_too_long_is_one_all_the_same() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="timed out", timed_out=True))
+    reported(job, "n0", "n1", "n2")
+    assert [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
 
 def test_whoever_has_left_is_taken_back_where_the_others_are_lost_before_they_went_on() -> None:
@@ -300,3 +321,74 @@ def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> 
     for node, blob in rows.items():
         job.report(node, 3, state=msg.Holding(dense=True, experts=blob))
     assert alone[0] not in job.said(ev.GenerationStarted)[0].members
+
+
+def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_it() -> None:
+    """n2 alone finishes step 3, which n1 has no part in: step 2 was told all the same, and was lost with n2."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.report("n0", 1, **reduced(2.0))
+    reported(job, "n1", "n2")
+    assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
+    job.lose("n0")
+    reported(job, "n1")
+    second, third = (msg.Passed(step=step, commit=commit(float(step))) for step in (2, 3))
+    job.report("n2", 2, passed=second, **reduced(3.0))
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n2",), DecisionKind.FORWARD)
+    job.say(applied(w("n2"), 3, 3, third.commit))
+    entered(job, "n2", generation=3, at=3)
+    told = [event.step for event in job.events if isinstance(event, ev.StepCommitted)]
+    assert told == [1], "no step is announced that is beyond who is owed"
+    job.lose("n2")
+    reported(job, "n1")
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
+
+
+def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> None:
+    """n1 had reduced step 2 before it left; the others did it anew: finished with both, the replicas would differ."""
+    job = with_experts(slots=4, nodes=3)
+    all_of_them, half = (msg.Holding(dense=True, experts=encode(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0]))
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.report("n0", 1, state=half)
+    job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
+    job.report("n2", 1, state=all_of_them)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n0", "n2"), DecisionKind.REDO), "it leaves, and is owed"
+    entered(job, "n0", "n2", generation=2)
+    job.lose("n2")
+    anew, third = commit(2.5), msg.Passed(step=3, commit=commit(3.0))
+    job.say(applied(w("n0"), 2, 2, anew))
+    job.report("n0", 2, state=half, result=half, passed=third, reduced=third.commit)
+    job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
+    (begun,) = job.said(ev.GenerationStarted)
+    decision = job.machine.record.decision
+    assert decision is not None
+    assert (decision.kind, decision.applied) == (DecisionKind.REDO, 1)
+    assert sorted(begun.members) == ["n0", "n1"], "what it has is needed"
+
+
+def test_no_step_is_told_that_a_member_has_still_to_be_sent_which_was_beyond_it() -> None:
+    """n0 alone has gone on to step 3, and n2 is lost with the experts: back to step 2, which n1 finishes."""
+    job = with_experts(slots=4, nodes=3)
+    all_of_them, half = (msg.Holding(dense=True, experts=encode(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0]))
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    ready = {"reduced": commit(2.0)}
+    job.report("n0", 1, state=half, result=half, **ready)
+    job.report("n1", 1, state=all_of_them, result=all_of_them, **ready)
+    job.report("n2", 1, state=all_of_them, result=all_of_them, **ready)
+    assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
+    job.lose("n2")
+    job.report("n0", 3, state=half, passed=msg.Passed(step=3, commit=commit(3.0)))
+    job.report("n1", 1, state=all_of_them, result=all_of_them, **ready)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (sorted(begun.members), begun.decision) == (["n0", "n1"], DecisionKind.FORWARD)
+    job.say(applied(w("n1"), 3, 2, commit(2.0)))
+    entered(job, "n1", generation=3, at=2)
+    assert not job.said(ev.StepCommitted), "n0 has no state at all"
+    entered(job, "n0", generation=3, at=2)
+    assert [event.step for event in job.said(ev.StepCommitted)] == [2]

@@ -233,6 +233,65 @@ def test_one_of_the_rack_comes_before_one_of_the_zone_and_that_before_others(
     assert job.said(ev.NodeMoved)[0].detail == detail
 
 
+def in_zones() -> Job:
+    """Three nodes that have committed step 1, each in a zone of its own."""
+    job = Job()
+    job.boot()
+    for index in range(3):
+        job.connect(msgspec.structs.replace(hello(f"n{index}"), zone=f"z{index}"))
+        job.say(attach(w(f"n{index}")))
+    for index in range(3):
+        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+    job.step(1)
+    return job
+
+
+def take_over(job: Job, *names: str, generation: int, standbys: tuple[str, ...] = ()) -> None:
+    """Another coordinator begins; these nodes come to it, and standbys, each in the zone that its name ends with."""
+    job.boot(takeover=True)
+    for name in names:
+        kept = (attach(w(name)), msg.Entered(worker=w(name), generation=generation, applied=1))
+        job.connect(msgspec.structs.replace(hello(name, kept=kept), zone=f"z{name[-1]}"))
+    for name in standbys:
+        kept = (attach(w(name)), msg.Warmed(worker=w(name), seconds=0.5))
+        job.connect(msgspec.structs.replace(hello(name, kept=kept), standby=True, zone=f"z{name[-1]}"))
+
+
+def test_the_zone_of_one_that_was_lost_is_known_to_a_later_coordinator() -> None:
+    job = in_zones()
+    come(job, "s0", zone="z0")
+    come(job, "s1", zone="z1")
+    take_over(job, "n0", "n2", generation=1, standbys=("s0", "s1"))
+    for _ in range(20):
+        job.tick(0.2)
+        for name in ("n0", "n2", "s0", "s1"):
+            job.tell(name, msg.Heartbeat())
+    assert [event.node for event in job.events if isinstance(event, ev.FailureDetected)] == ["n1"]
+    job.report("n0", 1)
+    job.report("n2", 1)
+    assert members(job) == (w("n0"), w("s1"), w("n2"))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_whoever_joins_for_one_that_is_missed_is_of_its_zone(later: bool) -> None:
+    job = in_zones()
+    job.lose("n1")
+    job.report("n0", 1)
+    job.report("n2", 1)
+    for name in ("n0", "n2"):
+        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+    assert members(job) == (w("n0"), w("n2"))
+    if later:
+        take_over(job, "n0", "n2", generation=2)
+    for name in ("s0", "s1"):
+        come(job, name, zone=f"z{name[-1]}", warm=False)
+    for name in ("s0", "s1"):  # (both warm up as the step passes)
+        job.machine.parts.standbys.warmed(job.machine.members.nodes[name], msg.Warmed(worker=w(name), seconds=0.5))
+    job.step(2, "n0", "n2", generation=2)
+    assert list(job.machine.members.standbys) == ["s0"], "s1 is of the zone of n1"
+    assert job.machine.record.places == {"n1": ("", "z1"), "n0": ("", "z0"), "n2": ("", "z2")}
+
+
 def test_a_later_coordinator_knows_whose_place_was_taken() -> None:
     job = beside()
     job.lose("n1")

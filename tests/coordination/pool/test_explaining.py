@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from bids import demands
@@ -55,3 +56,12 @@ def test_so_many_nodes_more_would_do_and_one_less_would_not(policy: Policy, dema
                 more = int(words.split()[0])
                 assert divide(policy, replace(demand, nodes=demand.nodes + more)).nodes[name]
                 assert not divide(policy, replace(demand, nodes=demand.nodes + more - 1)).nodes[name]
+
+
+def test_a_job_that_asks_for_a_billion_nodes_is_explained_at_once() -> None:
+    """Who hands in such a job must not have the pool's server count to a billion."""
+    began = time.process_time()
+    assert said("equal", 8, waiting("j1", 10**9, 10**9), of="j1") == ["if it asked for 8 nodes"]
+    greedy = (waiting("j1", 1, 10**9), replace(waiting("j2", 9, 10**9), preemptible=True))
+    assert said("equal", 8, *greedy, of="j2") == []
+    assert time.process_time() - began < 5.0

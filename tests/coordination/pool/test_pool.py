@@ -6,7 +6,16 @@ import pytest
 from played_pool import PlayedPool
 
 from holdfast.coordination.pool.inputs import ForgetNode, JobLinked, JobSaid, NodeSaid, ResumeJob, SuspendJob
-from holdfast.coordination.pool.instructions import BeginJob, CloseJob, CloseNode, PersistPool, TellJob, TellNode
+from holdfast.coordination.pool.instructions import (
+    BeginJob,
+    CloseJob,
+    CloseNode,
+    EmitPool,
+    PersistPool,
+    PoolInstruction,
+    TellJob,
+    TellNode,
+)
 from holdfast.errors import RefusedError, UnreachableError
 from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeRefused, NodeStands, PoolHello
 from holdfast.protocol.names import PROTOCOL
@@ -344,7 +353,61 @@ def test_a_journal_that_was_cut_is_mended_from_the_record() -> None:
     del pool.events[1:]
     record = pool.record
     out = type(pool.pool)(pool.config, record, 1).start(pool.now, "", 1)
-    events = [one.event for one in out if hasattr(one, "event")]  # pyright: ignore
+    events = [one.event for one in out if isinstance(one, EmitPool)]
     assert isinstance(events[0], ev.PoolJournalRepaired)
     assert (events[0].from_seq, events[0].to_seq, events[0].seq) == (2, first - 1, first - 1)
     assert [event.seq for event in events] == list(range(first - 1, len(lost) + 3))
+
+
+def _refusals(said: list[PoolInstruction]) -> list[str]:
+    return [one.message.why for one in said if isinstance(one, TellNode) and isinstance(one.message, NodeRefused)]
+
+
+@pytest.mark.parametrize(
+    ("hello", "knows"),
+    [
+        (PoolHello(node="n9", session="b", term=7, version=3), "version 3 of its record, by server 7"),
+        (PoolHello(node="n9", session="b", stands=NodeStands(runs=40)), "grant 40"),
+        (PoolHello(node="n9", session="b", stands=NodeStands(ended=2**64 - 1)), "grant 18446744073709551615"),
+    ],
+)
+def test_a_node_that_knows_more_than_the_record_is_refused_by_who_still_leads(hello: PoolHello, knows: str) -> None:
+    """It would take all that this pool says for stale; but only who can still write may say so."""
+    pool = PlayedPool(nodes=1)
+    said = pool.feed(NodeSaid(99, hello))
+    assert [type(one) for one in said] == [PersistPool, TellNode, CloseNode]
+    (why,) = _refusals(said)
+    assert why.startswith(f"node n9 knows {knows} of a pool p that this one does not")
+    assert "start the node's agent again" in why
+    assert "n9" not in pool.record.nodes
+
+
+def test_a_node_that_says_that_a_grant_is_over_which_nobody_gave_owns_none_of_others() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    pool.stands("one")
+    before = pool.record.grants
+    said = pool.feed(NodeSaid(pool.connections["n1"], NodeStands(ended=before["n1"].number + 5)))
+    assert [type(one) for one in said] == [PersistPool, TellNode, CloseNode]
+    assert pool.record.grants == before, "whose it is changes only once its job, or the node by a true word, says so"
+    assert pool.feed(NodeSaid(pool.connections["n1"], NodeStands(ended=2))) == [], "it is not heard any more"
+
+
+def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    told = pool.node_told[pool.connections["n1"]]
+    pool.restart()
+    hello = PoolHello(node="n1", session="a", stands=NodeStands(runs=told.grant), term=told.term, version=told.version)
+    assert not _refusals(pool.feed(NodeSaid(50, hello)))
+    assert pool.node_told[50].grant == told.grant
+
+
+def test_a_pool_takes_no_more_nodes_than_its_record_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.coordination.pool.nodes.MOST_NODES", 2)
+    pool = PlayedPool(nodes=2)
+    (why,) = _refusals(pool.feed(NodeSaid(99, PoolHello(node="n3", session="a"))))
+    assert "the pool has 2 nodes, and takes no more" in why
+    pool.go("n2")
+    pool.come("n2")
+    assert "n2" in pool.pool.state.here

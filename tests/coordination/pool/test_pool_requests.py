@@ -182,3 +182,29 @@ def test_changing_what_a_job_asks_for() -> None:
     ):
         with pytest.raises(BadInputError, match=complaint):
             pool.feed(UpdateJob("two", changes))
+
+
+def test_a_pool_takes_no_more_jobs_than_its_record_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.coordination.pool.requests.MOST_JOBS", 3)
+    pool = PlayedPool(nodes=1)
+    for number in range(3):
+        pool.submit(f"j{number}")
+    with pytest.raises(RefusedError, match="the pool has 3 jobs, and takes no more: wait until some are over"):
+        pool.submit("j3")
+    pool.feed(StopPooled("j2"))
+    pool.submit("j3")
+
+
+def test_what_jobs_say_of_themselves_is_bounded_and_those_that_are_over_make_room() -> None:
+    pool = PlayedPool(nodes=1)
+    large = "x" * 60_000
+    for number in range(17):
+        pool.submit(f"j{number}", args=(large,))
+    with pytest.raises(RefusedError, match=r"what job j17 says of itself takes \d+ bytes, .* give shorter args"):
+        pool.submit("j17", args=(large,))
+    for number in range(1, 17):
+        pool.feed(StopPooled(f"j{number}"))
+    assert len(pool.record.jobs) == 17
+    pool.submit("j17", args=(large,))
+    assert len(pool.record.jobs) == 17, "the oldest that is over made room"
+    assert pool.record.jobs.keys() >= {"j0", "j2", "j16", "j17"}

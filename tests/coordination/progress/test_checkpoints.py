@@ -293,6 +293,25 @@ def test_whoever_could_read_one_that_others_could_not_hears_that_it_does_not_cou
     assert job.orders(msg.PruneCheckpoints) == {w("n2"): order, w("n3"): order}
 
 
+def test_a_coordinator_that_takes_over_says_again_that_one_does_not_count() -> None:
+    """The one before has written it down, and died before anybody was told: whoever could read it counts on it."""
+    job = Job(nodes=2).start(saves=True)
+    saves(job, 1, "one")
+    for node in ("n0", "n1"):
+        job.lose(node)
+    job.connect(hello("n2"))
+    job.say(attach(w("n2")))
+    job.connect(hello("n3"))
+    assert not job.sent(msg.PruneCheckpoints), "all that are known can be read"
+    job.say(attach(w("n3")))
+    job.say(msg.CheckpointDamaged(worker=w("n2"), generation=2, name=called(1, "one"), why="short"))
+    job.boot(takeover=True)
+    begun = msg.Begun(worker=w("n2"), generation=2)
+    job.connect(hello("n2", kept=(attach(w("n2")), begun)))
+    (again,) = job.sent(msg.PruneCheckpoints)
+    assert again == msg.PruneCheckpoints(term=2, names=(called(1, "one"),), remove=False)
+
+
 def test_who_asks_for_a_checkpoint_has_the_first_member_asked_in_each_generation_until_a_later_step_is_kept() -> None:
     job = Job(nodes=2).start(saves=True)
     saves(job, 1, "one")

@@ -38,7 +38,7 @@ def test_counted_is_what_a_walk_would_find(changes: list[tuple[object, ...]]) ->
             case "follow", [set(workers)]:
                 members = workers
             case "go_back", [int(to)]:
-                known = {worker: min(at, to) for worker, at in known.items()}
+                known = {worker: at for worker, at in known.items() if at <= to}
             case "reset", [int(step)]:
                 known.clear()
             case _:

@@ -134,12 +134,15 @@ def test_a_node_that_the_pool_wants_back_leaves_in_good_order_and_is_given_back_
     job.report("n1", 2)
     assert job.held.numbers == {1, 2}, "what it has may be needed still"
     job.say(msg.Entered(worker=w("n0"), generation=2, applied=2))
+    job.grants(leaving=(2,), n0=1, n1=2)
     ended: list[msg.EndNode] = []
     for step in (3, 4):
         job.step(step, "n0", generation=2)
         ended += job.sent(msg.EndNode)
     assert job.held.numbers == {1}
     assert len(ended) == 1
+    assert [one.node for one in job.machine.record.drained] == ["n1"], "it is asked to leave once"
+    assert job.machine.record.wanted == 1
     # the same node, granted anew, is welcome
     job.grants(n0=1, n1=5)
     job.come("n1", 5, session="00000abc")

@@ -217,6 +217,10 @@ class JobCoordinators:
         if self._settings.logs and not spec.output.log_dir:
             logs = os.path.join(self._settings.logs, job.name)
             spec = replace(spec, output=replace(spec.output, log_dir=logs))
+        classes = spec.recovery.failure_classes
+        if os.path.exists(classes) and not os.path.isfile(classes):
+            # (a pipe that nobody writes to would be waited for by all jobs that are to begin)
+            raise BadInputError(f"recovery.failure_classes is {classes!r}: that is no file; give one, or none")
         keeper = RecordKeeper(self._store, f"{job.name}/{job.submission}")
         held = keeper.record.held if keeper.record is not None else None
         config = CoordinatorConfig(

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.control.api_types import END_HEADER, MAX_WAIT_S
+from holdfast.control.pool.handed_in import check_handed_in
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_shell import PoolShell
 from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
@@ -104,6 +105,7 @@ class PoolApi:
     async def submit(self, request: Request) -> Response:
         """Hand in a job; the answer is its number."""
         spec = await body_of(request, JobSpec, self._body_s)
+        check_handed_in(spec)
         if answer := await self._fed(Submit(spec)):
             return answer
         return json_answer({"submission": self._known(spec.name).submission})

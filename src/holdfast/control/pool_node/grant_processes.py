@@ -26,11 +26,13 @@ from holdfast.control.processes import ChildProcess
 from holdfast.control.serving.turns import MALFORMED
 from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.pool.fence import StartGrant
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.pool.launch import PooledLaunch
 
 #: how long a job's agent may take to end in good order once the node is another's, before all of it is killed
 END_S = 3.0
 _ASK_AGAIN_S = 0.5
+_ANSWER_S = 10.0
 _REAP_POLL_S = 0.02
 
 _log = logging.getLogger("holdfast.agent")
@@ -86,17 +88,30 @@ class GrantProcesses:
 
     async def _launch(self) -> PooledLaunch | None:
         """Ask the pool until it says what to start, or the grant is over: None."""
+        start = self._start
         while not self._ends.is_set():
             try:
-                answer = await self._http.get(f"/jobs/{self._start.job}/launch")
-                found = msgspec.json.decode(answer.content, type=PooledLaunch) if answer.is_success else None
-                if found is not None and found.submission == self._start.submission:
+                async with asyncio.timeout(_ANSWER_S):
+                    found = await self._ask()
+                if found is not None and (found.submission, found.spec.name) == (start.submission, start.job):
                     return found
-            except (httpx.HTTPError, *MALFORMED) as error:
+            except (httpx.HTTPError, TimeoutError, *MALFORMED) as error:
                 _log.info("what belongs to grant %d is not known yet: %s", self.grant, error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ends.wait(), _ASK_AGAIN_S)
         return None
+
+    async def _ask(self) -> PooledLaunch | None:
+        """Ask once; None where the pool does not say it. Whoever answers there, no more than that is read."""
+        data = b""
+        async with self._http.stream("GET", f"/jobs/{self._start.job}/launch") as answer:
+            if not answer.is_success:
+                return None
+            async for chunk in answer.aiter_raw():
+                data += chunk
+                if len(data) > MAX_MESSAGE_BYTES:
+                    raise msgspec.DecodeError(f"an answer of more than {MAX_MESSAGE_BYTES} bytes")
+        return msgspec.json.decode(data, type=PooledLaunch)
 
     def _unfit(self, launch: PooledLaunch) -> str:
         """Return why the job cannot run here, "" where nothing is known against it."""

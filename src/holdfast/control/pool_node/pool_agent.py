@@ -58,7 +58,7 @@ class PoolAgent:
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._http = httpx.AsyncClient(
             base_url=settings.pool,
-            headers={"Authorization": f"Bearer {settings.token}"},
+            headers={"Authorization": f"Bearer {settings.token}", "Accept-Encoding": "identity"},
             verify=self._tls if self._tls is not None else True,
             trust_env=False,
         )
@@ -155,14 +155,16 @@ class PoolAgent:
                 _log.debug("no pool: %s", error)
             else:
                 self._channel = channel
-                stands = self._fence.stands
+                term, version = self._fence.heard
                 hello = PoolHello(
                     node=mine.node,
                     session=self._session,
                     agent_pid=os.getpid(),
                     rack=mine.rack,
                     zone=mine.zone,
-                    stands=stands,
+                    stands=self._fence.stands,
+                    term=term,
+                    version=version,
                 )
                 self._tell(hello)
                 await channel.wait_closed()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -27,7 +27,7 @@ from holdfast.coordination.generations.planner import (
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
 from holdfast.coordination.generations.stopping import DRAIN, FAILURE, MOVE
 from holdfast.coordination.nodes.admission import send_away_all
-from holdfast.coordination.nodes.fitting import workers_by_node
+from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.snapshots.nearest import nearest
 from holdfast.errors import EXIT_BAD_INPUT
@@ -35,7 +35,7 @@ from holdfast.planning import Shortage
 from holdfast.protocol.events import CorruptionFound, RolledBack
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import Decision, DecisionKind
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.record import MAX_BASES, Refusal
 from holdfast.protocol.state import SnapshotSource
 
@@ -115,7 +115,7 @@ class Deciding:
                 return
             self._closing.fail(f"{stopping.refused}; {tries} times in {WINDOW_S:.0f} s steps were refused")
             closing = True
-        reports = stopping.gathered()
+        reports = self._departures.counting(stopping.gathered())
         arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
         if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
             # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
@@ -124,6 +124,8 @@ class Deciding:
         verdict = self._verdict(reports, arrivals)
         if raisers:
             without = self._without(raisers, verdict, reports) or self._before(raisers, reports, arrivals)
+            if without is None:
+                without = self._back_again(verdict, arrivals)
             if without is None and isinstance(verdict, Verdict) and verdict.decision.applied:
                 why = f"there is no other live copy of step {verdict.decision.applied}"
                 self._progress.release()  # (what all have applied counts, although this may end the job)
@@ -204,6 +206,18 @@ class Deciding:
         if isinstance(verdict, Verdict) and verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD):
             return verdict
         return None
+
+    def _back_again(self, verdict: Verdict | NothingLeft, arrivals: list[str]) -> Verdict | None:
+        """Return that the others go back once more to what all went back to, where nothing was done since; else None.
+
+        What those that have raised have is all there, and was read: it need not be saved, nor all be started again.
+        """
+        last, again = self._turn.record.decision, self._verdict({}, arrivals)
+        if isinstance(verdict, NothingLeft) or isinstance(again, NothingLeft) or last is None:
+            return None
+        decided = last, again.decision
+        same = all(one.kind is DecisionKind.ROLLBACK and one.applied == verdict.decision.applied for one in decided)
+        return again if same else None
 
     def _part_with(
         self, leavers: list[str], verdict: Verdict | NothingLeft, reports: dict[str, Report], arrivals: list[str]
@@ -356,11 +370,12 @@ class Deciding:
         why = self._replacing.why
         self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE, why, whole=whole)
         if anew:
-            bases = (*record.bases, (plan.generation, decision.applied))[-MAX_BASES:]
-            turn.change(lineage=plan.generation, bases=bases)
+            turn.change(lineage=plan.generation)
+        if anew or not _any_of(record.plan, reports):
+            # (What its members had got to is with nobody who is heard: what they have saved of it must not count.)
+            turn.change(bases=(*record.bases, (plan.generation, decision.applied))[-MAX_BASES:])
         turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
-        nodes = workers_by_node(plan).keys()
-        turn.change(wanted=max(record.wanted, len(nodes) - len(record.beside(nodes))))
+        turn.change(**wanted_places(turn, plan))
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
@@ -397,3 +412,8 @@ def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:
         return ""
     newest = f", the newest checkpoint is of step {kept}" if kept else ""
     return f"nothing could be saved: step {committed} has no live copy{newest}"
+
+
+def _any_of(plan: GenerationPlan | None, reports: Collection[str]) -> bool:
+    """Tell whether a member of a generation is among those that report."""
+    return plan is not None and any(worker in reports for worker in plan.workers)

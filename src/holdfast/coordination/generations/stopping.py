@@ -64,6 +64,14 @@ class Stopping:
         """A member's collective failed."""
         self.complaints[complaint.worker] = complaint
 
+    def explains(self, complaint: Complaint) -> bool:
+        """Tell whether a collective failed since a member was told to stop, for no failure, and has let go of its group.
+
+        Whoever has not heard of the Stop yet still waits in it.
+        """
+        planned = self.stop is not None and self.reason != FAILURE
+        return planned and not (complaint.timed_out or complaint.unreachable)
+
     def gathered(self) -> dict[str, Report]:
         """Return the reports of all who have spoken, current members first, by rank."""
         reports = {worker: self.reports[worker] for worker in self._turn.planned if worker in self.reports}

@@ -16,7 +16,7 @@ from holdfast.coordination.experts.static_experts import ep_size_of, usable
 from holdfast.coordination.generations.announcing import Newcomers, announce_generation
 from holdfast.coordination.generations.assignment import longest
 from holdfast.coordination.generations.planner import factors_of, plan_generation, plan_with
-from holdfast.coordination.nodes.fitting import workers_by_node
+from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.turn import Turn
@@ -132,9 +132,8 @@ class Joining:
             return
         joins = before is None or set(pending.workers) != set(before.workers)
         progress.swapped(step, pending, "grow" if joins else "rebalance")
-        nodes = workers_by_node(pending).keys()
-        wanted = max(turn.record.wanted, len(nodes) - len(turn.record.beside(nodes)))
-        turn.change(plan=pending, pending=None, wanted=wanted, decision=Decision(kind=DecisionKind.REDO, applied=step))
+        decision = Decision(kind=DecisionKind.REDO, applied=step)
+        turn.change(plan=pending, pending=None, decision=decision, **wanted_places(turn, pending))
         announce_generation(turn, pending, "join" if joins else "rebalance")
 
     def arm(self) -> None:

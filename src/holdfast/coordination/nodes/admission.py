@@ -40,7 +40,7 @@ class Admission:
         self._standbys = parts.standbys
         self._ladder = parts.ladder
         self._tenant = parts.tenant
-        self._snapshots = parts.snapshots
+        self._snapshots, self._checkpoints = parts.snapshots, parts.checkpoints
         self._namesakes: dict[str, _Namesake] = {}
 
     def let_in(self, connection: int, hello: Hello) -> Node | None:
@@ -92,6 +92,7 @@ class Admission:
             ended: workers of which it is known how they have ended.
         """
         turn, plan = self._turn, self._turn.record.plan
+        self._checkpoints.remind(node.name)
         here = node.workers.keys() | ended
         missing = [worker for worker in turn.planned_on(node.name) if worker not in here]
         if missing:
@@ -177,10 +178,11 @@ def _was_expelled(planned: Set[str], hello: Hello) -> bool:
 
 
 def send_away_all(turn: Turn, why: str) -> None:
-    """Have all nodes replace their workers and come again."""
+    """Have all nodes replace their workers and come again; those whose workers still come up have none to replace."""
+    stay = {node.name for node in turn.members.regular if node.coming}
     if turn.record.held is not None:
-        turn.change(held=awaited(turn.record.held, turn.record.held.grants, turn.now))
-    for node in turn.members.regular:
+        turn.change(held=awaited(turn.record.held, turn.record.held.grants.keys() - stay, turn.now))
+    for node in [node for node in turn.members.regular if node.name not in stay]:
         turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         turn.close(node.connection)
         turn.members.remove(node.name)

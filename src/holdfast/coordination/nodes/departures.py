@@ -18,9 +18,8 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.failures.ladder import LEFT_AS
-from holdfast.coordination.generations.planner import lacks_slots, shortage, slots_of
+from holdfast.coordination.generations.planner import lacks_slots, only_with, shortage, slots_of
 from holdfast.coordination.generations.stopping import DRAIN, MOVE, Stopping
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.absences import Absences
@@ -34,8 +33,9 @@ from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, RefusedError,
 from holdfast.protocol.events import NodeLeft
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import EndNode, Refused
+from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.plan import DecisionKind, GenerationPlan
 from holdfast.protocol.record import Departure
 
 DRAINED, MOVED = "drained", "moved"
@@ -274,7 +274,7 @@ class Departures:
         if self._ledger.committed < self._not_before:
             return []
         leavers = self.going(plan.workers, plan)
-        if not leavers or self.only_with(plan, leavers):
+        if not leavers or only_with(self._turn.record, plan, leavers):
             return []
         here = [info.id for info in self._turn.members.workers()]
         return leavers if self.can_go(leavers, [*here, *self._replacing.spare()]) else []
@@ -311,6 +311,16 @@ class Departures:
                 turn.change(wanted=max(0, turn.record.wanted - 1))
             self._write(msgspec.structs.replace(one, owed=owed, step=step))
         return taking
+
+    def counting(self, reports: dict[str, Report]) -> dict[str, Report]:
+        """Return reports without what workers that are owed have reduced, unless it was decided to finish that step.
+
+        The others do the step anew: with both results of it the replicas would differ.
+        """
+        decision, owed = self._turn.record.decision, {one for it in self._turn.record.leaving for one in it.owed}
+        finished = decision.applied if decision is not None and decision.kind is DecisionKind.FORWARD else 0
+        stale = (report for worker, report in reports.items() if worker in owed and report.step != finished)
+        return reports | {report.worker: msgspec.structs.replace(report, reduced=None, result=None) for report in stale}
 
     def taken_back(self, workers: Iterable[str]) -> None:
         """These are the members of the plan to come: those of them that were owed are members like any others."""
@@ -438,13 +448,3 @@ class Departures:
         found = self._replacing.targets([known.get(name, Departure(node=name, since=since)) for name in names])
         nodes = self._turn.members.nodes
         return [worker for standby, _ in found.values() for worker in nodes[standby].workers]
-
-    def only_with(self, plan: GenerationPlan, leavers: Collection[str]) -> bool:
-        """Tell whether something lives on those alone that are to leave: they cannot, before others have it."""
-        shape = self._turn.record.expert_shape
-        if set(plan.workers) <= set(leavers):
-            return True
-        if shape is None or plan.expert_plan is None:
-            return False
-        held = zip(plan.workers, plan.expert_plan.placement, strict=True)
-        return bool(lost_experts(shape, [blob for worker, blob in held if worker not in leavers]))

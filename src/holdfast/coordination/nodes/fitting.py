@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import Any
 
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
@@ -64,6 +65,20 @@ def workers_by_node(plan: GenerationPlan) -> dict[str, list[str]]:
     for worker in plan.workers:
         nodes.setdefault(node_of(worker), []).append(worker)
     return nodes
+
+
+def wanted_places(turn: Turn, plan: GenerationPlan) -> dict[str, Any]:
+    """Return what a plan that comes into force makes of the record: how many nodes the job wants, and of which places.
+
+    Those that it misses are of a place, too: whoever comes for one of them had best be of the same.
+    """
+    record, members, here = turn.record, turn.members, workers_by_node(plan)
+    wanted = max(record.wanted, len(here) - len(record.beside(here.keys())))
+    away = here.keys() | {one.node for one in record.drained}
+    missed = [name for name in record.places if name not in away]
+    names = [*missed[-(wanted - len(here)) :], *here] if wanted > len(here) else here
+    places = {name: place for name in names if any(place := members.place_of(name))}
+    return {"wanted": wanted, "places": places}
 
 
 def _difference(name: str, here: str, job: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from holdfast.coordination.nodes.learnt_lease import WINDOW_S, LearntLease
 from holdfast.protocol.messages.agent import Hello, NodeSnapshots
@@ -145,7 +146,8 @@ class Membership:
     What is asked after every message takes the same time, however many members there are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, left_from: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> None:
+        """`left_from`: the racks and zones of nodes that were here before this coordinator's start."""
         self.nodes: dict[str, Node] = {}
         #: workers whose scripts have left their loops and ended, with the step that they had applied
         self.left: dict[str, int] = {}
@@ -158,7 +160,7 @@ class Membership:
         self._workers: dict[str, WorkerInfo] = {}
         self._came = 0
         #: the racks and zones of those that were here and are not, the newest last
-        self._left_from: dict[str, tuple[str, str]] = {}
+        self._left_from = dict(left_from)
         #: how often the machine of a node has failed, since this coordinator's start
         self._failed: dict[str, int] = {}
         self._entered = _RollCall(lambda _, info, plan: info is not None and info.entered >= plan.generation)
@@ -316,9 +318,13 @@ class Membership:
         return node.connection if node else None
 
     def workers(self) -> Iterator[WorkerInfo]:
-        """All live workers but those of standbys and of who has left, in the order in which their nodes came."""
+        """All live workers that a generation may name, in the order in which their nodes came.
+
+        Not those of standbys, of who has left, and of nodes that have come only now, before all of theirs run: these
+        are told of and named together.
+        """
         for node in self.nodes.values():
-            if not node.aside:
+            if not node.aside and not node.coming:
                 yield from node.workers.values()
 
     def everybody(self) -> Iterator[WorkerInfo]:

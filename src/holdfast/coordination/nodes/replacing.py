@@ -167,8 +167,13 @@ class Replacing:
             return
         here = {node.name for node in members.regular} | workers_by_node(plan).keys()
         missing = max(0, self._turn.record.wanted - len(here))
-        for name in [name for name in members.standbys if self._standbys.ready(name)][:missing]:
-            self.promote(name)
+        lost = [name for name in reversed(self._turn.record.places) if name not in here and name not in members.nodes]
+        lost += [""] * missing  # (of those that have named no place)
+        for name in lost[:missing]:
+            found = self._choose(name, [name for name in members.standbys if self._standbys.ready(name)])
+            if found is None:
+                return
+            self.promote(found[0])
 
     # ---- inside ----
 

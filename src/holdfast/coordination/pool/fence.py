@@ -54,6 +54,11 @@ class Fence:
         """What the pool is told."""
         return NodeStands(runs=self.runs, ended=self.ended)
 
+    @property
+    def heard(self) -> tuple[int, int]:
+        """The term and version of the pool's newest record of which was heard."""
+        return self._told.term, self._told.version
+
     def told(self, grant: NodeGrant) -> list[FenceInstruction]:
         """The pool says whose the node is; what is older than was heard changes nothing."""
         if (grant.term, grant.version) < (self._told.term, self._told.version):

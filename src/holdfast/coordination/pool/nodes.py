@@ -9,6 +9,9 @@ from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.pool.events import NodeAdded, NodeForgotten
 from holdfast.protocol.pool.record import PoolNode
 
+#: each is in the record, which is written as a whole
+MOST_NODES = 8192
+
 
 class PooledNodes:
     """Who is here."""
@@ -23,6 +26,16 @@ class PooledNodes:
         if hello.protocol != PROTOCOL:
             why = (
                 f"node {hello.node} speaks version {hello.protocol}, and the pool {PROTOCOL}: install the same holdfast"
+            )
+            self._refuse(connection, why)
+            return
+        if why := self._foreign(hello.node, hello.stands, hello.term, hello.version):
+            state.touch()  # (a server that another has followed learns of that before it says such a thing)
+            self._refuse(connection, why)
+            return
+        if known is None and len(state.nodes) >= MOST_NODES:
+            why = (
+                f"the pool has {len(state.nodes)} nodes, and takes no more: have it forget those that do not come back"
             )
             self._refuse(connection, why)
             return
@@ -42,15 +55,40 @@ class PooledNodes:
         grant = state.grants.get(node.name)
         if grant is not None and grant.session != hello.session:
             state.release(grant, by="node")
-        self.stands(node.name, hello.stands)
+        self._take_over(node.name, hello.stands)
         state.tell_node(node.name)
+
+    def _foreign(self, node: str, stands: NodeStands, term: int = 0, version: int = 0) -> str:
+        """Return why a node knows more of this pool than its record does, "" where it does not.
+
+        Whatever is decided here it would take for stale, and do nothing of it.
+        """
+        record, grant = self._state.record, max(stands.runs, stands.ended)
+        if (term, version) > (record.term, record.version):
+            knows = f"version {version} of its record, by server {term}"
+        elif grant > record.last_grant:
+            knows = f"grant {grant}"
+        else:
+            return ""
+        return (
+            f"node {node} knows {knows} of a pool {record.pool} that this one does not: it is another one, or what was "
+            "in its store is lost; start the node's agent again"
+        )
 
     def _refuse(self, connection: int, why: str) -> None:
         self._state.send(connection, NodeRefused(why=why))
         self._state.close(connection)
 
-    def stands(self, name: str, stands: NodeStands) -> None:
-        """A node says what runs there, and what is over."""
+    def stands(self, here: Connected, stands: NodeStands) -> None:
+        """A node that is here says what runs there, and what is over."""
+        if why := self._foreign(here.name, stands):
+            self._state.touch()
+            self._refuse(here.connection, why)
+            self.gone(here.connection)
+        else:
+            self._take_over(here.name, stands)
+
+    def _take_over(self, name: str, stands: NodeStands) -> None:
         grant = self._state.grants.get(name)
         if grant is not None and grant.number <= stands.ended:
             self._state.release(grant, by="node")

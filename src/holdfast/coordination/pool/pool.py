@@ -112,7 +112,7 @@ class Pool:
     def _node_says(self, here: Connected, message: NodeStands | NodeAlive | LeavePool) -> None:
         here.seen = self.state.now
         if isinstance(message, NodeStands):
-            self._nodes.stands(here.name, message)
+            self._nodes.stands(here, message)
         elif isinstance(message, LeavePool):
             self._nodes.leave(here, message)
 

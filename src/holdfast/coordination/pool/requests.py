@@ -22,6 +22,9 @@ from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.events import JobResumed, JobSubmitted
 from holdfast.protocol.pool.record import OVER, PooledJob
 
+#: jobs that are not over, and bytes of what all jobs say of themselves: the record is written as a whole
+MOST_JOBS = 1000
+MOST_SPEC_BYTES = 1 << 20
 CHANGEABLE = ("min_nodes", "max_nodes", "weight", "priority")
 
 
@@ -76,6 +79,7 @@ def _submit(state: PoolState, spec: JobSpec) -> None:
         )
     check_sharing(spec)
     _check_fits(state, spec)
+    _check_room(state, spec)
     number = state.new_submission()
     job = PooledJob(name=spec.name, submission=number, spec=spec, submitted_at=state.now)
     state.refused.pop(spec.name, None)
@@ -98,6 +102,24 @@ def _check_fits(state: PoolState, spec: JobSpec) -> None:
     would = f"{fitting} would fit (--nodes {fitting})" if fitting else "none of its sizes fits: add nodes first"
     nodes = f"{there} node" if there == 1 else f"{there} nodes"
     raise BadInputError(f"job {spec.name} needs {need} nodes, and the pool has {nodes}{kept}: {would}")
+
+
+def _check_room(state: PoolState, spec: JobSpec) -> None:
+    """Refuse a job where there are so many that the record would become too large to be written at every change."""
+    live = [job.spec for job in state.jobs.values() if job.state not in OVER]
+    if len(live) >= MOST_JOBS:
+        raise RefusedError(f"the pool has {len(live)} jobs, and takes no more: wait until some are over, or stop some")
+    taken, mine = sum(map(_size, live)), _size(spec)
+    if taken + mine > MOST_SPEC_BYTES:
+        raise RefusedError(
+            f"what job {spec.name} says of itself takes {mine} bytes, and what the others say {taken}: the pool keeps "
+            f"{MOST_SPEC_BYTES}; give shorter args, or wait until some are over"
+        )
+    state.forget_old_jobs(MOST_SPEC_BYTES - taken - mine, _size)
+
+
+def _size(spec: JobSpec) -> int:
+    return len(msgspec.msgpack.encode(spec))
 
 
 def _suspend(state: PoolState, jobs: PooledJobs, job: PooledJob, *, force: bool) -> None:

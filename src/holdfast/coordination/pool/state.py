@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from holdfast.coordination.pool.instructions import (
     TellNode,
 )
 from holdfast.coordination.pool.share.interface import Policy
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolNode, PoolRecord
@@ -97,6 +98,10 @@ class PoolState:
         self._changed = True
         return self._term
 
+    def touch(self) -> None:
+        """Write the record, though nothing of it changes: what this call says is said only if that succeeds."""
+        self._changed = True
+
     def emit(self, event_type: type[E], /, **fields: Any) -> None:
         """Announce an event; it is in the record's outbox until it is in the journal."""
         self._seq += 1
@@ -129,11 +134,13 @@ class PoolState:
             self._jobs_to_tell[job.name] = None
         return changed
 
-    def forget_old_jobs(self) -> None:
-        """Keep no more jobs that are over than anybody looks at."""
-        over = [job for job in self.jobs.values() if job.state in OVER]
-        for job in sorted(over, key=lambda one: one.submission)[: max(0, len(over) - KEPT_JOBS)]:
-            del self.jobs[job.name]
+    def forget_old_jobs(self, room: int = 0, size: Callable[[JobSpec], int] = lambda _: 0) -> None:
+        """Keep no more jobs that are over than anybody looks at, and those that came last where they do not fit."""
+        over = sorted((job for job in self.jobs.values() if job.state in OVER), key=lambda one: -one.submission)
+        for place, job in enumerate(over):
+            room -= size(job.spec)
+            if place >= KEPT_JOBS or room < 0:
+                del self.jobs[job.name]
 
     # ---- grants ----
 

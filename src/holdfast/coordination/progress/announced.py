@@ -79,9 +79,12 @@ class Progress:
         """Announce the steps that all members have applied by now, the first `AT_ONCE`; tell whether there were any.
 
         That a step has passed proves that all had applied the one before. But first everybody is to be heard of: only
-        then it is known what the generation's begin has cost, and what FORWARD leads to is here.
+        then it is known what the generation's begin has cost, and what FORWARD leads to is here. Of those that have
+        left and are owed it proves nothing.
         """
         proven = self.ledger.proven if self._turn.members.entered(self._turn.record.plan) else 0
+        if owed := self._owed:
+            proven = min(proven, self.ledger.slowest(owed))
         return self._announce_all(self.ledger.release(AT_ONCE, up_to=proven))
 
     def catch_up(self, workers: Collection[str]) -> bool:
@@ -173,9 +176,13 @@ class Progress:
                 self.recovery.action = "replace"  # (who is there instead has joined before)
             self.recovery.moved_nodes, self.recovery.move_reason = dict(moved), reason
 
+    @property
+    def _owed(self) -> list[str]:
+        """The workers that have left, and count still."""
+        return [worker for one in self._turn.record.leaving for worker in one.owed]
+
     def _follow(self, plan: GenerationPlan) -> None:
-        owed = (worker for one in self._turn.record.leaving for worker in one.owed)
-        self.ledger.follow(plan.generation, (*plan.workers, *owed))
+        self.ledger.follow(plan.generation, (*plan.workers, *self._owed))
 
     def _announce_all(self, released: Sequence[CommittedStep]) -> bool:
         for done in released:

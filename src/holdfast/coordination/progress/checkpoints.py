@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.saving_period import gone_back, saved, saving_period_s
+from holdfast.coordination.snapshots.book import on_lineage
 from holdfast.coordination.turn import Turn
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
@@ -261,9 +262,16 @@ class CheckpointBook:
             turn.order_node(node, PruneCheckpoints(term=turn.record.term, names=(message.name,), remove=False))
         return True
 
+    def remind(self, node: str) -> None:
+        """A node is back: of one that cannot be read it may not have heard, if a coordinator has died just then."""
+        record = self._turn.record
+        if record.unreadable and record.superseded:
+            self._turn.order_node(node, PruneCheckpoints(term=record.term, names=record.superseded, remove=False))
+
     def _on_lineage(self, message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> bool:
         record = self._turn.record
-        return message.term <= record.term and record.lineage <= message.generation <= record.generation
+        known = message.term <= record.term and record.lineage <= message.generation <= record.generation
+        return known and on_lineage(record, message)
 
     def _prune(self, nodes: Iterable[str], names: tuple[str, ...]) -> None:
         """Have checkpoints removed, by the first of these nodes; the others are told that they do not count.

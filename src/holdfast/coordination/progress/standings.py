@@ -75,8 +75,8 @@ class Standings:
         self._behind += self._at[self._step]
 
     def go_back(self, step: int) -> None:
-        """What was beyond `step` is void: whoever was there will have the state of `step`."""
-        self._of = {worker: min(known, step) for worker, known in self._of.items()}
+        """What was beyond `step` is void: whoever was there has no state that counts, until that of `step` has come."""
+        self._of = {worker: known for worker, known in self._of.items() if known <= step}
         self._count()
 
     def reset(self, step: int) -> None:

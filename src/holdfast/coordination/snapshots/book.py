@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.nodes.membership import Node
@@ -251,7 +252,15 @@ class SnapshotBook:
         return seal_of(self._config.plan_secret(self._turn.record.born, term, generation))
 
 
-def on_lineage(record: Record, part: SnapshotPart) -> bool:
+class _Saved(Protocol):
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+
+def on_lineage(record: Record, part: _Saved) -> bool:
     """Tell whether the state of a part's step, as its generation had it, lies on the decided lineage."""
     bases = record.bases
     if not bases or part.generation < bases[0][0]:

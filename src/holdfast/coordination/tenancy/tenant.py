@@ -113,9 +113,12 @@ class Tenant:
             return
         if held.standing == "going":
             if self._ending.over is None:
+                held = self._without_who_is_gone(held)  # (first: who has just left is not asked to leave once more)
+                self._write(held)
                 self._wish(held)
-            held = self._ended(held) if self._ending.over is not None else self._without_who_is_gone(held)
-            self._write(held)
+            if self._ending.over is not None:
+                held = self._ended(held)
+                self._write(held)
         self._tell(held)
 
     # ---- nodes ----

@@ -9,9 +9,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.names import PROTOCOL, Count, Name, Rack, Struct, Text
+from holdfast.protocol.names import NAME_PATTERN, PROTOCOL, Count, Name, Rack, Struct, Text
 
 Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,32}$")]
+
+NameOrNone = Annotated[str, Meta(pattern=f"^$|{NAME_PATTERN}")]
 
 # ---- agent -> pool ----
 
@@ -29,7 +31,7 @@ class NodeStands(Struct, frozen=True, kw_only=True):
 class PoolHello(Struct, frozen=True, kw_only=True):
     """First message of an agent's connection. `session`: of this agent's process; no other has it.
 
-    `protocol`: what it speaks.
+    `term`, `version`: of the newest record of which it was told. `protocol`: what it speaks.
     """
 
     node: Name
@@ -38,6 +40,8 @@ class PoolHello(Struct, frozen=True, kw_only=True):
     rack: Rack = ""
     zone: Rack = ""
     stands: NodeStands = NodeStands()
+    term: Count = 0
+    version: Count = 0
     protocol: Count = PROTOCOL
 
 
@@ -63,7 +67,7 @@ class NodeGrant(Struct, frozen=True, kw_only=True):
     term: Count
     version: Count
     grant: Count = 0
-    job: Annotated[str, Meta(max_length=64)] = ""
+    job: NameOrNone = ""
     submission: Count = 0
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.names import Count, Struct, Text
 
@@ -12,4 +16,5 @@ class PooledLaunch(Struct, frozen=True, kw_only=True):
     submission: Count
     spec: JobSpec
     token: Text
-    address: Text
+    #: (a path, so that nothing in it makes another host of the pool's URL)
+    address: Annotated[str, Meta(pattern=r"^/[A-Za-z0-9._/-]{1,200}$")]

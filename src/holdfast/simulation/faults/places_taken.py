@@ -8,7 +8,6 @@ from __future__ import annotations
 from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, NodeLeft, NodesJoined
 from holdfast.protocol.failures import Severity
 from holdfast.simulation.invariants import InvariantError
-from holdfast.simulation.machines.agent import is_standby
 
 
 class PlacesTaken:
@@ -28,7 +27,7 @@ class PlacesTaken:
         """Look at an event.
 
         Raises:
-            InvariantError: a standby is a member that has not joined, or a world is another with it than before.
+            InvariantError: a node is a member that has not joined, or a world is another with it than before.
         """
         if isinstance(event, NodesJoined):
             self._joined.update(event.names)
@@ -40,8 +39,8 @@ class PlacesTaken:
             self._lost.add(event.node)
         elif isinstance(event, GenerationStarted):
             for name in event.members:
-                if is_standby(name) and name not in self._joined:
-                    raise InvariantError(f"standby {name} is a member, and has not joined: {event}")
+                if name not in self._joined:
+                    raise InvariantError(f"node {name} is a member, and has not joined: {event}")
             before, self._before = self._before, event
             if self.waits and before is not None and before.seq < event.seq and event.reason != "start":
                 self._as_many(before, event)

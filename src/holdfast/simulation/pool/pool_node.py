@@ -67,7 +67,10 @@ class SimPoolNode:
             return
         self._pool = Line(self._world, (self.name, POOL), (self, server))
         rack = f"r{int(self.name[1:]) % 3}"
-        hello = PoolHello(node=self.name, session=self.session, rack=rack, stands=self.fence.stands)
+        term, version = self.fence.heard
+        hello = PoolHello(
+            node=self.name, session=self.session, rack=rack, stands=self.fence.stands, term=term, version=version
+        )
         self._pool.send(self, hello)
 
     def _connect_to_job(self, runs: StartGrant | None) -> None:

@@ -7,6 +7,9 @@ from dataclasses import replace
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand, Policy
 
+#: whoever needs more than so many further nodes is not told how many: it is looked for by sharing them all out
+MOST_MORE = 4096
+
 
 def what_would_do(policy: Policy, demand: Demand, name: str) -> list[str]:
     """Return what would each let a job begin at once that waits, in words; found by asking the policy.
@@ -26,7 +29,7 @@ def _begins(policy: Policy, demand: Demand, name: str) -> bool:
 def _more_nodes(policy: Policy, demand: Demand, name: str) -> str:
     """Look for the fewest nodes that would do; all jobs together need no more than their sum."""
     most = sum(max(policy.begins_with(bid), bid.smallest) for bid in demand.bids) + demand.kept_back
-    low, high = 0, max(1, most)
+    low, high = 0, max(1, min(most, MOST_MORE))
     if not _begins(policy, replace(demand, nodes=demand.nodes + high), name):
         return ""
     while high - low > 1:  # (with more nodes nobody is begun later)
@@ -41,7 +44,7 @@ def _more_nodes(policy: Policy, demand: Demand, name: str) -> str:
 def _fewer(policy: Policy, demand: Demand, name: str) -> str:
     """Look for the most nodes that it could ask for and begin."""
     mine = next(bid for bid in demand.bids if bid.name == name)
-    for least in range(policy.begins_with(mine) - 1, 0, -1):
+    for least in range(min(policy.begins_with(mine) - 1, demand.nodes), 0, -1):
         smaller = replace(mine, least=min(least, mine.least), most=least, sizes=())
         if _begins(policy, _with(demand, smaller), name):
             return f"if it asked for {least} {'node' if least == 1 else 'nodes'}"

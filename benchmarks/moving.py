@@ -1,0 +1,227 @@
+"""A job whose nodes are moved, killed and drained, for `benchmarks/move.py`: what each costs, and of which parts."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from measured_gpt import Attempt, attempts_of, first_real
+from recovery import SETTLE_STEPS, Bench, Tally, spread
+from standstill import Watch
+
+from holdfast.protocol.events import (
+    GenerationStarted,
+    NodeMoved,
+    NodesJoined,
+    Recovered,
+    StandbyReady,
+    StepCommitted,
+)
+from holdfast.testing.local_job import LocalJob
+
+PARTS = ("decide_s", "regroup_s", "transfer_s", "redo_s")
+#: until a joiner's first step with a share is written down
+FIRST_STEP_S = 30.0
+
+
+class FirstStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A joiner's first step with a share, against the members' median: wall time, and processor time."""
+
+    own: float
+    processor: float
+
+
+class MoveBench(Bench):
+    """One job whose nodes are moved, killed and drained, and which has as many nodes again after each.
+
+    script: what it trains, with its arguments: standbys are started with it. folder: where `measured_gpt.py` writes
+    down what ranks compute in, if that is the script.
+    """
+
+    def __init__(
+        self, job: LocalJob, watch: Watch, rng: random.Random, script: Sequence[str], folder: Path | None = None
+    ) -> None:
+        super().__init__(job, watch, rng)
+        self._script = script
+        self._folder = folder
+        self._agents: list[subprocess.Popen[bytes]] = []
+        #: by kind: the parts of recoveries, in seconds; the bytes that travelled; joiners' first steps
+        self.parts: dict[str, list[dict[str, float]]] = {}
+        self.moved_bytes: dict[str, list[int]] = {}
+        self.first_steps: dict[str, list[FirstStep]] = {}
+
+    # ---- what happens ----
+
+    def move(self, count: int = 1, kind: str = "move") -> None:
+        """Nodes give their places to standbys, and are standbys then."""
+        victims, since, at = self.rng.sample(self.job.nodes(), count), len(self.job.events), time.time()
+        with self.job.client() as client:
+            client.move(victims)
+        moved = self._await_moves(victims, since)
+        self._note_longest(kind, since)
+        self._note_parts(kind, since)
+        self._note_first_step("warmed", moved[0].to_node, at)
+
+    def replaced(self) -> None:
+        """A node is killed, and a standby takes its place."""
+        victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
+        at = self.kill(victim)
+        self.measure("replaced", at, since, lost=0)
+        self._note_parts("replaced", since)
+        self._note_first_step("warmed", self.job.wait(NodeMoved, from_node=victim, since=since).to_node, at)
+
+    def shrunk(self) -> None:
+        """A node is killed, and nobody takes its place; then another one joins."""
+        victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
+        at = self.kill(victim)
+        self.measure("shrunk", at, since, lost=1)
+        self._note_cold_step(since)
+
+    def leave(self) -> None:
+        """A node leaves, nobody takes its place, and another one joins."""
+        victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
+        with self.job.client() as client:
+            client.drain([victim])
+        begun = self.job.wait(GenerationStarted, lambda e: victim not in e.members, since=since)
+        self.settle(since=self.job.events.index(begun), steps=3)
+        self._note_longest("leave", since)
+        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+        self.add_node()
+        self._note_cold_step(since)
+
+    def keep_moving(self, every: int, steps: int) -> float:
+        """Move a node every so many steps; return what part of all that time so many median steps take."""
+        first = len(self.job.all(StepCommitted))
+        for done in range(0, steps, every):
+            self.move_once()
+            self.settle(since=0, steps=first + done + every - len(self.job.all(StepCommitted)))
+        taken = [event.step_s for event in self.job.all(StepCommitted)[first : first + steps]]
+        return len(taken) * statistics.median(taken) / sum(taken)
+
+    def move_once(self) -> None:
+        """Move a node, and wait until it is a standby that is warm."""
+        victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
+        with self.job.client() as client:
+            client.move([victim])
+        self._await_moves([victim], since)
+
+    def standby(self) -> None:
+        """Start a standby, and wait until it is warm."""
+        name, since = f"standby-{len(self._agents)}", len(self.job.events)
+        options = ("agent", "--standby", "--node-name", name, "--address", self.job.url)
+        command = [sys.executable, "-m", "holdfast", *options, *self._script]
+        quiet = subprocess.DEVNULL
+        self._agents.append(subprocess.Popen(command, env=self.job.environment, stdout=quiet, stderr=quiet))
+        self.job.wait(StandbyReady, node=name, since=since)
+        self.settle(since=len(self.job.events), steps=2)
+
+    def end_agents(self) -> None:
+        """End the agents that were started here."""
+        for agent in self._agents:
+            agent.kill()
+            agent.wait()
+
+    # ---- what it has cost ----
+
+    def _await_moves(self, leavers: Sequence[str], since: int) -> list[NodeMoved]:
+        moved = [self.job.wait(NodeMoved, from_node=leaver, since=since) for leaver in leavers]
+        for leaver in leavers:
+            self.job.wait(StandbyReady, node=leaver, since=since)
+        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+        return moved
+
+    def _note_longest(self, kind: str, since: int) -> None:
+        """Note the longest step from a wish until three after it was fulfilled, in however many generations."""
+        events = self.job.events[since:]
+        ends = [place for place, event in enumerate(events) if isinstance(event, GenerationStarted | NodeMoved)]
+        place, left = ends[-1], 3
+        while left:
+            place += 1
+            left -= isinstance(events[place], StepCommitted)
+        steps = [event.step_s for event in events[: place + 1] if isinstance(event, StepCommitted)]
+        self._note(kind, max(steps) - self.median_step())
+
+    def _note_parts(self, kind: str, since: int) -> None:
+        """Note what recoveries from a moment on consisted of; where one thing took several, their sums."""
+        found = [event for event in self.job.events[since:] if isinstance(event, Recovered)]
+        sums = {part: sum((float(getattr(event, part)) for event in found), 0.0) for part in PARTS}
+        self.parts.setdefault(kind, []).append(sums)
+        self.moved_bytes.setdefault(kind, []).append(sum(event.moved_bytes for event in found))
+
+    def _note_cold_step(self, since: int) -> None:
+        joined = [event for event in self.job.events[since:] if isinstance(event, NodesJoined)][-1]
+        self._note_first_step("cold", joined.names[0], joined.time)
+
+    def _note_first_step(self, kind: str, node: str, since: float) -> None:
+        """Note what a joiner's first step with a share took it, against the median of all members' of the last ones."""
+        if self._folder is None:
+            return
+        deadline = time.monotonic() + FIRST_STEP_S
+        while (first := first_real(attempts_of(self._folder, node), since)) is None:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{node} has written down no step with a share")
+            time.sleep(0.05)
+        usual = self._usual()
+        ratios = FirstStep(own=first.own_s / usual.own_s, processor=first.processor_s / usual.processor_s)
+        self.first_steps.setdefault(kind, []).append(ratios)
+        print(f"  {kind} joiner's first step with a share: {ratios.own:.2f} times the median", flush=True)
+
+    def _usual(self) -> Attempt:
+        """Return an attempt that took each median of the members' last steps."""
+        assert self._folder is not None
+        real: list[Attempt] = []
+        for node in self.job.nodes():
+            real += [one for one in attempts_of(self._folder, node) if one.micro_batches and not one.shadow][-20:]
+        return msgspec.structs.replace(
+            real[0],
+            own_s=statistics.median(one.own_s for one in real),
+            processor_s=statistics.median(one.processor_s for one in real),
+        )
+
+    def _note(self, kind: str, cost_s: float) -> None:
+        self.tallies.setdefault(kind, Tally()).down.append(cost_s)
+        print(f"{kind:20s} less the step {cost_s:6.3f} s", flush=True)
+
+    def costs(self, kind: str) -> tuple[float, ...]:
+        """Return what things of a kind have cost, less the median step, in seconds."""
+        return tuple(self.tallies.get(kind, Tally()).down)
+
+    # ---- the result ----
+
+    def report(self) -> int:
+        """Print the table; return 1 if a step, a sample or a survivor was lost."""
+        print(f"\nmedian step {self.median_step() * 1e3:.0f} ms; costs less the median step, seconds:")
+        for kind, tally in self.tallies.items():
+            print(f"  {kind:20s} {spread(tally.down)}")
+        print(f"  {'joiner':20s} {spread(self.stalls)}")
+        for kind, parts in self.parts.items():
+            print(f"parts of '{kind}', seconds:")
+            for part in PARTS:
+                print(f"  {part[:-2]:20s} {spread([each[part] for each in parts])}")
+        for kind, steps in self.first_steps.items():
+            print(f"a {kind} joiner's first step with a share, times the median:")
+            print(f"  {'wall time':20s} {spread([each.own for each in steps])}")
+            print(f"  {'processor time':20s} {spread([each.processor for each in steps])}")
+        print(self.watch.report())
+        wrong = self.losses()
+        print("lost: " + ("nothing (steps 0, samples 0, survivors 0)" if not wrong else "; ".join(wrong)))
+        return 1 if wrong else 0
+
+
+def rate_kept(steps: Sequence[StepCommitted], at: float, seconds: float) -> float:
+    """Return the samples per second of the time after a moment, as a part of the undisturbed rate before it.
+
+    The time runs from the last step before the moment to the first that is so many seconds behind it: whole steps, and
+    the one that was hit is among them. Undisturbed: the median of the last ten steps before.
+    """
+    before = [event for event in steps if event.time <= at]
+    end = next(place for place, event in enumerate(steps) if event.time >= at + seconds)
+    counted = steps[len(before) : end + 1]
+    usual = before[-1].samples / statistics.median(event.step_s for event in before[-10:])
+    return sum(event.samples for event in counted) / (counted[-1].time - before[-1].time) / usual

@@ -1,0 +1,70 @@
+"""What others do about a slow rank: what runs, and what is put together where it does not."""
+
+from __future__ import annotations
+
+import pytest
+from straggler_ways import NAMES, NEVER, REAL, STEPS, Plan, plan, plans
+from stragglers import Parts, figures, share, table
+
+
+@pytest.mark.parametrize(
+    ("name", "moment", "wanted"),
+    [
+        ("nothing", 20, Plan(20)),
+        ("defer-50", 20, Plan(20, stop_at=50, saves=True)),
+        ("defer-50", 50, Plan(50)),  # the next checkpoint is where the hundred end
+        ("defer-100", 20, Plan(20)),
+        ("restart-50", 70, Plan(70, every=50, stop_at=71)),
+        ("restart-50", 20, Plan(20, stop_at=21)),  # there is no checkpoint yet: from the beginning
+        ("restart-100", 70, Plan(70, stop_at=71)),
+        ("save-and-restart", 70, Plan(70, stop_at=72, saves=True)),
+        ("per-iteration", 70, Plan(70, every=1, stop_at=71)),
+    ],
+)
+def test_what_a_way_does(name: str, moment: int, wanted: Plan) -> None:
+    assert plan(name, moment) == wanted
+
+
+def test_each_way_really_runs_once_and_what_is_the_same_runs_once() -> None:
+    found = plans(None)
+    assert len(found) == len(REAL)
+    assert {name for names in found.values() for name in names} == set(NAMES)
+    assert found[Plan(70)] == ["nothing", "defer-50", "defer-100"]
+    assert found[Plan(20, stop_at=21)] == ["restart-50", "restart-100"]
+
+
+@pytest.mark.parametrize("moment", range(0, 96, 5))
+def test_at_a_moment_that_is_asked_for_all_ways_run(moment: int) -> None:
+    found = plans([moment])
+    assert sorted(name for names in found.values() for name in names) == sorted(NAMES)
+    assert {one.moment for one in found} == {moment}
+    for one in found:
+        assert one.stop_at is None or moment < one.stop_at < STEPS
+        assert one.every == NEVER or one.every <= max(moment, 1)
+
+
+def test_what_does_not_run_is_put_together_of_what_was_measured() -> None:
+    parts = Parts(step=1.0, slower=0.2, restart=5.0, save_and_restart=6.0, save_each=0.1)
+    assert parts.lost("nothing", 70) == pytest.approx(share(30 * 0.2, 1.0))
+    assert parts.lost("defer-50", 20) == pytest.approx(share(30 * 0.2 + 5.0, 1.0))
+    assert parts.lost("defer-100", 20) == parts.lost("nothing", 20)
+    assert parts.lost("restart-50", 70) == pytest.approx(share(20 + 5.0, 1.0))
+    assert parts.lost("restart-100", 70) == pytest.approx(share(70 + 5.0, 1.0))
+    assert parts.lost("save-and-restart", 70) == pytest.approx(share(6.0, 1.0))
+    assert parts.lost("per-iteration", 70) == pytest.approx(share(100 * 0.1 + 5.0, 1.0))
+
+
+def test_the_table_brackets_what_did_not_really_run() -> None:
+    parts = Parts(step=1.0, slower=0.2, restart=5.0, save_and_restart=6.0, save_each=0.1)
+    head, first, second = table({0: 0.012, 10: 0.02}, parts, {("nothing", 10): 0.15})
+    assert head.split() == ["step", "move", *NAMES]
+    assert first.split()[:3] == ["0", "1.2%", "(16.7%)"]
+    assert second.split()[:3] == ["10", "2.0%", "15.0%"]
+    assert all(cell.startswith("(") for cell in second.split()[3:])
+
+
+def test_a_moment_at_which_too_much_is_lost_is_not_made_up_for_by_others() -> None:
+    ours, other = figures({0: 0.01, 10: 0.04, 20: 0.01}, {("nothing", 10): 0.15})
+    assert ours.reached is False
+    assert figures({0: 0.01, 10: 0.02}, {})[0].reached is True
+    assert other.reached is None

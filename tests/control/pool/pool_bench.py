@@ -1,0 +1,150 @@
+"""A pool's server in a process of its own, and nodes and clients that say what a test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from websockets.sync.client import ClientConnection, connect
+
+from holdfast.control.pool_client import PoolClient
+from holdfast.control.registry import JobEntry
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.messages.pool import FromNode, NodeGrant, NodeRefused, PoolHello
+
+#: For conditions that a loaded machine may take long to bring about; nothing is measured by it.
+PATIENCE_S = 60.0
+
+_MAIN = """
+import asyncio, json, logging, sys
+from pathlib import Path
+import msgspec
+from holdfast.control.pool.pool_server import serve_pool
+from holdfast.control.pool.settings import PoolSettings
+from holdfast.errors import HoldfastError
+logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+given = json.loads(sys.argv[1])
+ready = lambda entry: print(msgspec.json.encode(entry).decode(), flush=True)
+try:
+    sys.exit(asyncio.run(serve_pool(PoolSettings(folder=Path(given.pop("folder")), **given), on_ready=ready)))
+except HoldfastError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(NodeGrant | NodeRefused)
+
+
+class PoolProcess:
+    """Runs one pool's server; use as a context manager, which leaves nothing behind.
+
+    Attributes:
+        entry: how to reach it.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.journals = folder / "journals"
+        given = {"store": f"sqlite:{folder}/pool.db", "folder": str(self.journals), **settings}
+        self.log_path = folder / f"pool-{time.monotonic_ns()}.log"
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, json.dumps(given)], stdout=subprocess.PIPE, stderr=log, cwd=folder
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log
+        self.entry = msgspec.json.decode(line, type=JobEntry)
+
+    def __enter__(self) -> PoolProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self.log_path.read_text()
+
+    def client(self) -> PoolClient:
+        """Return a client of its HTTP interface."""
+        return PoolClient(self.entry, timeout_s=PATIENCE_S)
+
+    def ask(self, method: str, path: str, body: object = None, *, token: str | None = None) -> httpx.Response:
+        """Make a request as nobody's client would."""
+        data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
+        shown = self.entry.token if token is None else token
+        headers = {"Authorization": f"Bearer {shown}"} if shown else {}
+        with httpx.Client(base_url=self.entry.url, trust_env=False, timeout=PATIENCE_S) as client:
+            return client.request(method, path, content=data, headers=headers)
+
+    def token_of(self, job: str) -> str:
+        """Return what a job's nodes show its coordinator."""
+        return self.ask("GET", f"/jobs/{job}/launch").json()["token"]
+
+    @contextlib.contextmanager
+    def node(self, *, path: str = "/agent", token: str | None = None) -> Generator[ClientConnection]:
+        """Open a node's connection; nothing is said on it yet."""
+        with connect(
+            self.entry.url.replace("http", "ws", 1) + path,
+            additional_headers={"Authorization": f"Bearer {self.entry.token if token is None else token}"},
+            compression=None,
+            ping_interval=None,
+            proxy=None,
+            open_timeout=PATIENCE_S,
+            close_timeout=PATIENCE_S,
+        ) as connection:
+            yield connection
+
+    def connection(self) -> socket.socket:
+        """Open a connection on which nothing is said yet."""
+        host, port = self.entry.url.split("//")[1].split(":")
+        return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+
+    def check_serves(self) -> None:
+        """It is there, and takes nodes and jobs as before."""
+        assert self.process.poll() is None, self.log
+        name = f"well-{time.monotonic_ns()}"
+        with self.node() as node, self.client() as client:
+            say(node, hello(name))
+            assert isinstance(hear(node), NodeGrant)
+            client.submit(msgspec.convert(a_job(name, max_nodes=1), JobSpec))
+            assert client.job(name)["state"] in ("admitted", "queued")
+            client.stop(name)
+        assert "Traceback" not in self.log, self.log
+
+
+def a_job(name: str, **keys: object) -> Mapping[str, object]:
+    """Return what is handed in of a job."""
+    return {"name": name, "script": "/nowhere/train.py", "min_nodes": 1, "max_nodes": 1, **keys}
+
+
+def hello(node: str, session: str = "a", **changes: Any) -> PoolHello:
+    """Return a node's first message."""
+    return PoolHello(node=node, session=session, **changes)
+
+
+def say(node: ClientConnection, message: FromNode) -> None:
+    """Send one message."""
+    node.send(_encoder.encode(message))
+
+
+def hear(node: ClientConnection) -> NodeGrant | NodeRefused:
+    """Wait for the next message."""
+    data = node.recv(timeout=PATIENCE_S)
+    assert isinstance(data, bytes)
+    return _decoder.decode(data)

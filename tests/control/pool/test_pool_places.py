@@ -1,0 +1,89 @@
+"""What a job has the pool's server read and write: nothing that is there already and is not that job's is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from pool_bench import PATIENCE_S, PoolProcess, a_job, hear, hello, say
+
+from holdfast.protocol.messages.pool import NodeAlive
+
+
+def ends(pool: PoolProcess, name: str, **keys: object) -> str:
+    """Hand in a job that a node is there for, and return why it has failed."""
+    with pool.node() as node:
+        say(node, hello("n0"))
+        hear(node)
+        assert pool.ask("POST", "/jobs", a_job(name, **keys)).status_code == 200
+        deadline = time.monotonic() + PATIENCE_S
+        while (job := pool.ask("GET", f"/jobs/{name}").json())["state"] != "failed":
+            assert time.monotonic() < deadline, (job, pool.log)
+            say(node, NodeAlive())
+            time.sleep(0.05)
+        return job["why"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["a text", "the pool's journal", "the store", "a job's journal", "a pipe", "a folder", "nowhere"]
+)
+def test_a_journal_is_made_where_nothing_is(tmp_path: Path, kind: str) -> None:
+    with PoolProcess(tmp_path) as pool:
+        place = {
+            "the pool's journal": pool.journals / "pool.events.jsonl",
+            "the store": tmp_path / "pool.db",
+            "a folder": pool.journals,
+            "nowhere": tmp_path / "none" / "x.jsonl",
+        }.get(kind, tmp_path / "place")
+        if kind == "a text":
+            place.write_text("important\nand not to be cut")
+        elif kind == "a pipe":
+            os.mkfifo(place)
+        elif kind == "a job's journal":
+            event = {"event": "coordinator_restarted", "time": 1.0, "job": "other", "term": 1, "generation": 1}
+            place.write_text(json.dumps({**event, "seq": 1, "url": "x", "coordinator_pid": 1}) + "\n")
+        before = place.read_bytes() if place.is_file() else b""
+        why = ends(pool, "greedy", output={"events": str(place)})
+        assert why.startswith(f"the events file {place} "), why
+        assert any(word in why for word in ("give another", "remove it")), why
+        if kind in ("a text", "a job's journal"):
+            assert place.read_bytes() == before
+        pool.check_serves()
+    if kind == "the pool's journal":
+        assert place.read_bytes().startswith(before), "it has only grown, by its own"
+    if kind in ("the pool's journal", "the store"):
+        with PoolProcess(tmp_path) as again:
+            assert again.ask("GET", "/jobs/greedy").json()["state"] == "failed"
+            again.check_serves()
+
+
+@pytest.mark.parametrize("kind", ["a text", "missing", "a pipe"])
+def test_classes_of_failures_that_cannot_be_read_fail_the_job_and_tell_nothing_of_the_file(
+    tmp_path: Path, kind: str
+) -> None:
+    place = tmp_path / "place"
+    if kind == "a text":
+        place.write_text("root:secret:0:0\n")
+    elif kind == "a pipe":
+        os.mkfifo(place)
+    with PoolProcess(tmp_path) as pool:
+        why = ends(pool, "curious", recovery={"failure_classes": str(place)})
+        assert str(place) in why
+        assert "secret" not in why
+        pool.check_serves()
+
+
+def test_whoever_has_nothing_to_do_with_it_does_not_wait_for_a_job_that_cannot_begin(tmp_path: Path) -> None:
+    """A folder of checkpoints that is no folder, over and over, beside one that is well."""
+    (tmp_path / "file").write_text("")
+    with PoolProcess(tmp_path) as pool:
+        for number, place in enumerate((tmp_path / "file", tmp_path / "file" / "below", "nothing://x/y")):
+            assert pool.ask("POST", "/jobs", a_job(f"j{number}", checkpoint={"dir": str(place)})).status_code == 200
+        with pool.node() as node:
+            say(node, hello("n0"))
+            hear(node)
+            pool.check_serves()
+            assert pool.ask("POST", "/jobs", a_job("well", preemptible=False)).status_code == 200

@@ -1,0 +1,257 @@
+"""A node and a pool that means it no good, or is none: nothing is started that was not whole, and little is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.messages.pool import FromNode, NodeGrant, NodeRefused, NodeStands, PoolHello
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.pool.launch import PooledLaunch
+
+DEADLINE_S = 60.0
+#: bytes that a node may come to hold beyond what it began with, whatever it is told
+MOST_GROWTH = 60 << 20
+
+_NODE = """
+import json, sys
+from holdfast.control.pool_node.pool_agent import run_pool_agent
+from holdfast.control.pool_node.settings import PoolNodeSettings
+say = lambda line: print(line, file=sys.stderr, flush=True)
+sys.exit(run_pool_agent(PoolNodeSettings(**json.loads(sys.argv[1])), say))
+"""
+_decoder = msgspec.msgpack.Decoder(FromNode)
+
+
+class FakePool:
+    """Takes nodes, says what the test wants, and answers what belongs to a grant with `launch`."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.hellos: list[PoolHello] = []
+        self.stands: list[NodeStands] = []
+        self.launch: bytes = b"{}"
+        self.headers: dict[str, str] = {}
+        self.status = HTTPStatus.OK
+        self.asked: list[str] = []
+        self._nodes: asyncio.Queue[ServerConnection] = asyncio.Queue()
+        self._changed = asyncio.Condition()
+
+    async def node(self) -> ServerConnection:
+        """Return the next connection of the node, once it has said Hello."""
+        return await asyncio.wait_for(self._nodes.get(), DEADLINE_S)
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: bool(condition())), DEADLINE_S)
+            except TimeoutError:
+                raise AssertionError(f"waited in vain for {what}: {self.hellos}, {self.stands}, {self.asked}") from None
+
+    async def serve(self, connection: ServerConnection) -> None:
+        try:
+            async for data in connection:
+                assert isinstance(data, bytes)
+                await self._heard(connection, _decoder.decode(data))
+        except ConnectionClosed:
+            pass
+
+    async def _heard(self, connection: ServerConnection, message: FromNode) -> None:
+        async with self._changed:
+            if isinstance(message, PoolHello):
+                self.hellos.append(message)
+                self._nodes.put_nowait(connection)
+            elif isinstance(message, NodeStands):
+                self.stands.append(message)
+            self._changed.notify_all()
+
+    async def answer(self, _: ServerConnection, request: Request) -> Response | None:
+        if request.path == "/agent":
+            none = Headers({"Content-Length": "0", "Connection": "close"})
+            return None if self.status == HTTPStatus.OK else Response(self.status.value, "", none, b"")
+        async with self._changed:
+            self.asked.append(request.path)
+            self._changed.notify_all()
+        headers = Headers({"Content-Length": str(len(self.launch)), "Connection": "close", **self.headers})
+        return Response(302 if "Location" in self.headers else 200, "", headers, self.launch)
+
+
+@asynccontextmanager
+async def pool_and_node(folder: Path) -> AsyncGenerator[tuple[FakePool, subprocess.Popen[bytes]]]:
+    pool = FakePool()
+    async with serve(pool.serve, "127.0.0.1", 0, process_request=pool.answer, ping_interval=None) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        pool.url = f"http://127.0.0.1:{port}"
+        settings = {"pool": pool.url, "token": "t", "node": "n0", "folder": str(folder), "shows": False}
+        with (folder / "node.log").open("wb") as log:
+            node = subprocess.Popen([sys.executable, "-c", _NODE, json.dumps(settings)], stderr=log)
+        try:
+            yield pool, node
+        finally:
+            node.kill()
+            await asyncio.to_thread(node.wait, DEADLINE_S)
+
+
+def run(folder: Path, test: Callable[[FakePool, subprocess.Popen[bytes]], Awaitable[None]]) -> None:
+    async def all_of_it() -> None:
+        async with pool_and_node(folder) as (pool, node):
+            await test(pool, node)
+
+    asyncio.run(all_of_it())
+
+
+async def say(connection: ServerConnection, message: Any) -> None:
+    await connection.send(msgspec.msgpack.encode(message))
+
+
+def grant(number: int, job: str = "one", version: int = 0, **changes: Any) -> NodeGrant:
+    return NodeGrant(term=1, version=version or number, grant=number, job=job if number else "", **changes)
+
+
+def launch(**changes: Any) -> bytes:
+    spec = JobSpec(name="one", script="/nowhere/train.py")
+    whole = PooledLaunch(submission=0, spec=spec, token="t", address="/jobs/one/job")
+    return msgspec.json.encode(msgspec.structs.replace(whole, **changes))
+
+
+def in_use(node: subprocess.Popen[bytes]) -> int:
+    lines = Path(f"/proc/{node.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
+
+
+def children(node: subprocess.Popen[bytes]) -> str:
+    return Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        b"x" * (MAX_MESSAGE_BYTES + 1),
+        msgspec.msgpack.encode({"type": "NodeGrant", "term": 1, "version": 1, "grant": 1, "job": "../../etc"}),
+        msgspec.msgpack.encode({"type": "NodeGrant", "term": 1, "version": 1, "grant": -1, "job": "one"}),
+        msgspec.msgpack.encode({"type": "NodeGrant", "term": 1, "version": 1, "grant": 1, "job": "x" * 65}),
+        msgspec.msgpack.encode({"type": "StartWorker"}),
+    ],
+    ids=["empty", "no message", "deep", "large", "a path", "negative", "long", "unknown"],
+)
+def test_a_pool_that_does_not_speak_our_language_is_none(tmp_path: Path, data: bytes) -> None:
+    async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
+        first = await pool.node()
+        await first.send(data)
+        await pool.node()
+        assert [hello.stands for hello in pool.hellos] == [NodeStands()] * 2
+        assert pool.hellos[0].session == pool.hellos[1].session
+        assert node.poll() is None
+        assert pool.asked == []
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "headers"),
+    [
+        (b"", {}),
+        (b"[" * 500_000, {}),
+        (b" " * 40_000_000, {}),
+        (launch(submission=7), {}),
+        (launch(spec=JobSpec(name="other", script="/nowhere/train.py")), {}),
+        (launch(address="@127.0.0.1:1/jobs"), {}),
+        (launch(address="http://127.0.0.1:1"), {}),
+        (launch().replace(b'"name":"one"', b'"name":"../one"'), {}),
+        (b"", {"Location": "http://127.0.0.1:1/elsewhere"}),
+        (b"\x1f\x8b\x08" + b"\0" * 1000, {"Content-Encoding": "gzip"}),
+    ],
+    ids=["empty", "deep", "large", "submission", "job", "host", "url", "name", "elsewhere", "packed"],
+)
+def test_what_does_not_belong_to_the_grant_is_not_started(
+    tmp_path: Path, answer: bytes, headers: dict[str, str]
+) -> None:
+    """It is asked for again, until the grant is over; then nothing of it was ever here."""
+
+    async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
+        pool.launch, pool.headers = answer, headers
+        connection = await pool.node()
+        before = in_use(node)
+        await say(connection, grant(1))
+        await pool.until(lambda: len(pool.asked) >= 3, "the third question")
+        assert set(pool.asked) == {"/jobs/one/launch"}
+        assert children(node) == ""
+        assert in_use(node) - before < MOST_GROWTH
+        await say(connection, grant(0, version=2))
+        await pool.until(lambda: NodeStands(ended=1) in pool.stands, "the grant's end")
+        assert node.poll() is None
+
+    run(tmp_path, test)
+
+
+def test_grants_that_come_by_the_thousand_leave_one_and_then_none(tmp_path: Path) -> None:
+    async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
+        pool.launch = launch()
+        connection = await pool.node()
+        before = in_use(node)
+        for number in range(1, 3001):
+            await say(connection, grant(number))
+        await say(connection, grant(0, version=3001))
+        await pool.until(lambda: pool.stands and pool.stands[-1].ended and not pool.stands[-1].runs, "the end of all")
+        assert children(node) == ""
+        assert in_use(node) - before < MOST_GROWTH
+        # what is older than was heard counts no more
+        heard = len(pool.stands)
+        await say(connection, grant(5, version=1))
+        await say(connection, grant(3002, version=3002))
+        await pool.until(lambda: len(pool.stands) > heard, "the newest grant")
+        assert pool.stands[-1].runs == 3002
+
+    run(tmp_path, test)
+
+
+def test_a_node_that_is_refused_says_why_and_ends(tmp_path: Path) -> None:
+    async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
+        connection = await pool.node()
+        await say(connection, NodeRefused(why="node n0 speaks version 4, and the pool 5: install the same holdfast"))
+        assert await asyncio.to_thread(node.wait, DEADLINE_S) == 2
+        assert "n0: node n0 speaks version 4" in (tmp_path / "node.log").read_text()
+
+    run(tmp_path, test)
+
+
+def test_a_node_whose_token_is_refused_says_where_to_give_it_and_ends(tmp_path: Path) -> None:
+    """But not where it was welcome before: that pool comes back."""
+
+    async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
+        pool.status = HTTPStatus.UNAUTHORIZED
+        assert await asyncio.to_thread(node.wait, DEADLINE_S) == 2
+        assert "refuses the token" in (tmp_path / "node.log").read_text()
+
+    run(tmp_path, test)
+
+    async def again(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
+        connection = await pool.node()
+        await say(connection, grant(0, version=1))
+        pool.status = HTTPStatus.UNAUTHORIZED
+        connection.transport.abort()
+        await asyncio.sleep(0.5)
+        pool.status = HTTPStatus.OK
+        await pool.node()
+        assert node.poll() is None
+        assert (pool.hellos[-1].term, pool.hellos[-1].version) == (1, 1)
+
+    run(tmp_path, again)

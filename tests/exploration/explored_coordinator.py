@@ -1,0 +1,418 @@
+"""What the coordinator makes of what it hears: announcements, swaps, decisions, and a leaver that is owed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from explored_state import ALIVE, GONE, MARKED, NOBODY, OWED, Mind, Report, Unsafe, World, bits
+
+
+def takes_over(world: World) -> None:
+    """A coordinator begins: it knows the record, and expects whom that names."""
+    none = (0,) * len(world.nodes)
+    world.mind = Mind(0, world.planned, 0, (), none, world.record.known, none, 0, 0, 0)
+
+
+def hear(world: World, number: int) -> None:
+    """Take in a node's next message, then do what is due."""
+    message, world.ups[number] = world.ups[number][0], world.ups[number][1:]
+    _HEARD[message[0]](world, number, *message[1:])
+    advance(world)
+
+
+def advance(world: World) -> None:
+    """Do what is due, in the order in which the coordinator does."""
+    assert world.mind is not None
+    if world.mind.stopping:
+        decide(world)
+    if world.mind.stopping or world.record.over:
+        return
+    look(world)
+    boundary = release(world)
+    record, mind = world.record, world.mind
+    if not record.members & ~mind.finished and len(record.journal) == world.rules.steps:
+        world.write(over="done")
+        return
+    if record.pending and not mind.armed and not record.pending[1] & ~mind.here:
+        world.note(armed=1)
+        world.order(record.members, "arm", record.pending[0])
+    calm = not record.pending and not mind.away and record.leaver != OWED and has_entered(world)
+    if boundary and calm and going(world) and not only_with_it(world):
+        stop(world)
+
+
+# ---- what is known of steps ----
+
+
+def learn(world: World, step: int, v: int) -> None:
+    """A step has passed with this v."""
+    record = world.record
+    if step <= len(record.journal):
+        if record.journal[step - 1] != v:
+            raise Unsafe(f"step {step} was announced as attempt {record.journal[step - 1]}, and told as {v}")
+        return
+    assert world.mind is not None
+    known = dict(world.mind.known)
+    if known.setdefault(step, v) != v:
+        raise Unsafe(f"diverged: step {step} is attempt {known[step]} and {v}")
+    world.note(known=tuple(sorted(known.items())))
+
+
+def stands(world: World, number: int, step: int) -> None:
+    """A node holds the state of this step."""
+    assert world.mind is not None
+    if world.mind.stands[number] < step:
+        world.note(stands=_with(world.mind.stands, number, step))
+
+
+def prove(world: World, step: int, gen: int) -> None:
+    """A step has passed in a generation: all its members had applied the one before."""
+    assert world.mind is not None
+    if gen == world.record.plan and world.mind.proven < step - 1:
+        world.note(proven=step - 1)
+
+
+def has_entered(world: World) -> bool:
+    """Tell whether all members are known to have entered the generation in force."""
+    record, mind = world.record, world.mind
+    assert mind is not None
+    return all(mind.entered[number] >= record.plan for number in bits(record.members))
+
+
+def release(world: World) -> bool:
+    """Announce what all members (and who is owed) have applied; tell whether there was anything."""
+    rules, record, mind = world.rules, world.record, world.mind
+    assert mind is not None
+    counting, proven = record.members, mind.proven if has_entered(world) else 0
+    if record.leaver == OWED and rules.holds_up:
+        counting |= 1 << rules.leaver
+        if rules.proves_members:  # (what members have done proves nothing of who is none of them)
+            proven = min(proven, mind.stands[rules.leaver])
+    reached = max(proven, min((mind.stands[number] for number in bits(counting)), default=0))
+    known, before = dict(mind.known), len(record.journal)
+    for step in range(before + 1, reached + 1):
+        if step not in known:
+            break
+        _may_announce(world, step, known[step])
+        world.write(journal=(*world.record.journal, known[step]))
+    announced = len(world.record.journal)
+    if announced > before:
+        world.note(known=tuple(one for one in mind.known if one[0] > announced))
+        world.write(known=tuple(one for one in record.known if one[0] > announced))
+    return announced > before
+
+
+def _may_announce(world: World, step: int, v: int) -> None:
+    """See that everybody who counts has applied a step, with this v."""
+    record = world.record
+    owed = 1 << world.rules.leaver if record.leaver == OWED else 0
+    for number in bits(record.members | owed):
+        node = world.nodes[number]
+        if node.life != ALIVE:
+            continue
+        state = node.state or ()
+        if len(state) < step:
+            raise Unsafe(f"step {step} is announced, node {number} stands at {len(state)}")
+        if state[step - 1] != v:
+            raise Unsafe(f"step {step} is announced as attempt {v}, node {number} has applied {state[step - 1]}")
+
+
+# ---- the leaver ----
+
+
+def going(world: World) -> bool:
+    """Tell whether the leaver is to be left out of the next plan, where the others have all that it has."""
+    record, mind, rules = world.record, world.mind, world.rules
+    assert mind is not None
+    if record.leaver == OWED:
+        return True
+    if record.leaver != MARKED or not record.members >> rules.leaver & 1:
+        return False
+    if not rules.joins:
+        return True
+    joined = record.members >> rules.joiner & 1
+    return bool(mind.here >> rules.joiner & 1) and (rules.joins == "beside" or not joined)
+
+
+def only_with_it(world: World) -> bool:
+    """Tell whether the leaver's expert is to live nowhere else by the plan in force."""
+    rules, members = world.rules, world.record.members
+    return rules.expert and not (rules.joins and members >> rules.joiner & 1)
+
+
+def look(world: World) -> None:
+    """Let the leaver go once nobody needs what it has."""
+    record, mind, rules = world.record, world.mind, world.rules
+    assert mind is not None
+    if record.leaver != OWED:
+        return
+    early = rules.owed == "entered" and any(mind.entered[number] >= record.plan for number in bits(record.members))
+    if mind.proven >= record.owed or not record.members & ~mind.finished or early:
+        settle(world)
+
+
+def settle(world: World) -> None:
+    """The leaver goes. Where it need not have been kept any longer it is nobody; else it still has what it has."""
+    rules, record, mind = world.rules, world.record, world.mind
+    assert mind is not None
+    earned = mind.proven >= record.owed or not record.members & ~mind.finished
+    if world.nodes[rules.leaver].life != ALIVE or (earned and record.leaver == OWED):
+        world.nodes[rules.leaver] = NOBODY
+    else:
+        world.put(rules.leaver, phase="G", linked=0)
+    world.ups[rules.leaver] = world.downs[rules.leaver] = ()
+    world.write(leaver=GONE, owed=0)
+    reports = tuple(one for one in mind.reports if one.node != rules.leaver)
+    without = ~(1 << rules.leaver)
+    world.note(here=mind.here & without, away=mind.away & without, reports=reports)
+    world.note(stands=_with(mind.stands, rules.leaver, 0), entered=_with(mind.entered, rules.leaver, 0))
+
+
+# ---- failures ----
+
+
+def lost(world: World, number: int) -> None:
+    """A node is gone, as far as the coordinator sees."""
+    rules, record, mind = world.rules, world.record, world.mind
+    assert mind is not None
+    owed = number == rules.leaver and record.leaver == OWED
+    stood = (record.members | (record.pending[1] if record.pending else 0)) >> number & 1
+    reports = tuple(one for one in mind.reports if one.node != number)
+    without = ~(1 << number)
+    world.note(here=mind.here & without, away=mind.away & without, reports=reports)
+    world.note(stands=_with(mind.stands, number, 0), entered=_with(mind.entered, number, 0))
+    world.ups[number] = world.downs[number] = ()
+    if owed:
+        settle(world)
+    elif stood:
+        stop(world)
+    advance(world)
+
+
+def stop(world: World) -> None:
+    """The generation in force is left: all report."""
+    assert world.mind is not None
+    if not world.mind.stopping:
+        world.note(stopping=1, reports=())
+        world.order(world.planned, "stop", world.record.newest)
+
+
+# ---- what is heard ----
+
+
+def _hello(world: World, number: int, entered: int, state: Any, stopped: int, broken: int, finished: int) -> None:
+    mind = world.mind
+    assert mind is not None
+    world.note(here=mind.here | 1 << number, away=mind.away & ~(1 << number))
+    plan = world.record.plan
+    if state is not None:
+        stands(world, number, len(state))
+        for step, v in enumerate(state, start=1):
+            learn(world, step, v)
+            if v == plan:
+                prove(world, step, plan)
+    pending = world.record.pending
+    if pending and entered == pending[0]:
+        promote(world, len(state or ()))
+    world.note(entered=_with(world.mind.entered, number, entered))
+    if finished and finished == world.record.plan:
+        world.note(finished=world.mind.finished | 1 << number)
+    if world.mind.stopping:
+        world.order(world.planned & 1 << number, "stop", world.record.newest)
+    elif max(stopped, broken) >= world.record.plan or _lacks(world, number):
+        stop(world)
+
+
+def _lacks(world: World, number: int) -> bool:
+    """Tell whether a member has not entered the generation in force: what it needs of a coordinator is lost."""
+    assert world.mind is not None
+    return bool(world.record.members >> number & 1) and world.mind.entered[number] < world.record.plan
+
+
+def _applied(world: World, number: int, gen: int, step: int, v: int, swapped: bool) -> None:
+    stands(world, number, step)
+    learn(world, step, v)
+    prove(world, step, gen)
+    if swapped and gen == world.record.plan and step > len(world.record.journal):
+        promote(world, step)
+
+
+def _entered(world: World, number: int, gen: int, step: int) -> None:
+    pending = world.record.pending
+    assert world.mind is not None
+    if pending and gen == pending[0]:
+        promote(world, step)
+    if gen > world.mind.entered[number]:
+        world.note(entered=_with(world.mind.entered, number, gen))
+    stands(world, number, step)
+
+
+def promote(world: World, step: int) -> None:
+    """A step has passed with every swap flag up: the pending generation is in force."""
+    record = world.record
+    assert world.mind is not None
+    if world.mind.stopping or record.pending is None:
+        return
+    prove(world, step, record.plan)
+    release(world)
+    gen, members = record.pending
+    world.write(plan=gen, members=members, pending=None, forward=0, step=step)
+    world.note(proven=0)
+
+
+def _finished(world: World, number: int, gen: int, step: int) -> None:
+    assert world.mind is not None
+    if gen == world.record.plan:
+        world.note(finished=world.mind.finished | 1 << number)
+    stands(world, number, step)
+
+
+def _report(world: World, number: int, gen: int, *told: Any) -> None:
+    assert world.mind is not None
+    if world.mind.stopping and gen == world.record.newest:
+        others = [one for one in world.mind.reports if one.node != number]
+        world.note(reports=tuple(sorted([*others, Report(number, *told)])))
+
+
+def _complaint(world: World, number: int, gen: int) -> None:
+    assert world.mind is not None
+    record = world.record
+    left_behind = world.mind.entered[number] <= gen < record.plan
+    member = bool(record.members >> number & 1) and (gen == record.plan or left_behind)
+    if member or (record.pending and gen == record.pending[0]):
+        stop(world)
+
+
+_HEARD: dict[str, Any] = {
+    "hello": _hello,
+    "applied": _applied,
+    "entered": _entered,
+    "finished": _finished,
+    "report": _report,
+    "complaint": _complaint,
+}
+
+
+# ---- decisions ----
+
+
+def decide(world: World) -> None:
+    """Where all have spoken: write what becomes of the step, and who goes on; then tell them."""
+    rules, record, mind = world.rules, world.record, world.mind
+    assert mind is not None
+    owing = world.planned & (mind.here | mind.away) & ~sum(1 << one.node for one in mind.reports)
+    if owing:
+        return
+    order = [*bits(record.members), *bits(record.pending[1] & ~record.members if record.pending else 0), rules.leaver]
+    reports = [_counts(world, one) for one in sorted(mind.reports, key=lambda one: order.index(one.node))]
+    _hear_reports(world, reports)
+    verdict = reach(world, reports)
+    if verdict is None:
+        lose(world)
+        return
+    step, v, holders = verdict
+    members = sum(1 << one.node for one in reports)
+    leaver = record.leaver
+    standby = rules.joins == "instead" and mind.here >> rules.joiner & 1 and not members >> rules.joiner & 1
+    if standby and record.members & ~(mind.here | mind.away):
+        members, standby = members | 1 << rules.joiner, 0  # it takes the place of who was lost
+    elif going(world) and members >> rules.leaver & 1:
+        rest = [one for one in holders if one.node != rules.leaver]
+        if _whole(world, rest) and (members & ~(1 << rules.leaver) or standby):
+            holders, leaver = rest, OWED
+            members = members & ~(1 << rules.leaver) | (1 << rules.joiner if standby else 0)
+        else:
+            leaver = MARKED
+    if leaver == MARKED and not members >> rules.leaver & 1:
+        leaver = GONE
+    _go_on(world, step, v, holders, members, leaver)
+
+
+def _counts(world: World, one: Report) -> Report:
+    """Return what counts of a report: an owed leaver's gradients of a step that the others do again are of no use."""
+    record, rules = world.record, world.rules
+    if one.node != rules.leaver or record.leaver != OWED or not rules.drops_stale:
+        return one
+    return one if record.forward and len(one.steps or ()) == record.step - 1 else one._replace(ready=0, passed=0)
+
+
+def _hear_reports(world: World, reports: Iterable[Report]) -> None:
+    for one in reports:
+        if one.steps is not None:
+            stands(world, one.node, len(one.steps))
+            for step, v in enumerate(one.steps, start=1):
+                learn(world, step, v)
+
+
+def reach(world: World, reports: list[Report]) -> tuple[int, int, list[Report]] | None:
+    """Return the newest step that all of the state can reach, v where that is FORWARD, and who can carry it out."""
+    record = world.record
+    carriers = [one for one in reports if one.steps is not None]
+    known: dict[int, int] = {}
+    for one in carriers:
+        step = len(one.steps or ()) + 1
+        if one.ready and (not world.rules.expert or all(_holding(other, step) for other in carriers)):
+            known[step] = one.ready
+    if record.forward:
+        known[record.step] = record.forward
+    for one in carriers:
+        if one.passed:
+            known[len(one.steps or ()) + 1] = one.ready
+        elif one.steps:
+            known[len(one.steps)] = one.steps[-1]
+    steps = known.keys() | {len(one.steps or ()) for one in carriers}
+    for step in sorted((step for step in steps if step >= len(record.journal)), reverse=True):
+        v = known.get(step, 0)
+        holders = [one for one in carriers if len(one.steps or ()) == step]
+        holders += [one for one in carriers if len(one.steps or ()) == step - 1 and one.ready and one.ready == v]
+        if _whole(world, holders):
+            return step, v if any(len(one.steps or ()) != step for one in holders) else 0, holders
+    return None
+
+
+def _holding(one: Report, step: int) -> bool:
+    there = len(one.steps or ())
+    return there == step or (there == step - 1 and one.ready > 0)
+
+
+def _whole(world: World, holders: list[Report]) -> bool:
+    """Tell whether these have the whole state between them."""
+    return bool(holders) and (not world.rules.expert or any(one.expert for one in holders))
+
+
+def _go_on(world: World, step: int, v: int, holders: list[Report], members: int, leaver: int) -> None:
+    rules, record, mind = world.rules, world.record, world.mind
+    assert mind is not None
+    if step < len(record.journal):
+        raise Unsafe(f"step {len(record.journal)} is announced, step {step} is decided")
+    if v:
+        learn(world, step, v)
+    assert world.mind is not None
+    known = tuple(one for one in world.mind.known if one[0] <= step)
+    # (who was beyond the decided step is sent its state anew)
+    held = tuple(min(stood, step) if stood <= step or not rules.takes_back else 0 for stood in world.mind.stands)
+    gen = record.newest + 1
+    world.note(stopping=0, reports=(), known=known, stands=held, proven=0, finished=0)
+    owed = step if leaver == OWED else 0
+    world.write(
+        newest=gen, plan=gen, members=members, forward=v, step=step, pending=None, leaver=leaver, owed=owed, known=known
+    )
+    if leaver == OWED and rules.owed == "never":
+        settle(world)
+    mask = sum(1 << one.node for one in holders)
+    world.order(members, "begin", gen, members, v, step, mask)
+
+
+def lose(world: World) -> None:
+    """Nobody that has spoken has all of the state: that may only be where nobody has it."""
+    announced, rules = len(world.record.journal), world.rules
+    for number, node in enumerate(world.nodes):
+        whole = node.state is not None and len(node.state) >= announced and (node.expert or not rules.expert)
+        if node.life == ALIVE and whole:
+            raise Unsafe(f"the state is lost, although node {number} holds that of step {len(node.state or ())}")
+    world.write(over="lost")
+
+
+def _with(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    return (*values[:place], value, *values[place + 1 :])
