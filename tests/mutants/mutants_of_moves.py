@@ -28,8 +28,8 @@ MOVE_MUTANTS = (
     Mutant(
         name="leaver_goes_before_the_standby_is_there",
         file=DEPARTURES,
-        old="        leavers = self.going(plan.workers, plan)\n        if not leavers or self.only_with",
-        new="        leavers = self.going(plan.workers)\n        if not leavers or self.only_with",
+        old="        leavers = self.going(plan.workers, plan)\n        if not leavers or only_with",
+        new="        leavers = self.going(plan.workers)\n        if not leavers or only_with",
         why="all would stand still while the state of the standby travels",
     ),
     Mutant(

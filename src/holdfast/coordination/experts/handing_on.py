@@ -10,7 +10,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import fewest_nodes, lost_experts
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
-from holdfast.coordination.generations.planner import lacks_slots, placement_question
+from holdfast.coordination.generations.planner import lacks_slots, only_with, placement_question
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
@@ -33,7 +33,7 @@ class HandingOn:
         Where the others have no room for it a standby that is to take the place joins beside whoever leaves, first.
         """
         leavers = self._departures.going(plan.workers, plan)
-        if not leavers or not self._departures.only_with(plan, leavers):
+        if not leavers or not only_with(self._turn.record, plan, leavers):
             return None
         stayers = [worker for worker in plan.workers if worker not in leavers]
         if not stayers or lacks_slots(self._turn, self._config, stayers):

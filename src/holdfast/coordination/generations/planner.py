@@ -307,6 +307,17 @@ def copies_left(record: Record, names: Collection[str]) -> int:
     return fewest_nodes(shape, [(member.node, blob) for member, blob in held if member.node in names])
 
 
+def only_with(record: Record, plan: GenerationPlan, leavers: Collection[str]) -> bool:
+    """Tell whether something lives on those members alone that are to leave: they cannot, before others have it."""
+    shape = record.expert_shape
+    if set(plan.workers) <= set(leavers):
+        return True
+    if shape is None or plan.expert_plan is None:
+        return False
+    held = zip(plan.workers, plan.expert_plan.placement, strict=True)
+    return bool(lost_experts(shape, [blob for worker, blob in held if worker not in leavers]))
+
+
 def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
     """Return the (layer, expert) pairs of which no holder of the decided state has a copy."""
     shape = record.expert_shape

@@ -18,9 +18,8 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.failures.ladder import LEFT_AS
-from holdfast.coordination.generations.planner import lacks_slots, shortage, slots_of
+from holdfast.coordination.generations.planner import lacks_slots, only_with, shortage, slots_of
 from holdfast.coordination.generations.stopping import DRAIN, MOVE, Stopping
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.absences import Absences
@@ -274,7 +273,7 @@ class Departures:
         if self._ledger.committed < self._not_before:
             return []
         leavers = self.going(plan.workers, plan)
-        if not leavers or self.only_with(plan, leavers):
+        if not leavers or only_with(self._turn.record, plan, leavers):
             return []
         here = [info.id for info in self._turn.members.workers()]
         return leavers if self.can_go(leavers, [*here, *self._replacing.spare()]) else []
@@ -438,13 +437,3 @@ class Departures:
         found = self._replacing.targets([known.get(name, Departure(node=name, since=since)) for name in names])
         nodes = self._turn.members.nodes
         return [worker for standby, _ in found.values() for worker in nodes[standby].workers]
-
-    def only_with(self, plan: GenerationPlan, leavers: Collection[str]) -> bool:
-        """Tell whether something lives on those alone that are to leave: they cannot, before others have it."""
-        shape = self._turn.record.expert_shape
-        if set(plan.workers) <= set(leavers):
-            return True
-        if shape is None or plan.expert_plan is None:
-            return False
-        held = zip(plan.workers, plan.expert_plan.placement, strict=True)
-        return bool(lost_experts(shape, [blob for worker, blob in held if worker not in leavers]))
