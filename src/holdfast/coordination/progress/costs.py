@@ -14,7 +14,7 @@ DEFAULT_BANDWIDTH = 1e9
 #: What a switch takes beside the transfers, at the least: measured as a difference of two steps it may come out as
 #: nothing, and then every trifle would be worth a switch.
 LEAST_PAUSE_S = 0.1
-#: and a rebalance, of which only what is not hidden behind its first step is waited for
+#: Likewise a rebalance, whose experts travel beside its first step; until one was measured it counts as any switch.
 LEAST_REBALANCE_S = 0.02
 #: Smaller transfers measure latency.
 _LEAST_BYTES = 1 << 20

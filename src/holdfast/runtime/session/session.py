@@ -136,9 +136,8 @@ class Session:
         held = SessionExperts(shared, workload.experts, workload.state, faults, clock) if workload.experts else None
         self._bring: Bring = held.bring if held is not None else lambda _: True
         self._evaluating = Evaluating(shared, workload, saver, held)
-        parts = shared, workload, faults
         self._applying = Applying(
-            *parts,
+            *(parts := (shared, workload, faults)),
             experts=held,
             saver=saver,
             snapshots=snapshots,
