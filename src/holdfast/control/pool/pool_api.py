@@ -11,17 +11,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.control.api_types import END_HEADER, MAX_WAIT_S
+from holdfast.control.api_types import END_HEADER, MAX_WAIT_S, DrainRequest
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_shell import PoolShell
 from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
 from holdfast.coordination.pool.inputs import (
+    DrainNodes,
     ForgetNode,
     PoolRequest,
     ResumeJob,
     StopPooled,
     Submit,
     SuspendJob,
+    UndrainNodes,
     UpdateJob,
 )
 from holdfast.errors import UnreachableError
@@ -69,6 +71,8 @@ class PoolApi:
             Route("/jobs/{name}/suspend", self.suspend, methods=["POST"]),
             Route("/jobs/{name}/resume", self.resume, methods=["POST"]),
             Route("/jobs/{name}/update", self.update, methods=["POST"]),
+            Route("/nodes/drain", self.drain, methods=["POST"]),
+            Route("/nodes/undrain", self.undrain, methods=["POST"]),
             Route("/nodes/{name}/forget", self.forget, methods=["POST"]),
         ]
 
@@ -135,6 +139,14 @@ class PoolApi:
         body = await body_of(request, UpdateRequest, self._body_s)
         return await self._done(UpdateJob(request.path_params["name"], body.changes))
 
+    async def drain(self, request: Request) -> Response:
+        """Nodes are looked after."""
+        return await self._done(DrainNodes((await body_of(request, DrainRequest, self._body_s)).nodes))
+
+    async def undrain(self, request: Request) -> Response:
+        """Nodes may be given to jobs again."""
+        return await self._done(UndrainNodes((await body_of(request, DrainRequest, self._body_s)).nodes))
+
     async def forget(self, request: Request) -> Response:
         """A node does not come back."""
         return await self._done(ForgetNode(request.path_params["name"]))
@@ -168,7 +180,9 @@ def pool_status(shell: PoolShell) -> dict[str, Any]:
             "here": node.name in state.here,
             "job": grant.job if (grant := state.grants.get(node.name)) else "",
             "grant": grant.number if grant else 0,
+            "standby": grant.standby if grant else False,
             "leaving": grant.recalled if grant else False,
+            "drained": node.drained,
         }
         for node in sorted(state.nodes.values(), key=lambda one: one.name)
     ]
@@ -190,7 +204,8 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
         "job": job.name,
         "submission": job.submission,
         "state": job.state,
-        "nodes": sorted(grant.node for grant in state.grants_of(job.name)),
+        "nodes": sorted(grant.node for grant in state.grants_of(job.name) if not grant.standby),
+        "standbys": sorted(grant.node for grant in state.grants_of(job.name) if grant.standby),
         "share": job.share,
         "min_nodes": job.spec.nodes_to_begin,
         "max_nodes": job.spec.max_nodes,

@@ -85,5 +85,19 @@ class ForgetNode:
     node: str
 
 
-PoolRequest = Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode
+@dataclass(frozen=True, slots=True)
+class DrainNodes:
+    """A user has nodes looked after: their jobs leave them in good order, and no job is given them."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainNodes:
+    """A user lets nodes that were drained be given to jobs again."""
+
+    nodes: tuple[str, ...]
+
+
+PoolRequest = Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode | DrainNodes | UndrainNodes
 PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | PoolRequest

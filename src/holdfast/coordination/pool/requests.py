@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.coordination.pool.inputs import (
+    DrainNodes,
     ForgetNode,
     PoolRequest,
     ResumeJob,
     StopPooled,
     Submit,
     SuspendJob,
+    UndrainNodes,
     UpdateJob,
 )
 from holdfast.coordination.pool.jobs import PooledJobs
@@ -65,6 +67,10 @@ def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, request: PoolReq
             _update(state, request)
         case ForgetNode(name):
             nodes.forget(name)
+        case DrainNodes(names):
+            nodes.drain(names, drained=True)
+        case UndrainNodes(names):
+            nodes.drain(names, drained=False)
 
 
 def _submit(state: PoolState, spec: JobSpec) -> None:
