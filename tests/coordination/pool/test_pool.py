@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from played_pool import PlayedPool
 
+from holdfast.coordination.inputs import StoreBack
 from holdfast.coordination.pool.inputs import ForgetNode, JobLinked, JobSaid, NodeSaid, ResumeJob, SuspendJob
 from holdfast.coordination.pool.instructions import BeginJob, CloseJob, CloseNode, PersistPool, TellJob, TellNode
 from holdfast.errors import RefusedError, UnreachableError
@@ -348,3 +349,9 @@ def test_a_journal_that_was_cut_is_mended_from_the_record() -> None:
     assert isinstance(events[0], ev.PoolJournalRepaired)
     assert (events[0].from_seq, events[0].to_seq, events[0].seq) == (2, first - 1, first - 1)
     assert [event.seq for event in events] == list(range(first - 1, len(lost) + 3))
+
+
+def test_that_the_store_was_away_is_in_the_journal_once_it_is_back() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.feed(StoreBack(60.5))
+    assert [event.away_s for event in pool.of_kind(ev.PoolStoreReturned)] == [60.5]

@@ -28,6 +28,7 @@ CONTRACT = {
     "job_resumed": ["job"],
     "job_ended": ["job", "state", "why"],
     "plan_decided": ["nodes", "shares", "waiting"],
+    "store_returned": ["away_s"],
     "journal_repaired": ["from_seq", "to_seq"],
 }
 

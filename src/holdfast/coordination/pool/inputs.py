@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.coordination.inputs import Tick
+from holdfast.coordination.inputs import StoreBack, Tick
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import FromNode
 from holdfast.protocol.pool.sharing import JobStands
@@ -100,4 +100,4 @@ class UndrainNodes:
 
 
 PoolRequest = Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode | DrainNodes | UndrainNodes
-PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | PoolRequest
+PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | StoreBack | PoolRequest

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import inf
 
-from holdfast.coordination.inputs import Tick
+from holdfast.coordination.inputs import StoreBack, Tick
 from holdfast.coordination.pool.granting import Granting
 from holdfast.coordination.pool.inputs import JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput
 from holdfast.coordination.pool.instructions import EmitPool, PoolInstruction
@@ -22,7 +22,7 @@ from holdfast.coordination.pool.requests import ask
 from holdfast.coordination.pool.share.explaining import what_would_do
 from holdfast.coordination.pool.state import Connected, PoolConfig, PoolState
 from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands, PoolHello
-from holdfast.protocol.pool.events import AnyPoolEvent, PoolJournalRepaired, PoolStarted
+from holdfast.protocol.pool.events import AnyPoolEvent, PoolJournalRepaired, PoolStarted, PoolStoreReturned
 from holdfast.protocol.pool.record import POOL_SCHEMA, PoolRecord
 
 
@@ -104,6 +104,8 @@ class Pool:
                 self.state.tell_job(name)
             case JobSaid(name, report):
                 self._jobs.said(name, report)
+            case StoreBack(away_s):
+                self.state.emit(PoolStoreReturned, away_s=away_s)
             case Tick():
                 pass
             case _:

@@ -141,6 +141,12 @@ class PlanDecided(PoolEvent, frozen=True, kw_only=True, tag="plan_decided"):
     waiting: dict[str, str]
 
 
+class PoolStoreReturned(PoolEvent, frozen=True, kw_only=True, tag="store_returned"):
+    """The store answers again, which had been away for `away_s`: no node changed its owner meanwhile."""
+
+    away_s: float
+
+
 class PoolJournalRepaired(PoolEvent, frozen=True, kw_only=True, tag="journal_repaired"):
     """The journal had lost its events `from_seq` to `to_seq`; this one, with the number `to_seq`, stands for them."""
 
@@ -164,5 +170,6 @@ AnyPoolEvent = (
     | JobResumed
     | JobEnded
     | PlanDecided
+    | PoolStoreReturned
     | PoolJournalRepaired
 )
