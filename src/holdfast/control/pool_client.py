@@ -53,6 +53,10 @@ class PoolClient(ServerClient):
         """Change what a job asks for."""
         self._ask("POST", f"/jobs/{name}/update", {"changes": dict(changes)})
 
+    def compact(self, *, dry_run: bool) -> dict[str, Any]:
+        """Move jobs together, where that is worth its cost; return what moves."""
+        return self._read(self._ask("POST", "/compact", {"dry_run": dry_run}).content, dict[str, Any])
+
     def drain(self, nodes: Sequence[str]) -> None:
         """Have jobs leave nodes in good order, and nobody be given them."""
         self._ask("POST", "/nodes/drain", {"nodes": list(nodes)})

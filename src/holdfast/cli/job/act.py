@@ -14,7 +14,7 @@ from holdfast.cli.job.awaiting import await_back, await_left, await_moved
 from holdfast.cli.job.end import NoWait
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
-from holdfast.cli.pool.nodes import drain_nodes, scale_job, undrain_nodes
+from holdfast.cli.pool.nodes import drain_nodes, move_together, scale_job, undrain_nodes
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.pool_client import PoolClient
 from holdfast.coordination.nodes.injection import FAULTS
@@ -66,7 +66,10 @@ def _missing(client: CoordinatorClient, size: int) -> int:
 
 
 def move(
-    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names, as `holdfast status` shows them.")],
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NODE...", help="Names, as `holdfast status` shows them.", show_default=False),
+    ] = None,
     to: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,6 +78,9 @@ def move(
             show_default="any that is warm",
         ),
     ] = None,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Of a pool: move its jobs into fewer racks and zones, where that pays.")
+    ] = False,
     dry_run: DryRun = False,
     no_wait: NoWait = False,
     as_json: AsJson = False,
@@ -82,6 +88,13 @@ def move(
     server: Server,
 ) -> None:
     """Have nodes give their places to standbys, and be standbys themselves; nothing is lost, and training goes on."""
+    if compact:
+        if nodes or to or server.job:
+            raise BadInputError("--compact moves all jobs of a pool as is best: leave out nodes, --to and -j")
+        move_together(server.pool(), dry_run=dry_run, no_wait=no_wait, as_json=as_json)
+        return
+    if not nodes:
+        raise BadInputError("no node is named: say which is to give its place, or give --compact")
     if dry_run:
         _foresee(server, nodes, to or (), stays=True, as_json=as_json)
         return

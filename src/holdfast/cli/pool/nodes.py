@@ -92,6 +92,27 @@ def _waits(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"{name} waits: job {node['job']} keeps it until it can do without, or another trains in its place"
 
 
+def move_together(pool: PoolClient, *, dry_run: bool, no_wait: bool, as_json: bool) -> None:
+    """Move a pool's jobs into fewer racks and zones, where that is worth what the moves cost."""
+    with pool as client:
+        found = client.compact(dry_run=dry_run)
+        while not (dry_run or no_wait) and client.status()["moves_to_come"]:
+            time.sleep(_LOOK_AGAIN_S)
+    if as_json:
+        print_json(found)
+        return
+    for move in found["moves"]:
+        say(f"{move['job']}: {move['from_node']} -> {move['to_node']}")
+    for job, (before, after) in found["racks"].items():
+        zones = "{} -> {}".format(*found["zones"][job])
+        say(f"{job}: {before} -> {after} racks, {zones} zones")
+    if not found["moves"]:
+        say("no job is worth moving: fewer racks or zones are not to be had, or not for what that costs")
+    else:
+        cost = f"{found['cost_s']:.1f} s of their training, and are worth {found['gain_s']:.0f} s"
+        say(f"{len(found['moves'])} moves, one after another: they cost the jobs about {cost}")
+
+
 def undrain_nodes(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> None:
     """Let nodes of a pool be given to jobs again."""
     pool.undrain(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from holdfast.control.serving.http import body_of, error_answer, json_answer, nu
 from holdfast.coordination.pool.inputs import (
     DrainNodes,
     ForgetNode,
+    MoveJobs,
     PoolRequest,
     ResumeJob,
     StopPooled,
@@ -26,6 +28,8 @@ from holdfast.coordination.pool.inputs import (
     UndrainNodes,
     UpdateJob,
 )
+from holdfast.coordination.pool.places.compacting import WORTH_S, compact
+from holdfast.coordination.pool.places.moving import occupied
 from holdfast.errors import UnreachableError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.launch import PooledLaunch
@@ -44,6 +48,13 @@ class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Body of POST /jobs/NAME/update."""
 
     changes: Annotated[Mapping[Annotated[str, Meta(max_length=64)], int | float], Meta(max_length=16)]
+
+
+class CompactRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /compact."""
+
+    dry_run: bool = False
+    worth_s: Annotated[float, Meta(ge=0, le=1e9)] = WORTH_S
 
 
 class PoolApi:
@@ -71,6 +82,7 @@ class PoolApi:
             Route("/jobs/{name}/suspend", self.suspend, methods=["POST"]),
             Route("/jobs/{name}/resume", self.resume, methods=["POST"]),
             Route("/jobs/{name}/update", self.update, methods=["POST"]),
+            Route("/compact", self.compact, methods=["POST"]),
             Route("/nodes/drain", self.drain, methods=["POST"]),
             Route("/nodes/undrain", self.undrain, methods=["POST"]),
             Route("/nodes/{name}/forget", self.forget, methods=["POST"]),
@@ -139,6 +151,15 @@ class PoolApi:
         body = await body_of(request, UpdateRequest, self._body_s)
         return await self._done(UpdateJob(request.path_params["name"], body.changes))
 
+    async def compact(self, request: Request) -> Response:
+        """Move jobs together, where that is worth its cost; the answer is what moves."""
+        body, state = await body_of(request, CompactRequest, self._body_s), self._shell.machine.state
+        at = await self._shell.between_turns(lambda: occupied(state))
+        found = await asyncio.to_thread(compact, at, body.worth_s)
+        if not body.dry_run and (answer := await self._fed(MoveJobs(found.moves))):
+            return answer
+        return json_answer(found)
+
     async def drain(self, request: Request) -> Response:
         """Nodes are looked after."""
         return await self._done(DrainNodes((await body_of(request, DrainRequest, self._body_s)).nodes))
@@ -193,6 +214,7 @@ def pool_status(shell: PoolShell) -> dict[str, Any]:
         "policy": state.config.policy.name,
         "reserve": state.config.reserve,
         "nodes": nodes,
+        "moves_to_come": shell.machine.moving.to_come,
         "jobs": [_job(shell, job) for job in jobs],
         "events": shell.journal.last_seq,
     }

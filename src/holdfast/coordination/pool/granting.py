@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from holdfast.coordination.pool.choosing import choose, spare
 from holdfast.coordination.pool.jobs import PooledJobs
+from holdfast.coordination.pool.places.choosing import choose, spare
+from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division
 from holdfast.coordination.pool.state import PoolState
@@ -16,9 +17,10 @@ from holdfast.protocol.pool.record import PooledJob
 class Granting:
     """Asks the policy, and brings about what it says: admissions, recalls, grants."""
 
-    def __init__(self, state: PoolState, jobs: PooledJobs) -> None:
+    def __init__(self, state: PoolState, jobs: PooledJobs, moving: Moving) -> None:
         self._state = state
         self._jobs = jobs
+        self._moving = moving
         #: the newest plan as it was told
         self._told: tuple[int, dict[str, int], dict[str, str]] | None = None
 
@@ -30,7 +32,8 @@ class Granting:
         is drained does not: like one that is lost, it is made up for by the reserve.
         """
         state = self._state
-        nodes = sum(not state.nodes[node].drained for node in state.grants) + len(state.free())
+        there = [node for node, grant in state.grants.items() if not (grant.replaced or state.nodes[node].drained)]
+        nodes = len(there) + len(state.free())
         for_jobs = max(0, len(state.nodes) - state.config.reserve)
         bids = (self.bid(job) for job in state.jobs.values() if job.state in ("queued", "admitted"))
         return Demand(nodes=nodes, bids=tuple(bids), kept_back=max(0, nodes - for_jobs), now=state.now)
@@ -73,6 +76,7 @@ class Granting:
         for bid in demand.bids:
             self._resize(bid, division.nodes[bid.name], division.why.get(bid.name, ""))
         self._clear(division)
+        self._moving.go_on()
         self._grant(demand, division)
 
     def _divided(self) -> tuple[Demand, Division]:
@@ -125,13 +129,13 @@ class Granting:
         state.put_job(job, share=size, grew_at=state.now if size > job.share else job.grew_at)
 
     def _clear(self, division: Division) -> None:
-        """Have jobs leave nodes that are drained: once those train that they have in their place, as far as they have.
+        """Have jobs leave nodes that are drained, or replaced, once those train that they have in their place.
 
         Nobody is taken below its least; who waits there goes at once.
         """
         state = self._state
         for grant in list(state.grants.values()):
-            if grant.recalled or not state.nodes[grant.node].drained:
+            if grant.recalled or not (grant.replaced or state.nodes[grant.node].drained):
                 continue
             job = state.jobs[grant.job]
             if grant.standby:

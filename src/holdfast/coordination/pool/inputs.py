@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.coordination.inputs import StoreBack, Tick
+from holdfast.coordination.pool.places.compacting import Relocation
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import FromNode
 from holdfast.protocol.pool.sharing import JobStands
@@ -99,5 +100,14 @@ class UndrainNodes:
     nodes: tuple[str, ...]
 
 
-PoolRequest = Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode | DrainNodes | UndrainNodes
+@dataclass(frozen=True, slots=True)
+class MoveJobs:
+    """A user has jobs give nodes up for others, one after another; what was asked for before is given up."""
+
+    moves: tuple[Relocation, ...]
+
+
+PoolRequest = (
+    Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode | DrainNodes | UndrainNodes | MoveJobs
+)
 PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | StoreBack | PoolRequest

@@ -65,6 +65,8 @@ class PooledJobs:
         if job is None or report.submission != job.submission or job.state not in COORDINATED:
             return  # (of an earlier job of that name, or of one that has nothing to say any more)
         state.refused[name], state.trains[name] = report.refuses, report.trains
+        if report.move_s is not None:
+            state.move_s[name] = report.move_s
         over = _OVER.get(report.standing)
         for grant in state.grants_of(name):
             # What it was told of and does not hold it has given back, and never takes again.
@@ -93,6 +95,7 @@ class PooledJobs:
             state.close_job(job)
         state.refused.pop(job.name, None)
         state.trains.pop(job.name, None)
+        state.move_s.pop(job.name, None)
         state.forget_old_jobs()
 
     def live(self, name: str) -> PooledJob | None:

@@ -18,6 +18,7 @@ from holdfast.coordination.pool.inputs import JobLinked, JobSaid, NodeGone, Node
 from holdfast.coordination.pool.instructions import EmitPool, PoolInstruction
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
+from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.requests import ask
 from holdfast.coordination.pool.share.explaining import what_would_do
 from holdfast.coordination.pool.state import Connected, PoolConfig, PoolState
@@ -41,7 +42,8 @@ class Pool:
         self.state = PoolState(config, record)
         self._jobs = PooledJobs(self.state)
         self._nodes = PooledNodes(self.state)
-        self._granting = Granting(self.state, self._jobs)
+        self.moving = Moving(self.state)
+        self._granting = Granting(self.state, self._jobs, self.moving)
         self._last_tick = 0.0
         #: nothing new is decided before this, unless all nodes are here
         self._settles_at = 0.0
@@ -109,7 +111,7 @@ class Pool:
             case Tick():
                 pass
             case _:
-                ask(self.state, self._jobs, self._nodes, event)
+                ask(self.state, self._jobs, self._nodes, self.moving, event)
 
     def _node_says(self, here: Connected, message: NodeStands | NodeAlive | LeavePool) -> None:
         here.seen = self.state.now

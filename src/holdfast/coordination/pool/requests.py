@@ -7,6 +7,7 @@ import msgspec
 from holdfast.coordination.pool.inputs import (
     DrainNodes,
     ForgetNode,
+    MoveJobs,
     PoolRequest,
     ResumeJob,
     StopPooled,
@@ -17,6 +18,7 @@ from holdfast.coordination.pool.inputs import (
 )
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
+from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.state import PoolState
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
@@ -48,7 +50,7 @@ def check_sharing(spec: JobSpec) -> None:
         )
 
 
-def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, request: PoolRequest) -> None:
+def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, moving: Moving, request: PoolRequest) -> None:
     """Do what a user asks for.
 
     Raises:
@@ -67,6 +69,8 @@ def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, request: PoolReq
             _update(state, request)
         case ForgetNode(name):
             nodes.forget(name)
+        case MoveJobs(moves):
+            moving.begin(moves)
         case DrainNodes(names):
             nodes.drain(names, drained=True)
         case UndrainNodes(names):

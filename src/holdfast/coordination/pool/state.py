@@ -76,6 +76,8 @@ class PoolState:
         #: nodes that a job would not take, as far as it has said; and the grants by which nodes train in it
         self.refused: dict[str, frozenset[str]] = {}
         self.trains: dict[str, frozenset[int]] = {}
+        #: what a move costs a job, where it has said so
+        self.move_s: dict[str, float] = {}
         self._term, self._seq = record.term, record.seq
         self._last_grant, self._last_submission = record.last_grant, record.last_submission
         self._changed = False
@@ -152,6 +154,10 @@ class PoolState:
         """Have a job leave a node."""
         self._put(replace(self.grants[node], recalled=True))
 
+    def replace(self, node: str) -> None:
+        """Have a job leave a node once another trains that it has for it."""
+        self._put(replace(self.grants[node], replaced=True))
+
     def call(self, node: str) -> None:
         """Have a standby join its job: what that has said of it before it hears of this counts no more."""
         self._put(replace(self.grants[node], standby=False, version=self.version))
@@ -193,7 +199,7 @@ class PoolState:
         return [
             node
             for node, grant in self.of_job.get(job, {}).items()
-            if not (grant.recalled or grant.standby or self.nodes[node].drained)
+            if not (grant.recalled or grant.replaced or grant.standby or self.nodes[node].drained)
         ]
 
     def has(self, job: str) -> int:

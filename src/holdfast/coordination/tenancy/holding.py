@@ -85,8 +85,10 @@ def act(held: Held, roles: Mapping[str, bool]) -> Held:
     return replace(held, grants={**held.grants, **anew})
 
 
-def report(held: Held, refuses: Collection[str] = (), members: Collection[str] = ()) -> JobStands:
-    """Return what the pool is told; `members`: of its plan."""
+def report(
+    held: Held, refuses: Collection[str] = (), members: Collection[str] = (), move_s: float | None = None
+) -> JobStands:
+    """Return what the pool is told; `members`: of its plan. `move_s`: what a move costs; None: not known yet."""
     return JobStands(
         submission=held.submission,
         heard=held.heard,
@@ -96,4 +98,5 @@ def report(held: Held, refuses: Collection[str] = (), members: Collection[str] =
         standing=held.standing,
         why=held.why,
         refuses=frozenset(refuses),
+        move_s=move_s,
     )

@@ -17,6 +17,7 @@ from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.replacing import Replacing
 from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.tenancy.holding import act, awaited, give_back, hear, joined, overdue, report, stand
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_ENDED
@@ -46,6 +47,7 @@ class Tenant:
         ending: Ending,
         standbys: Standbys,
         replacing: Replacing,
+        costs: MeasuredCosts,
     ) -> None:
         self._turn = turn
         self._config = config
@@ -57,6 +59,7 @@ class Tenant:
         self._ending = ending
         self._standbys = standbys
         self._replacing = replacing
+        self._costs = costs
         #: nodes that came and do not fit the job, as far as this coordinator has seen
         self._unfit: set[str] = set()
         #: standbys that the pool wants to join, and that wait still
@@ -217,13 +220,20 @@ class Tenant:
 
     # ---- telling ----
 
+    @property
+    def _move_s(self) -> float | None:
+        """What it costs that a node joins and another leaves; to the tenth of a second, so that it seldom changes."""
+        if not self._costs.is_measured(Cost.SWAP):
+            return None
+        return round(sum(map(self._costs.of, (Cost.SWAP, Cost.DECISION, Cost.BUILD))), 1)
+
     def _write(self, held: Held) -> None:
         if held != self._held:
             self._turn.change(held=held)
 
     def _tell(self, held: Held) -> None:
         refuses = [*(one.node for one in self._ladder.all_out), *self._unfit]
-        said = report(held, refuses, [node for node in held.grants if self._turn.planned_on(node)])
+        said = report(held, refuses, [node for node in held.grants if self._turn.planned_on(node)], self._move_s)
         if said != self._told:
             self._told = said
             self._turn.tell_pool(said)

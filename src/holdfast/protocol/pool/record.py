@@ -23,8 +23,9 @@ OVER: frozenset[PooledState] = frozenset(("finished", "stopped", "failed"))
 class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job's numbered right to a node, to one session of its agent. `version`: of the record that first had it.
 
-    `recalled`: the job is to leave the node, in good order. `standby`: it waits there to take the place of one that is
-    lost, as the job has said last; where the pool has ended that, `version` is of the record that first said so.
+    `recalled`: the job is to leave the node, in good order; `replaced`: once another trains that it has for this one.
+    `standby`: it waits there to take the place of one that is lost, as the job has said last; where the pool has ended
+    that, `version` is of the record that first said so.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: str
     version: int
     recalled: bool = False
+    replaced: bool = False
     standby: bool = False
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.protocol.names import Count, Name, Struct, Text
+from holdfast.protocol.names import Count, Name, Seconds, Struct, Text
 
 #: what a job is to do with its nodes: train; save its state and leave them; end
 PoolWish = Literal["run", "suspend", "stop"]
@@ -37,7 +37,8 @@ class JobStands(Struct, frozen=True, kw_only=True):
     """What a job holds by its own record. A grant that it was told of, and does not hold, it never takes again.
 
     `heard`: the version of the newest shares that are in its record. `standbys`: of those held, by which nodes wait;
-    `trains`: by which they are members of its plan. `refuses`: nodes that it would not take.
+    `trains`: by which they are members of its plan. `refuses`: nodes that it would not take. `move_s`: what it costs of
+    its training that a node joins and another leaves, as far as that was measured.
     """
 
     submission: Count
@@ -48,3 +49,4 @@ class JobStands(Struct, frozen=True, kw_only=True):
     standing: JobStanding = "going"
     why: Annotated[Text, Meta(description="of one that is over")] = ""
     refuses: frozenset[Name] = frozenset()
+    move_s: Seconds | None = None

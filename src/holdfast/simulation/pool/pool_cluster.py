@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.coordination.pool.inputs import (
     DrainNodes,
+    MoveJobs,
     PoolRequest,
     ResumeJob,
     StopPooled,
@@ -12,6 +13,8 @@ from holdfast.coordination.pool.inputs import (
     UndrainNodes,
     UpdateJob,
 )
+from holdfast.coordination.pool.places.compacting import WORTH_S, compact
+from holdfast.coordination.pool.places.moving import occupied
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.pool.held import Held
@@ -152,6 +155,12 @@ class PoolCluster:
             for (name, _), coordinator in list(self.coordinators.items()):
                 if name == job:
                     coordinator.swap()
+            return
+        if what == "compact":
+            if self.server is not None:
+                found = compact(occupied(self.server.pool.state), WORTH_S)
+                self.world.tell(f"{found.moves} is asked for")
+                self.server.feed(MoveJobs(found.moves))
             return
         requests: dict[str, PoolRequest] = {
             "suspend": SuspendJob(job),

@@ -44,7 +44,7 @@ class PoolFault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """A user asks for something: suspend, resume, stop, weight, move."""
+    """A user asks for something: suspend, resume, stop, weight, move, or that jobs are moved together."""
 
     at: float
     what: str
@@ -107,7 +107,7 @@ def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
     sizes = tuple(sorted({least, *rng.sample(range(least, most + 1), rng.randint(0, most - least))}))
     work_s = rng.choice((10.0, 60.0, 250.0)) * rng.uniform(0.5, 1.5)
     visits = [
-        Visit(at=rng.uniform(0.0, QUIET_S), what=rng.choice(("suspend", "resume", "stop", "weight", "move")))
+        Visit(at=rng.uniform(0.0, QUIET_S), what=rng.choice(("suspend", "resume", "stop", "weight", "move", "compact")))
         for _ in range(rng.choice((0, 0, 1, 3)))
     ]
     if rng.random() < 0.2:  # (somebody who cannot make up his mind)
