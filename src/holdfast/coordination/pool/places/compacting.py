@@ -96,7 +96,8 @@ def _searched(board: _Board, turns: Sequence[str], worth_s: float) -> tuple[floa
     while goes_on:
         goes_on = False
         for job in turns:
-            net, step = max(_weighed(board, job, worth_s), key=lambda one: one[0], default=(0.0, []))
+            none: tuple[float, list[Relocation]] = (0.0, [])
+            net, step = max(_weighed(board, job, worth_s), key=lambda one: one[0], default=none)
             if net > 0:
                 goes_on, saved = True, saved + net
                 moves += step
@@ -113,7 +114,7 @@ class _Board:
         self.nodes: dict[str, set[str]] = {}
         for node, job in owners.items():
             self.nodes.setdefault(job, set()).add(node)
-        self.free = (at.free | at.owners.keys()) - owners.keys()
+        self.free: set[str] = {*at.free, *at.owners}.difference(owners)
 
     def copy(self) -> _Board:
         """Return another that is as this one is now."""
