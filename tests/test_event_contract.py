@@ -97,6 +97,7 @@ CONTRACT = {
     "snapshot_saved": {"step", "save_s", "saved_bytes", "stall_s", "fault_threshold"},
     "snapshot_failed": {"node", "step", "why"},
     "snapshot_rejected": {"step", "node", "why"},
+    "store_returned": {"away_s"},
     "journal_repaired": {
         "from_seq",
         "to_seq",

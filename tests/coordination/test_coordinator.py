@@ -12,7 +12,7 @@ from machinery import Job, applied, attach, called, commit, hello, kept, reduced
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.hearing import Hearing
-from holdfast.coordination.inputs import InjectFault, Input, Received, Shutdown
+from holdfast.coordination.inputs import InjectFault, Input, Received, Shutdown, StoreBack
 from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.parts import JobState
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError, UnreachableError
@@ -1051,3 +1051,9 @@ def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_n
     assert job.machine.record.will is not None
     why = "worker 0 of node n2 left its loop after step 1, and the others went on: all ranks must leave it after the"
     assert job.machine.record.will.why.startswith(why)
+
+
+def test_that_the_store_was_away_is_in_the_journal_once_it_is_back() -> None:
+    job = Job().start()
+    job.feed(StoreBack(60.5))
+    assert [event.away_s for event in job.said(ev.StoreReturned)] == [60.5]

@@ -10,7 +10,14 @@ from job_cases import FOREVER, StartJob, goes_on, goes_on_until_interrupted
 
 from etcd_server import EtcdServer
 from holdfast.errors import RefusedError
-from holdfast.protocol.events import FailureDetected, GenerationStarted, JobStarted, Recovered, StepCommitted
+from holdfast.protocol.events import (
+    FailureDetected,
+    GenerationStarted,
+    JobStarted,
+    Recovered,
+    StepCommitted,
+    StoreReturned,
+)
 
 
 @pytest.fixture
@@ -41,6 +48,8 @@ def test_a_node_lost_while_the_store_is_away_is_replaced_when_it_is_back(
     job.wait(Recovered, action="shrink")
     assert len(job.all(GenerationStarted)) == 2
     assert "the store answers again" in job.output()
+    (returned,) = job.all(StoreReturned)
+    assert returned.away_s > 0
     assert len(job.all(JobStarted)) == 1, "by the same coordinator"
     goes_on_until_interrupted(job)
 

@@ -99,6 +99,25 @@ class Server:
         entry = self._pool_with(self.job) if self.job else None
         return PoolClient(entry) if entry is not None else None
 
+    def of_nodes(self) -> PoolClient | None:
+        """Return a way to the pool whose nodes are meant, by the job that is named or by the address; None: a job's.
+
+        Raises:
+            BadInputError, UnreachableError: as `entry`.
+        """
+        if self.job:
+            return self.of_pool()
+        alone = any(not one.pool for one in live_jobs(registry_directory(os.environ)))
+        entry = self._pool_entry() if self.address or not alone else None
+        if entry is None or entry.pool:
+            return PoolClient(entry) if entry is not None else None
+        try:
+            with PoolClient(entry) as client:
+                client.status()
+        except UnreachableError:
+            return None  # (a job's own coordinator is there, or nobody)
+        return PoolClient(entry)
+
     def _pool_entry(self) -> JobEntry | None:
         token = read_token(self.token_file)
         return find_pool(registry_directory(os.environ), self.address, token, tls_ca=self.tls_ca)

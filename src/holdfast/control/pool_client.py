@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -52,6 +52,18 @@ class PoolClient(ServerClient):
     def update(self, name: str, changes: Mapping[str, int | float]) -> None:
         """Change what a job asks for."""
         self._ask("POST", f"/jobs/{name}/update", {"changes": dict(changes)})
+
+    def compact(self, *, dry_run: bool) -> dict[str, Any]:
+        """Move jobs together, where that is worth its cost; return what moves."""
+        return self._read(self._ask("POST", "/compact", {"dry_run": dry_run}).content, dict[str, Any])
+
+    def drain(self, nodes: Sequence[str]) -> None:
+        """Have jobs leave nodes in good order, and nobody be given them."""
+        self._ask("POST", "/nodes/drain", {"nodes": list(nodes)})
+
+    def undrain(self, nodes: Sequence[str]) -> None:
+        """Let nodes be given to jobs again."""
+        self._ask("POST", "/nodes/undrain", {"nodes": list(nodes)})
 
     def forget(self, node: str) -> None:
         """Say that a node does not come back."""

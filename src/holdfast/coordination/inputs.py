@@ -121,6 +121,13 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreBack:
+    """The store answers again: for so long nothing could be decided."""
+
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSaid:
     """The pool in which the job runs says which nodes are its own, and what it is to do with them."""
 
@@ -128,6 +135,6 @@ class PoolSaid:
 
 
 #: what users, the shell and the pool ask for
-Request = InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown | Planned | PoolSaid
-REQUESTS = (InjectFault, Drain, MoveNodes, Undrain, SaveState, Shutdown, Planned, PoolSaid)
+Request = InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown | Planned | StoreBack | PoolSaid
+REQUESTS = (InjectFault, Drain, MoveNodes, Undrain, SaveState, Shutdown, Planned, StoreBack, PoolSaid)
 Input = Received | Disconnected | Tick | Failure | Request

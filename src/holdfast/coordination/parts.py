@@ -104,6 +104,9 @@ class JobParts:
             self.ladder,
             self.closing,
             self.ending,
+            self.standbys,
+            self.replacing,
+            self.progress.costs,
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)

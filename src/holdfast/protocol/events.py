@@ -308,6 +308,12 @@ class SnapshotRejected(Event, frozen=True, kw_only=True, tag_field="event", tag=
     why: str
 
 
+class StoreReturned(Event, frozen=True, kw_only=True, tag_field="event", tag="store_returned"):
+    """The store answers again, which was away for `away_s`: nothing was decided meanwhile, and training went on."""
+
+    away_s: float
+
+
 class JournalRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="journal_repaired"):
     """The journal had lost its events `from_seq` to `to_seq`; this one, with number `to_seq`, stands for all of them.
 
@@ -397,6 +403,7 @@ AnyEvent = (
     | SnapshotSaved
     | SnapshotFailed
     | SnapshotRejected
+    | StoreReturned
     | JournalRepaired
     | ActionRequested
     | JobFinished

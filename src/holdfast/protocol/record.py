@@ -95,6 +95,7 @@ class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node that was asked to leave in good order, or that has left so. `since`: when it was asked, unix seconds.
 
     `stays`: it gives its place to a standby, and is one itself from then on; `to`: to this one ("": to any).
+    `closes`: nobody takes its place: the job is to have one node fewer.
     `until`: it ends then, whatever the others do, unix seconds (0: it leaves when it can).
     `beside`: the standby that joins, or has joined, to take its place once it has all that it takes for that.
     `owed`: its workers, from the decision that does without them, which was for `step`, until it is proven that nobody
@@ -106,6 +107,7 @@ class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stays: bool = False
     to: str = ""
     beside: str = ""
+    closes: bool = False
     until: float = 0.0
     owed: tuple[str, ...] = ()
     step: int = 0

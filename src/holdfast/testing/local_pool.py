@@ -28,14 +28,20 @@ class LocalPool:
     Its methods assert what must hold: they are for tests and benchmarks, which end with what does not.
     """
 
-    def __init__(self, folder: Path, nodes: int, *, store: str = "") -> None:
-        """Start it. `folder`: a private one (mode 700), for all that it leaves. `store`: where not in there."""
+    def __init__(self, folder: Path, nodes: int, *options: str, store: str = "") -> None:
+        """Start it.
+
+        Args:
+            folder: a private one (mode 700), for all that it leaves.
+            options: of the pool.
+            store: where not in there.
+        """
         self.folder = folder
         self.nodes = nodes
         self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "OMP_NUM_THREADS": "1"}
         self.log = folder / "pool.log"
         command = [sys.executable, "-m", "holdfast", "pool", "--local", str(nodes), "--journals", str(self.journals)]
-        command += ["--store", store or f"sqlite:{folder}/p.db"]
+        command += ["--store", store or f"sqlite:{folder}/p.db", *options]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, process_group=0
@@ -93,16 +99,16 @@ class LocalPool:
         events = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [event for event in events if not kinds or event["event"] in kinds]
 
+    def steps(self, name: str) -> list[int]:
+        """Return the steps that a job has committed."""
+        return [event["step"] for event in self.events_of(name, "step_committed")]
+
     def events_of(self, name: str, *kinds: str) -> list[dict[str, Any]]:
         """Return a job's events, of these kinds only."""
         (path,) = self.journals.glob(f"{name}.*.events.jsonl")
         lines = path.read_bytes().splitlines(keepends=True)
         events = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [event for event in events if not kinds or event["event"] in kinds]
-
-    def steps(self, name: str) -> list[int]:
-        """Return the steps that a job has committed."""
-        return [event["step"] for event in self.events_of(name, "step_committed")]
 
     def check_journal_of(self, name: str) -> None:
         """Every step is there once, with all samples, and none was ever undone."""

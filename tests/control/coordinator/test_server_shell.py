@@ -13,7 +13,7 @@ from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.serving.turns import Turns
 from holdfast.control.store.interface import StoreAwayError, StoreError
 from holdfast.control.store.memory import MemoryStore
-from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
+from holdfast.coordination.inputs import Disconnected, Input, Received, StoreBack, Tick
 from holdfast.coordination.instructions import Broadcast, Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.errors import BadInputError, HoldfastError, RefusedError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal, JournalError
@@ -331,6 +331,10 @@ def test_while_the_store_is_away_nothing_is_decided_or_told_and_then_it_goes_on(
         bench.store.failure = None
         assert await asyncio.gather(*feeding) == [True, True]
         bench.shell.check_store()
+        while len(bench.machine.seen) < seen + 3:
+            await asyncio.sleep(0.01)
+        (back,) = [event for event, _ in bench.machine.seen if isinstance(event, StoreBack)]
+        assert back.away_s == 60.0
 
     bench.run(main())
     assert (connection.said, bench.stored_term(), bench.failed) == ([1, 2], 3, [])

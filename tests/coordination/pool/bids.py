@@ -30,6 +30,9 @@ def bids(draw: st.DrawFn, *, preemptible: bool = True) -> tuple[Bid, ...]:
                 has=draw(st.integers(0, most)) if admitted else 0,
                 admitted=admitted,
                 preemptible=preemptible and draw(st.booleans()),
+                may_wait=draw(st.booleans()),
+                standbys=draw(st.integers(0, 3)),
+                waiting=draw(st.integers(0, 2)) if admitted else 0,
             )
         )
     return tuple(drawn)
@@ -39,6 +42,6 @@ def bids(draw: st.DrawFn, *, preemptible: bool = True) -> tuple[Bid, ...]:
 def demands(draw: st.DrawFn, *, preemptible: bool = True) -> Demand:
     """Return a pool of some nodes, no fewer than its jobs have."""
     jobs = draw(bids(preemptible=preemptible))
-    held = sum(bid.has for bid in jobs)
+    held = sum(bid.has + bid.waiting for bid in jobs)
     nodes = held + draw(st.integers(0, MOST_NODES))
     return Demand(nodes=nodes, bids=jobs, kept_back=draw(st.integers(0, min(3, nodes))))

@@ -124,12 +124,24 @@ class PlayedPool:
         without: frozenset[str] | set[str] = frozenset(),
         standing: JobStanding = "going",
         why: str = "",
+        taken: frozenset[str] | set[str] = frozenset(),
+        waiting: frozenset[str] | set[str] = frozenset(),
     ) -> None:
-        """A job has heard all, and holds all but these nodes and those that it is to give back."""
+        """A job has heard all, and holds all but these nodes and those that it is to give back; all of them train.
+
+        taken: standbys that have taken places. waiting: nodes that are standbys now.
+        """
         told = self.job_told[job]
         held = {number for node, number in told.grants.items() if node not in without and number not in told.leaving}
+        waits = {*told.standbys, *(told.grants[node] for node in waiting)} - {told.grants[node] for node in taken}
         stands = JobStands(
-            submission=told.submission, heard=told.version, held=frozenset(held), standing=standing, why=why
+            submission=told.submission,
+            heard=told.version,
+            held=frozenset(held),
+            standbys=frozenset(waits & held),
+            trains=frozenset(held - waits),
+            standing=standing,
+            why=why,
         )
         self.feed(JobSaid(job, stands))
 
@@ -140,7 +152,13 @@ class PlayedPool:
 
     def nodes_of(self, job: str) -> set[str]:
         """Return the nodes that are a job's by the record, and stay so."""
-        return {node for node, grant in self.record.grants.items() if grant.job == job and not grant.recalled}
+        grants = self.record.grants.items()
+        return {node for node, grant in grants if grant.job == job and not (grant.recalled or grant.standby)}
+
+    def standbys_of(self, job: str) -> set[str]:
+        """Return the nodes that wait in a job by the record, and stay so."""
+        grants = self.record.grants.items()
+        return {node for node, grant in grants if grant.job == job and grant.standby and not grant.recalled}
 
     def leaving(self, job: str) -> set[str]:
         return {node for node, grant in self.record.grants.items() if grant.job == job and grant.recalled}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.pool.choosing import choose, spare
+from holdfast.coordination.pool.places.choosing import choose, spare
 from holdfast.protocol.pool.record import PoolNode
 
 

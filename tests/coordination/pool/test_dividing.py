@@ -78,7 +78,8 @@ def test_the_order_in_which_jobs_are_named_does_not_count(policy: Policy, demand
 @given(policies, demands())
 def test_a_plan_that_is_carried_out_stays_as_it_is(policy: Policy, demand: Demand) -> None:
     """What comes of it is no reason for another one: no node goes to and fro."""
-    first = divide(policy, demand).nodes
+    division = divide(policy, demand)
+    first = division.nodes
     if sum(first.values()) > demand.nodes - demand.kept_back:
         return
     done = [
@@ -93,11 +94,15 @@ def test_a_plan_that_is_carried_out_stays_as_it_is(policy: Policy, demand: Deman
             has=first[bid.name],
             admitted=first[bid.name] > 0 or (bid.admitted and not bid.preemptible),
             preemptible=bid.preemptible,
+            may_wait=bid.may_wait,
+            standbys=bid.standbys,
+            waiting=division.standbys.get(bid.name, 0),
         )
         for bid in demand.bids
     ]
     again = Demand(nodes=demand.nodes, bids=tuple(done), kept_back=demand.kept_back)
     assert divide(policy, again).nodes == first
+    assert divide(policy, again).standbys == division.standbys
 
 
 @given(policies, demands(preemptible=False))

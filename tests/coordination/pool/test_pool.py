@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from played_pool import PlayedPool
 
+from holdfast.coordination.inputs import StoreBack
 from holdfast.coordination.pool.inputs import ForgetNode, JobLinked, JobSaid, NodeSaid, ResumeJob, SuspendJob
 from holdfast.coordination.pool.instructions import (
     BeginJob,
@@ -411,3 +412,9 @@ def test_a_pool_takes_no_more_nodes_than_its_record_has_room_for(monkeypatch: py
     pool.go("n2")
     pool.come("n2")
     assert "n2" in pool.pool.state.here
+
+
+def test_that_the_store_was_away_is_in_the_journal_once_it_is_back() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.feed(StoreBack(60.5))
+    assert [event.away_s for event in pool.of_kind(ev.PoolStoreReturned)] == [60.5]

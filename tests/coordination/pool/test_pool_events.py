@@ -14,10 +14,13 @@ from places import ROOT
 COMMON = {"time", "pool", "term", "seq"}
 CONTRACT = {
     "pool_started": ["url", "pid", "policy", "reserve", "format"],
-    "node_granted": ["node", "job", "grant"],
+    "node_granted": ["node", "job", "grant", "standby"],
+    "role_changed": ["node", "job", "grant", "standby", "by"],
     "node_released": ["node", "job", "grant", "by"],
     "node_added": ["node", "rack", "zone"],
     "node_forgotten": ["node", "why"],
+    "node_drained": ["node"],
+    "node_undrained": ["node"],
     "job_submitted": ["job", "submission", "min_nodes", "max_nodes"],
     "job_admitted": ["job", "nodes", "waited_s"],
     "job_resized": ["job", "from_nodes", "to_nodes", "lost", "why"],
@@ -25,6 +28,7 @@ CONTRACT = {
     "job_resumed": ["job"],
     "job_ended": ["job", "state", "why"],
     "plan_decided": ["nodes", "shares", "waiting"],
+    "store_returned": ["away_s"],
     "journal_repaired": ["from_seq", "to_seq"],
 }
 

@@ -14,7 +14,9 @@ from holdfast.cli.job.awaiting import await_back, await_left, await_moved
 from holdfast.cli.job.end import NoWait
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.pool.nodes import drain_nodes, move_together, scale_job, undrain_nodes
 from holdfast.control.client import CoordinatorClient
+from holdfast.control.pool_client import PoolClient
 from holdfast.coordination.nodes.injection import FAULTS
 from holdfast.errors import EXIT_FAILED, BadInputError, RefusedError
 from holdfast.protocol.events import NodeMoved
@@ -37,9 +39,14 @@ def scale(
     *,
     server: Server,
 ) -> None:
-    """Have the `holdfast run` that started the job start further nodes."""
+    """Have the `holdfast run` that started the job start further nodes; a pool's job may have so many at the most."""
     if not re.fullmatch(r"\+?[0-9]{1,9}", size) or int(size) < 1:
         raise BadInputError(f"the size is {size!r}: give a number of nodes, 4, or how many more, +1")
+    pool = server.of_pool()
+    if pool is not None:
+        assert server.job is not None
+        scale_job(pool, server.job, size, as_json=as_json)
+        return
     with server.client() as client:
         count = int(size) if size.startswith("+") else _missing(client, int(size))
         if count:
@@ -59,7 +66,10 @@ def _missing(client: CoordinatorClient, size: int) -> int:
 
 
 def move(
-    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names, as `holdfast status` shows them.")],
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NODE...", help="Names, as `holdfast status` shows them.", show_default=False),
+    ] = None,
     to: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,6 +78,9 @@ def move(
             show_default="any that is warm",
         ),
     ] = None,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Of a pool: move its jobs into fewer racks and zones, where that pays.")
+    ] = False,
     dry_run: DryRun = False,
     no_wait: NoWait = False,
     as_json: AsJson = False,
@@ -75,6 +88,13 @@ def move(
     server: Server,
 ) -> None:
     """Have nodes give their places to standbys, and be standbys themselves; nothing is lost, and training goes on."""
+    if compact:
+        if nodes or to or server.job:
+            raise BadInputError("--compact moves all jobs of a pool as is best: leave out nodes, --to and -j")
+        move_together(server.pool(), dry_run=dry_run, no_wait=no_wait, as_json=as_json)
+        return
+    if not nodes:
+        raise BadInputError("no node is named: say which is to give its place, or give --compact")
     if dry_run:
         _foresee(server, nodes, to or (), stays=True, as_json=as_json)
         return
@@ -142,11 +162,20 @@ def drain(
     *,
     server: Server,
 ) -> None:
-    """Have nodes leave in good order, at the end of a step: nothing is lost, and nothing counted as a failure."""
+    """Have nodes leave in good order, at the end of a step: nothing is lost, and nothing counted as a failure.
+
+    Nodes of a pool are left by their jobs, once others train in their place, and given to nobody.
+    """
     if rolling == bool(nodes):
         raise BadInputError("name the nodes that are to leave, or give --rolling: one of both")
     if rolling and no_wait:
         raise BadInputError("--rolling waits for each node: leave out --no-wait")
+    pool = server.of_nodes()
+    if pool is not None:
+        if rolling or dry_run:
+            raise BadInputError("--rolling and --dry-run are for jobs without a pool: name the nodes")
+        drain_nodes(pool, nodes or (), no_wait=no_wait, as_json=as_json)
+        return
     if dry_run:
         if rolling:
             raise BadInputError("--dry-run is for nodes that are named: leave out --rolling")
@@ -188,6 +217,12 @@ def undrain(
     server: Server,
 ) -> None:
     """Let nodes come back that are drained or quarantined: these are looked at once more, and join."""
+    pool = server.of_nodes()
+    if pool is not None:
+        with pool:
+            if not server.job or _are_drained(pool, nodes):
+                undrain_nodes(pool, nodes, as_json=as_json)
+                return
     with server.client() as client:
         started = {node: client.undrain(node) for node in nodes}
     if as_json:
@@ -195,6 +230,12 @@ def undrain(
         return
     for node, is_started in started.items():
         say(f"{node} may come back: {'it is being started' if is_started else 'start `holdfast agent` there again'}")
+
+
+def _are_drained(pool: PoolClient, names: Sequence[str]) -> bool:
+    """Tell whether these are nodes of a pool that are drained: else it is a job that has one quarantined."""
+    drained = {node["node"] for node in pool.status()["nodes"] if node["drained"]}
+    return drained >= set(names)
 
 
 def inject(

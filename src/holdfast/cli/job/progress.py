@@ -136,6 +136,7 @@ _WORDS = dict(
         _line(ev.StandbyFailed, lambda e: f"standby {e.node} is not warm: {e.why}"),
         _line(ev.NodeMoved, lambda e: f"{e.to_node} has taken the place of {e.from_node} in {e.down_s:.2f} s"),
         _line(ev.MemorySampled, _held),
+        _line(ev.StoreReturned, lambda e: f"the store answers again: for {e.away_s:.1f} s nothing could be decided"),
         _line(
             ev.GenerationStarted,
             lambda e: f"generation {e.generation}: {e.world_size} workers on {_nodes(e.members)} ({e.reason})",

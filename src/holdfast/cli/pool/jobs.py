@@ -111,7 +111,10 @@ def _line(job: Mapping[str, Any]) -> str:
     state, nodes, why = job["state"], job["nodes"], job["why"]
     if state == "admitted":
         many = f"{len(nodes)} of {job['share']} nodes" if len(nodes) != job["share"] else f"{len(nodes)} nodes"
-        return f"{job['job']}  runs on {many}: {', '.join(nodes) or 'none so far'}"
+        waiting = job["standbys"]
+        beside = f"{len(waiting)} standby" if len(waiting) == 1 else f"{len(waiting)} standbys"
+        waits = f"; {beside}: {', '.join(waiting)}" if waiting else ""
+        return f"{job['job']}  runs on {many}: {', '.join(nodes) or 'none so far'}{waits}"
     return f"{job['job']}  {state}{': ' if why else ''}{why}"
 
 

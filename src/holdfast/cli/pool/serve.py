@@ -48,7 +48,7 @@ class PoolOptions:
         int,
         typer.Option(
             metavar="N",
-            help="Keep so many nodes for jobs that lose one; preemptible jobs run on them meanwhile.",
+            help="Keep so many nodes for jobs that lose one: they wait in jobs, warm.",
             rich_help_panel=RECOVERY,
         ),
     ] = 0

@@ -12,7 +12,7 @@ from holdfast.control.serving.stored_record import StoredRecord
 from holdfast.control.serving.turns import MachineShell, in_parts
 from holdfast.control.store.interface import Store
 from holdfast.coordination.experts.searching import Search
-from holdfast.coordination.inputs import Disconnected, Input, Received
+from holdfast.coordination.inputs import Disconnected, Input, Received, StoreBack
 from holdfast.coordination.instructions import (
     Broadcast,
     Close,
@@ -115,6 +115,9 @@ class Shell(MachineShell[Input, Instruction, Record]):
 
     def _gone(self, number: int) -> Input:
         return Disconnected(number)
+
+    def _answers(self, away_s: float) -> Input:
+        return StoreBack(away_s)
 
     def _write(self, record: Record) -> None:
         # What the record has counted must not be missing before it.

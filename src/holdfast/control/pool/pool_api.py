@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -11,20 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.control.api_types import END_HEADER, MAX_WAIT_S
+from holdfast.control.api_types import END_HEADER, MAX_WAIT_S, DrainRequest
 from holdfast.control.pool.handed_in import check_handed_in
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_shell import PoolShell
 from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
 from holdfast.coordination.pool.inputs import (
+    DrainNodes,
     ForgetNode,
+    MoveJobs,
     PoolRequest,
     ResumeJob,
     StopPooled,
     Submit,
     SuspendJob,
+    UndrainNodes,
     UpdateJob,
 )
+from holdfast.coordination.pool.places.compacting import WORTH_S, compact
+from holdfast.coordination.pool.places.moving import occupied
 from holdfast.errors import UnreachableError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.launch import PooledLaunch
@@ -43,6 +49,13 @@ class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Body of POST /jobs/NAME/update."""
 
     changes: Annotated[Mapping[Annotated[str, Meta(max_length=64)], int | float], Meta(max_length=16)]
+
+
+class CompactRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /compact."""
+
+    dry_run: bool = False
+    worth_s: Annotated[float, Meta(ge=0, le=1e9)] = WORTH_S
 
 
 class PoolApi:
@@ -70,6 +83,9 @@ class PoolApi:
             Route("/jobs/{name}/suspend", self.suspend, methods=["POST"]),
             Route("/jobs/{name}/resume", self.resume, methods=["POST"]),
             Route("/jobs/{name}/update", self.update, methods=["POST"]),
+            Route("/compact", self.compact, methods=["POST"]),
+            Route("/nodes/drain", self.drain, methods=["POST"]),
+            Route("/nodes/undrain", self.undrain, methods=["POST"]),
             Route("/nodes/{name}/forget", self.forget, methods=["POST"]),
         ]
 
@@ -137,6 +153,23 @@ class PoolApi:
         body = await body_of(request, UpdateRequest, self._body_s)
         return await self._done(UpdateJob(request.path_params["name"], body.changes))
 
+    async def compact(self, request: Request) -> Response:
+        """Move jobs together, where that is worth its cost; the answer is what moves."""
+        body, state = await body_of(request, CompactRequest, self._body_s), self._shell.machine.state
+        at = await self._shell.between_turns(lambda: occupied(state))
+        found = await asyncio.to_thread(compact, at, body.worth_s)
+        if not body.dry_run and (answer := await self._fed(MoveJobs(found.moves))):
+            return answer
+        return json_answer(found)
+
+    async def drain(self, request: Request) -> Response:
+        """Nodes are looked after."""
+        return await self._done(DrainNodes((await body_of(request, DrainRequest, self._body_s)).nodes))
+
+    async def undrain(self, request: Request) -> Response:
+        """Nodes may be given to jobs again."""
+        return await self._done(UndrainNodes((await body_of(request, DrainRequest, self._body_s)).nodes))
+
     async def forget(self, request: Request) -> Response:
         """A node does not come back."""
         return await self._done(ForgetNode(request.path_params["name"]))
@@ -170,7 +203,9 @@ def pool_status(shell: PoolShell) -> dict[str, Any]:
             "here": node.name in state.here,
             "job": grant.job if (grant := state.grants.get(node.name)) else "",
             "grant": grant.number if grant else 0,
+            "standby": grant.standby if grant else False,
             "leaving": grant.recalled if grant else False,
+            "drained": node.drained,
         }
         for node in sorted(state.nodes.values(), key=lambda one: one.name)
     ]
@@ -181,6 +216,7 @@ def pool_status(shell: PoolShell) -> dict[str, Any]:
         "policy": state.config.policy.name,
         "reserve": state.config.reserve,
         "nodes": nodes,
+        "moves_to_come": shell.machine.moving.to_come,
         "jobs": [_job(shell, job) for job in jobs],
         "events": shell.journal.last_seq,
     }
@@ -192,7 +228,8 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
         "job": job.name,
         "submission": job.submission,
         "state": job.state,
-        "nodes": sorted(grant.node for grant in state.grants_of(job.name)),
+        "nodes": sorted(grant.node for grant in state.grants_of(job.name) if not grant.standby),
+        "standbys": sorted(grant.node for grant in state.grants_of(job.name) if grant.standby),
         "share": job.share,
         "min_nodes": job.spec.nodes_to_begin,
         "max_nodes": job.spec.max_nodes,

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.control.serving.stored_record import StoredRecord
 from holdfast.control.serving.turns import MachineShell
 from holdfast.control.store.interface import Store
+from holdfast.coordination.inputs import StoreBack
 from holdfast.coordination.pool.inputs import NodeGone, NodeSaid, PoolInput
 from holdfast.coordination.pool.instructions import (
     BeginJob,
@@ -84,6 +85,9 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
 
     def _gone(self, number: int) -> PoolInput:
         return NodeGone(number)
+
+    def _answers(self, away_s: float) -> PoolInput:
+        return StoreBack(away_s)
 
     def _write(self, record: PoolRecord) -> None:
         # What the record has counted must not be missing before it.

@@ -42,14 +42,16 @@ class GrantProcesses:
     """What runs here by one grant, from its start until nothing of it is left.
 
     Args:
-        http: speaks with the pool, which is asked what belongs to the grant.
+        http: speaks with the pool, which is asked what belongs to the grant. zygote: the socket of one that has begun
+            already, and is this grant's; "" for none.
     """
 
-    def __init__(self, settings: PoolNodeSettings, start: StartGrant, http: httpx.AsyncClient) -> None:
+    def __init__(self, settings: PoolNodeSettings, start: StartGrant, http: httpx.AsyncClient, zygote: str) -> None:
         self.grant = start.grant
         self._settings = settings
         self._start = start
         self._http = http
+        self._zygote = zygote
         self._child: ChildProcess | None = None
         self._ends = asyncio.Event()
         # (what was killed leaves its sockets behind)
@@ -154,6 +156,7 @@ class GrantProcesses:
             digest=script_digest(spec.script, spec.args),
             advertise=mine.advertise,
             cwd=os.path.dirname(spec.script),
+            zygote=self._zygote,
             environment=mine.environment,
             log_folder=spec.output.log_dir or (os.path.join(mine.log_folder, spec.name) if mine.log_folder else ""),
             shows=mine.shows,
@@ -162,6 +165,7 @@ class GrantProcesses:
             rack=mine.rack,
             zone=mine.zone,
             failure_rate=mine.failure_rate,
+            standby=self._start.standby,
             grant=self.grant,
         )
 

@@ -22,6 +22,7 @@ import msgspec
 from holdfast.control.agent.channel import ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.pool_node.descendants import adopt_orphans, reap_orphans
 from holdfast.control.pool_node.grant_processes import GrantProcesses
+from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import die_with_parent
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding, StartGrant
@@ -52,6 +53,7 @@ class PoolAgent:
         self._fence = Fence()
         self._channel: CoordinatorChannel | None = None
         self._grant: GrantProcesses | None = None
+        self._zygote = NextZygote(settings)
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcome = False
         self._leaving = False
@@ -65,6 +67,7 @@ class PoolAgent:
 
     async def run(self) -> int:
         """Live in the pool."""
+        self._zygote.begin()
         self._task(self._stay_connected())
         self._task(self._beat())
         try:
@@ -77,6 +80,7 @@ class PoolAgent:
                 self._channel.close()
                 await self._channel.wait_closed()
             await self._http.aclose()
+            await self._zygote.close()
 
     def told_to_end(self, code: int) -> None:
         """End the node once its job can go on without it, or the grace is over; told again, at once."""
@@ -105,7 +109,7 @@ class PoolAgent:
         for instruction in instructions:
             match instruction:
                 case StartGrant():
-                    self._grant = GrantProcesses(self._settings, instruction, self._http)
+                    self._grant = GrantProcesses(self._settings, instruction, self._http, self._zygote.path)
                     self._task(self._live(self._grant))
                 case ReapGrant(grant):
                     if self._grant is not None and self._grant.grant == grant:
@@ -116,6 +120,8 @@ class PoolAgent:
     async def _live(self, grant: GrantProcesses) -> None:
         await grant.live()
         self._grant = None
+        if not self._leaving:
+            self._zygote.begin()
         self._obey(self._fence.reaped(grant.grant))
 
     async def _go_later(self, code: int, within_s: float) -> None:
@@ -176,7 +182,7 @@ class PoolAgent:
         """Say that the node lives; reap what was left to it."""
         while not self._exit.done():
             self._tell(NodeAlive())
-            reap_orphans(self._grant.awaited if self._grant is not None else ())
+            reap_orphans((*self._zygote.awaited, *(self._grant.awaited if self._grant is not None else ())))
             await asyncio.sleep(BEAT_S)
 
     def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -24,11 +24,13 @@ class PatientWriter:
     """Makes writes of a store, one at a time, and again where the store was away.
 
     Args:
-        now: the time, in unix seconds that never step back.
+        now: the time, in unix seconds that never step back. on_back: called once it answers again, with the seconds for
+            which it was away.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], on_back: Callable[[float], None]) -> None:
         self._now = now
+        self._on_back = on_back
         self._given_up = asyncio.Event()
         self._away_since: float | None = None
         self._why = ""
@@ -77,5 +79,6 @@ class PatientWriter:
 
     def _back(self) -> None:
         if self._away_since is not None:
-            _log.warning("the store answers again, after %.1f s without a decision", self._now() - self._away_since)
-            self._away_since = None
+            away_s, self._away_since = self._now() - self._away_since, None
+            _log.warning("the store answers again, after %.1f s without a decision", away_s)
+            self._on_back(away_s)

@@ -109,7 +109,8 @@ class MachineShell(ABC, Generic[I, O, R]):
         self._on_failure = on_failure
         self._stopped = False
         self._turn = Turns()
-        self._writer = PatientWriter(now)
+        self._writer = PatientWriter(now, self._store_back)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- what the machine is ----
 
@@ -124,6 +125,10 @@ class MachineShell(ABC, Generic[I, O, R]):
     @abstractmethod
     def _gone(self, number: int) -> I:
         """Return the input that a connection's end is."""
+
+    @abstractmethod
+    def _answers(self, away_s: float) -> I:
+        """Return the input that the store's answer is, after it was away for some time."""
 
     @abstractmethod
     def _carry_out(self, instruction: O) -> R | None:
@@ -229,6 +234,17 @@ class MachineShell(ABC, Generic[I, O, R]):
 
     async def _in_turn(self, event: I) -> None:
         await self.feed(event)
+
+    def _store_back(self, away_s: float) -> None:
+        """Have the machine hear that the store answers, once the turn is over that has waited for it."""
+        task = asyncio.get_running_loop().create_task(self._in_turn(self._answers(away_s)))
+        self._tasks.add(task)
+        task.add_done_callback(self._heard_of_store)
+
+    def _heard_of_store(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # (`_failing` has told of it)
 
     async def _handle(self, event: I) -> bool:
         handles = not self._stopped

@@ -62,7 +62,7 @@ class Admission:
             return None
         self._namesakes.pop(hello.node, None)
         self._ladder.came(hello.node)
-        waits = self._standbys.waits(hello)
+        waits = self._standbys.waits(hello) and self._tenant.may_wait(hello.node)
         if not turn.record.script_digest and not waits:
             turn.change(script_digest=hello.digest)
         node = turn.members.add(hello, connection, turn.now, standby=waits)

@@ -152,10 +152,11 @@ class Departures:
             Why that cannot be now, "" where it can.
         """
         record = self._turn.record
-        if why := self._cannot(self._rest({one.node for one in record.leaving if not one.stays} | {name})):
-            return why
         others = tuple(one for one in record.leaving if one.node != name)
-        self._turn.change(leaving=(*others, Departure(node=name, since=self._turn.now)))
+        gone = {one.node for one in others if not one.stays} | {name}
+        if why := self._cannot(self._rest(gone, without={name})):
+            return why
+        self._turn.change(leaving=(*others, Departure(node=name, since=self._turn.now, closes=True)))
         self._not_before = 0
         return ""
 
@@ -395,10 +396,11 @@ class Departures:
 
     # ---- whether it can be ----
 
-    def _rest(self, names: Collection[str]) -> list[str]:
-        """Return the workers that there are once these nodes have left."""
+    def _rest(self, names: Collection[str], without: Collection[str] = ()) -> list[str]:
+        """Return the workers that there are once these nodes have left; `without`: those whose places nobody takes."""
         workers = (info.id for info in self._turn.members.workers())
-        return [worker for worker in workers if node_of(worker) not in names] + self._taking(names)
+        taking = self._taking([name for name in names if name not in without])
+        return [worker for worker in workers if node_of(worker) not in names] + taking
 
     def _cannot(self, rest: list[str]) -> str:
         """Return why the job could not go on with these workers alone; "" where it could."""

@@ -121,6 +121,8 @@ class Replacing:
         found: dict[str, tuple[str, str]] = {}
         for one in leaving:
             choice = None
+            if one.closes:
+                continue
             if one.to:
                 choice = (one.to, "it was asked for") if one.to in free else None
             elif one.stays or self._config.spec.recovery.uses_standbys:

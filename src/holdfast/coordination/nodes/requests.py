@@ -11,10 +11,12 @@ from holdfast.coordination.inputs import (
     Request,
     SaveState,
     Shutdown,
+    StoreBack,
     Undrain,
 )
 from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.parts import JobParts
+from holdfast.protocol.events import StoreReturned
 
 
 def grant(parts: JobParts, request: Request) -> None:
@@ -39,5 +41,7 @@ def grant(parts: JobParts, request: Request) -> None:
             parts.closing.ask(request)
         case Planned():
             parts.rebalancing.came(request)
+        case StoreBack(away_s):
+            parts.turn.emit(StoreReturned, away_s=away_s)
         case PoolSaid():
             parts.tenant.hear(request)

@@ -138,17 +138,20 @@ class Standbys:
             if waits or entry is None or entry.tries >= MAX_TRIES:
                 continue
             cold = [worker for worker in node.workers if worker not in warm_up.warm]
-            if not cold:
-                continue
-            infos = [node.workers[worker] for worker in cold]
-            if why := next(filter(None, (misfit(turn, node, info.attach) for info in infos)), ""):
-                self.unfit(node, why)
+            if not cold or not self.fits(node):
                 continue
             self._write(msgspec.structs.replace(entry, tries=entry.tries + 1))
             warm_up.asked, warm_up.since, warm_up.told = set(cold), turn.now, False
             self._spoilt(cold)
             for worker in cold:
                 turn.order(worker, Warm(term=turn.record.term))
+
+    def fits(self, node: Node) -> bool:
+        """Tell whether a standby fits beside the others; one that came before them was not looked at."""
+        found = (misfit(self._turn, node, info.attach) for info in node.workers.values())
+        if why := next(filter(None, found), ""):
+            self.unfit(node, why)
+        return not why
 
     def tick(self) -> None:
         """Time has passed: for some it is over, for others it is time to try again."""

@@ -18,6 +18,7 @@ class StartGrant:
     grant: int
     job: str
     submission: int
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +84,4 @@ class Fence:
         if told.grant <= self.ended:
             return []  # (nobody's, or it is over)
         self.runs = told.grant
-        return [StartGrant(told.grant, told.job, told.submission), SayStanding(self.stands)]
+        return [StartGrant(told.grant, told.job, told.submission, told.standby), SayStanding(self.stands)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from holdfast.coordination.pool.choosing import choose, spare
 from holdfast.coordination.pool.jobs import PooledJobs
+from holdfast.coordination.pool.places.choosing import choose, spare
+from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division
 from holdfast.coordination.pool.state import PoolState
@@ -16,9 +17,10 @@ from holdfast.protocol.pool.record import PooledJob
 class Granting:
     """Asks the policy, and brings about what it says: admissions, recalls, grants."""
 
-    def __init__(self, state: PoolState, jobs: PooledJobs) -> None:
+    def __init__(self, state: PoolState, jobs: PooledJobs, moving: Moving) -> None:
         self._state = state
         self._jobs = jobs
+        self._moving = moving
         #: the newest plan as it was told
         self._told: tuple[int, dict[str, int], dict[str, str]] | None = None
 
@@ -26,10 +28,12 @@ class Granting:
         """Return what there is to share out, and who wants it.
 
         A node that is a job's counts, connected or not: while its job has not lost it, it is there. One that is being
-        given back counts as well, and so do those of jobs that are leaving theirs: they are about to be free.
+        given back counts as well, and so do those of jobs that are leaving theirs: they are about to be free. One that
+        is drained does not: like one that is lost, it is made up for by the reserve.
         """
         state = self._state
-        nodes = len(state.grants) + len(state.free())
+        there = [node for node, grant in state.grants.items() if not (grant.replaced or state.nodes[node].drained)]
+        nodes = len(there) + len(state.free())
         for_jobs = max(0, len(state.nodes) - state.config.reserve)
         bids = (self.bid(job) for job in state.jobs.values() if job.state in ("queued", "admitted"))
         return Demand(nodes=nodes, bids=tuple(bids), kept_back=max(0, nodes - for_jobs), now=state.now)
@@ -53,6 +57,9 @@ class Granting:
             limit_s=limit_s,
             ends_by=job.admitted_at + limit_s,
             preemptible=spec.preemptible,
+            may_wait=spec.recovery.uses_standbys,
+            standbys=spec.recovery.standbys,
+            waiting=len(state.standbys(job.name)),
         )
 
     def next_at(self) -> float:
@@ -62,12 +69,33 @@ class Granting:
 
     def carry_out(self) -> None:
         """Decide who is to have how many nodes, and do of that what can be done now."""
-        demand = self.demand()
-        division = divide(self._state.config.policy, demand)
+        demand, division = self._divided()
+        if self._call(demand, division):
+            demand, division = self._divided()
         self._tell(demand, division)
         for bid in demand.bids:
             self._resize(bid, division.nodes[bid.name], division.why.get(bid.name, ""))
+        self._clear(division)
+        self._moving.go_on()
         self._grant(demand, division)
+
+    def _divided(self) -> tuple[Demand, Division]:
+        demand = self.demand()
+        return demand, divide(self._state.config.policy, demand)
+
+    def _call(self, demand: Demand, division: Division) -> bool:
+        """Have standbys of their own join those that are to have more nodes; return whether there were any.
+
+        A job that has lost a node, and had one that was warm, has done so by itself.
+        """
+        state, called = self._state, False
+        for bid in demand.bids:
+            short = division.nodes[bid.name] - bid.has
+            waiting = state.standbys(bid.name) if bid.admitted else []
+            for node in sorted(waiting, key=lambda name: name not in state.here)[: max(0, short)]:
+                state.call(node)
+                called = True
+        return called
 
     def _tell(self, demand: Demand, division: Division) -> None:
         plan = (demand.nodes, dict(division.nodes), dict(division.why))
@@ -89,8 +117,7 @@ class Granting:
         if size != job.share:
             self._resized(job, size, lost=max(0, job.share - bid.has))
         if size < bid.has:
-            mine = [grant.node for grant in state.grants_of(job.name) if not grant.recalled]
-            for node in spare(state.nodes, mine, state.here, bid.has - size):
+            for node in spare(state.nodes, state.own(job.name), state.here, bid.has - size):
                 state.recall(node)
 
     def _resized(self, job: PooledJob, size: int, lost: int) -> None:
@@ -101,8 +128,29 @@ class Granting:
         state.emit(JobResized, job=job.name, from_nodes=job.share, to_nodes=size, lost=lost, why=why)
         state.put_job(job, share=size, grew_at=state.now if size > job.share else job.grew_at)
 
+    def _clear(self, division: Division) -> None:
+        """Have jobs leave nodes that are drained, or replaced, once those train that they have in their place.
+
+        Nobody is taken below its least; who waits there goes at once.
+        """
+        state = self._state
+        for grant in list(state.grants.values()):
+            if grant.recalled or not (grant.replaced or state.nodes[grant.node].drained):
+                continue
+            job = state.jobs[grant.job]
+            if grant.standby:
+                state.recall(grant.node)
+            elif job.state == "admitted":
+                mine, trains = state.own(job.name), state.trains.get(job.name, frozenset())
+                here = sum(state.grants[node].number in trains for node in mine)
+                if here >= max(self.bid(job).smallest, min(division.nodes.get(job.name, 0), len(mine))):
+                    state.recall(grant.node)
+
     def _grant(self, demand: Demand, division: Division) -> None:
-        """Give free nodes to those that are to have more: whoever is below its least first, then as they came."""
+        """Give free nodes to those that are to have more: whoever is below its least first, then as they came.
+
+        What is left over waits in jobs, which are to have so many standbys.
+        """
         state = self._state
         free = set(state.free())
         short = [bid for bid in demand.bids if state.has(bid.name) < division.nodes[bid.name]]
@@ -112,3 +160,17 @@ class Granting:
             for node in choose(state.nodes, mine, fit, division.nodes[bid.name] - state.has(bid.name)):
                 free.discard(node)
                 state.give(node, bid.name)
+        for bid in demand.bids:
+            self._stand_by(bid, division.standbys.get(bid.name, 0), free)
+
+    def _stand_by(self, bid: Bid, count: int, free: set[str]) -> None:
+        state, waiting = self._state, self._state.standbys(bid.name)
+        if count < len(waiting):
+            for node in spare(state.nodes, waiting, state.here, len(waiting) - count):
+                state.recall(node)
+            return
+        mine = [grant.node for grant in state.grants_of(bid.name)]
+        fit = free - state.refused.get(bid.name, frozenset())
+        for node in choose(state.nodes, mine, fit, count - len(waiting)):
+            free.discard(node)
+            state.give(node, bid.name, standby=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.coordination.inputs import Tick
+from holdfast.coordination.inputs import StoreBack, Tick
+from holdfast.coordination.pool.places.compacting import Relocation
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import FromNode
 from holdfast.protocol.pool.sharing import JobStands
@@ -85,5 +86,28 @@ class ForgetNode:
     node: str
 
 
-PoolRequest = Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode
-PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | PoolRequest
+@dataclass(frozen=True, slots=True)
+class DrainNodes:
+    """A user has nodes looked after: their jobs leave them in good order, and no job is given them."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainNodes:
+    """A user lets nodes that were drained be given to jobs again."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveJobs:
+    """A user has jobs give nodes up for others, one after another; what was asked for before is given up."""
+
+    moves: tuple[Relocation, ...]
+
+
+PoolRequest = (
+    Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode | DrainNodes | UndrainNodes | MoveJobs
+)
+PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | StoreBack | PoolRequest

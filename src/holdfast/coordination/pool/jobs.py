@@ -64,12 +64,16 @@ class PooledJobs:
         state, job = self._state, self._state.jobs.get(name)
         if job is None or report.submission != job.submission or job.state not in COORDINATED:
             return  # (of an earlier job of that name, or of one that has nothing to say any more)
-        state.refused[name] = report.refuses
+        state.refused[name], state.trains[name] = report.refuses, report.trains
+        if report.move_s is not None:
+            state.move_s[name] = report.move_s
         over = _OVER.get(report.standing)
         for grant in state.grants_of(name):
             # What it was told of and does not hold it has given back, and never takes again.
             if over or (grant.version <= report.heard and grant.number not in report.held):
                 state.release(grant, by="job")
+            elif grant.version <= report.heard:
+                state.waits(grant.node, standby=grant.number in report.standbys)
         if over:
             self._end(job, over, report.why or job.why)
         elif job.state == "suspending" and _has_left(report, job.wished_at):
@@ -90,6 +94,8 @@ class PooledJobs:
         if job.state in COORDINATED:
             state.close_job(job)
         state.refused.pop(job.name, None)
+        state.trains.pop(job.name, None)
+        state.move_s.pop(job.name, None)
         state.forget_old_jobs()
 
     def live(self, name: str) -> PooledJob | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
 from holdfast.coordination.pool.state import Connected, PoolState
-from holdfast.errors import RefusedError, UnreachableError
+from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.messages.pool import LeavePool, NodeRefused, NodeStands, PoolHello
 from holdfast.protocol.names import PROTOCOL
-from holdfast.protocol.pool.events import NodeAdded, NodeForgotten
+from holdfast.protocol.pool.events import NodeAdded, NodeDrained, NodeForgotten, NodeUndrained
 from holdfast.protocol.pool.record import PoolNode
 
 #: each is in the record, which is written as a whole
@@ -46,7 +50,8 @@ class PooledNodes:
                 return
             state.close(here.connection)
             self.gone(here.connection)
-        node = PoolNode(name=hello.node, session=hello.session, rack=hello.rack, zone=hello.zone)
+        drained = known is not None and known.drained
+        node = PoolNode(name=hello.node, session=hello.session, rack=hello.rack, zone=hello.zone, drained=drained)
         if known is None:
             state.emit(NodeAdded, node=node.name, rack=node.rack, zone=node.zone)
         if known != node:
@@ -122,6 +127,27 @@ class PooledNodes:
         for here in self._state.here.values():
             here.seen = self._state.now
 
+    def drain(self, names: Sequence[str], *, drained: bool) -> None:
+        """A person has nodes looked after, or lets jobs have them again; what is so already stays so.
+
+        Raises:
+            BadInputError: none is named.
+            UnreachableError: there is no such node; nothing is done.
+        """
+        if not names:
+            raise BadInputError("no node is named: say which one is meant")
+        for name in names:
+            self._check_known(name)
+        for name in dict.fromkeys(names):
+            if self._state.nodes[name].drained != drained:
+                self._state.put_node(replace(self._state.nodes[name], drained=drained))
+                self._state.emit(NodeDrained if drained else NodeUndrained, node=name)
+
+    def _check_known(self, name: str) -> None:
+        if name not in self._state.nodes:
+            known = ", ".join(sorted(self._state.nodes)) or "none"
+            raise UnreachableError(f"there is no node {name!r}: the nodes are {known}")
+
     def forget(self, name: str) -> None:
         """A person says that a node does not come back.
 
@@ -130,9 +156,7 @@ class PooledNodes:
             RefusedError: it is here, or a job has it.
         """
         state = self._state
-        if name not in state.nodes:
-            known = ", ".join(sorted(state.nodes)) or "none"
-            raise UnreachableError(f"there is no node {name!r}: the nodes are {known}")
+        self._check_known(name)
         if name in state.here:
             raise RefusedError(f"node {name} is here: stop its agent, and it is forgotten by itself")
         grant = state.grants.get(name)

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from math import inf
 
-from holdfast.coordination.inputs import Tick
+from holdfast.coordination.inputs import StoreBack, Tick
 from holdfast.coordination.pool.granting import Granting
 from holdfast.coordination.pool.inputs import JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput
 from holdfast.coordination.pool.instructions import EmitPool, PoolInstruction
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
+from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.requests import ask
 from holdfast.coordination.pool.share.explaining import what_would_do
 from holdfast.coordination.pool.state import Connected, PoolConfig, PoolState
 from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands, PoolHello
-from holdfast.protocol.pool.events import AnyPoolEvent, PoolJournalRepaired, PoolStarted
+from holdfast.protocol.pool.events import AnyPoolEvent, PoolJournalRepaired, PoolStarted, PoolStoreReturned
 from holdfast.protocol.pool.record import POOL_SCHEMA, PoolRecord
 
 
@@ -41,7 +42,8 @@ class Pool:
         self.state = PoolState(config, record)
         self._jobs = PooledJobs(self.state)
         self._nodes = PooledNodes(self.state)
-        self._granting = Granting(self.state, self._jobs)
+        self.moving = Moving(self.state)
+        self._granting = Granting(self.state, self._jobs, self.moving)
         self._last_tick = 0.0
         #: nothing new is decided before this, unless all nodes are here
         self._settles_at = 0.0
@@ -104,10 +106,12 @@ class Pool:
                 self.state.tell_job(name)
             case JobSaid(name, report):
                 self._jobs.said(name, report)
+            case StoreBack(away_s):
+                self.state.emit(PoolStoreReturned, away_s=away_s)
             case Tick():
                 pass
             case _:
-                ask(self.state, self._jobs, self._nodes, event)
+                ask(self.state, self._jobs, self._nodes, self.moving, event)
 
     def _node_says(self, here: Connected, message: NodeStands | NodeAlive | LeavePool) -> None:
         here.seen = self.state.now

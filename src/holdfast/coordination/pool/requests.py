@@ -5,16 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.coordination.pool.inputs import (
+    DrainNodes,
     ForgetNode,
+    MoveJobs,
     PoolRequest,
     ResumeJob,
     StopPooled,
     Submit,
     SuspendJob,
+    UndrainNodes,
     UpdateJob,
 )
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
+from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.state import PoolState
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
@@ -49,7 +53,7 @@ def check_sharing(spec: JobSpec) -> None:
         )
 
 
-def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, request: PoolRequest) -> None:
+def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, moving: Moving, request: PoolRequest) -> None:
     """Do what a user asks for.
 
     Raises:
@@ -68,6 +72,12 @@ def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, request: PoolReq
             _update(state, request)
         case ForgetNode(name):
             nodes.forget(name)
+        case MoveJobs(moves):
+            moving.begin(moves)
+        case DrainNodes(names):
+            nodes.drain(names, drained=True)
+        case UndrainNodes(names):
+            nodes.drain(names, drained=False)
 
 
 def _submit(state: PoolState, spec: JobSpec) -> None:

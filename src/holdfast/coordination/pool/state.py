@@ -21,7 +21,7 @@ from holdfast.coordination.pool.instructions import (
 from holdfast.coordination.pool.share.interface import Policy
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
-from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased
+from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased, RoleChanged
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolNode, PoolRecord
 from holdfast.protocol.pool.sharing import JobShares, PoolWish
 
@@ -74,8 +74,11 @@ class PoolState:
             self.of_job.setdefault(grant.job, {})[grant.node] = grant
         self.here: dict[str, Connected] = {}
         self.by_connection: dict[int, Connected] = {}
-        #: nodes that a job would not take, as far as it has said
+        #: nodes that a job would not take, as far as it has said; and the grants by which nodes train in it
         self.refused: dict[str, frozenset[str]] = {}
+        self.trains: dict[str, frozenset[int]] = {}
+        #: what a move costs a job, where it has said so
+        self.move_s: dict[str, float] = {}
         self._term, self._seq = record.term, record.seq
         self._last_grant, self._last_submission = record.last_grant, record.last_submission
         self._changed = False
@@ -144,18 +147,38 @@ class PoolState:
 
     # ---- grants ----
 
-    def give(self, node: str, job: str) -> None:
-        """Grant a free node to a job."""
+    def give(self, node: str, job: str, *, standby: bool = False) -> None:
+        """Grant a free node to a job, as one of its own or as a standby."""
         assert node not in self.grants, f"node {node} has an owner: {self.grants[node]}"
         self._last_grant += 1
         session = self.nodes[node].session
-        grant = Grant(number=self._last_grant, node=node, session=session, job=job, version=self.version)
+        number, version = self._last_grant, self.version
+        grant = Grant(number=number, node=node, session=session, job=job, version=version, standby=standby)
         self._put(grant)
-        self.emit(NodeGranted, node=node, job=job, grant=grant.number)
+        self.emit(NodeGranted, node=node, job=job, grant=grant.number, standby=standby)
 
     def recall(self, node: str) -> None:
         """Have a job leave a node."""
         self._put(replace(self.grants[node], recalled=True))
+
+    def replace(self, node: str) -> None:
+        """Have a job leave a node once another trains that it has for it."""
+        self._put(replace(self.grants[node], replaced=True))
+
+    def call(self, node: str) -> None:
+        """Have a standby join its job: what that has said of it before it hears of this counts no more."""
+        self._put(replace(self.grants[node], standby=False, version=self.version))
+        self._role_changed(node, by="pool")
+
+    def waits(self, node: str, *, standby: bool) -> None:
+        """A job says whether a node of its own waits there, or not."""
+        if self.grants[node].standby != standby:
+            self._put(replace(self.grants[node], standby=standby))
+            self._role_changed(node, by="job")
+
+    def _role_changed(self, node: str, by: str) -> None:
+        grant = self.grants[node]
+        self.emit(RoleChanged, node=node, job=grant.job, grant=grant.number, standby=grant.standby, by=by)
 
     def _put(self, grant: Grant) -> None:
         self.grants[grant.node] = grant
@@ -178,13 +201,29 @@ class PoolState:
         """Return a job's grants, those that it is to give back among them."""
         return tuple(self.of_job.get(job, {}).values())
 
+    def own(self, job: str) -> list[str]:
+        """Return the nodes that are a job's own, and stay so far: none that waits there, none that is drained."""
+        return [
+            node
+            for node, grant in self.of_job.get(job, {}).items()
+            if not (grant.recalled or grant.replaced or grant.standby or self.nodes[node].drained)
+        ]
+
     def has(self, job: str) -> int:
         """Return how many nodes are a job's own, and stay so far."""
-        return sum(1 for grant in self.of_job.get(job, {}).values() if not grant.recalled)
+        return len(self.own(job))
+
+    def standbys(self, job: str) -> list[str]:
+        """Return the nodes that wait in a job to take the place of one that is lost, and stay so far."""
+        return [
+            node
+            for node, grant in self.of_job.get(job, {}).items()
+            if grant.standby and not (grant.recalled or self.nodes[node].drained)
+        ]
 
     def free(self) -> list[str]:
-        """Return the nodes that are here and nobody's."""
-        return [name for name in self.here if name not in self.grants]
+        """Return the nodes that are here and nobody's, and may be given to somebody."""
+        return [name for name in self.here if name not in self.grants and not self.nodes[name].drained]
 
     # ---- what is told ----
 
@@ -255,8 +294,14 @@ class PoolState:
         term, version, grant = self.record.term, self.record.version, self.grants.get(node)
         if grant is None or grant.session != self.nodes[node].session:
             return NodeGrant(term=term, version=version)
-        submission = self.jobs[grant.job].submission
-        return NodeGrant(term=term, version=version, grant=grant.number, job=grant.job, submission=submission)
+        return NodeGrant(
+            term=term,
+            version=version,
+            grant=grant.number,
+            job=grant.job,
+            submission=self.jobs[grant.job].submission,
+            standby=grant.standby,
+        )
 
     def _shares(self, job: PooledJob) -> JobShares:
         grants = self.of_job.get(job.name, {})
@@ -266,5 +311,6 @@ class PoolState:
             submission=job.submission,
             grants={node: grant.number for node, grant in grants.items()},
             leaving=frozenset(grant.number for grant in grants.values() if grant.recalled),
+            standbys=frozenset(grant.number for grant in grants.values() if grant.standby),
             wish=_WISHES.get(job.state, "run"),
         )

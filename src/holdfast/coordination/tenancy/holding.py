@@ -5,7 +5,7 @@ What it has given back it never takes again, however often it is told of it by s
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
@@ -16,7 +16,8 @@ from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands
 def hear(held: Held, shares: JobShares, now: float) -> Held:
     """Take in which nodes are the job's; older shares than were heard, or another job's, change nothing.
 
-    A node that is in them no more is lost: it has said itself that nothing of the job runs there.
+    Whether one waits the job says itself once it is here, unless the pool wants one to join that it had wait. A node
+    that is in them no more is lost: it has said itself that nothing of the job runs there.
     """
     if shares.submission != held.submission or (shares.term, shares.version) < (held.term, held.heard):
         return held
@@ -25,8 +26,13 @@ def hear(held: Held, shares: JobShares, now: float) -> Held:
     for node, number in shares.grants.items():
         if number not in held.returned:
             known = held.grants.get(node)
-            grant = known if known is not None and known.number == number else HeldGrant(number=number, since=now)
-            grants[node] = replace(grant, leaving=number in shares.leaving)
+            waits = number in shares.standbys
+            new = HeldGrant(number=number, since=now, standby=waits, to_wait=waits)
+            grant = known if known is not None and known.number == number else new
+            called = grant.to_wait and not waits
+            grants[node] = replace(
+                grant, leaving=number in shares.leaving, standby=grant.standby and not called, to_wait=waits
+            )
     return replace(
         held,
         term=shares.term,
@@ -70,13 +76,27 @@ def stand(held: Held, standing: JobStanding, why: str = "") -> Held:
     return replace(held if standing == "going" else give_back(held, held.grants), standing=standing, why=why)
 
 
-def report(held: Held, refuses: Collection[str] = ()) -> JobStands:
-    """Return what the pool is told."""
+def act(held: Held, roles: Mapping[str, bool]) -> Held:
+    """These nodes wait from here on (True), or fill places."""
+    changed = {node: waits for node, waits in roles.items() if held.grants[node].standby != waits}
+    if not changed:
+        return held
+    anew = {node: replace(held.grants[node], standby=waits) for node, waits in changed.items()}
+    return replace(held, grants={**held.grants, **anew})
+
+
+def report(
+    held: Held, refuses: Collection[str] = (), members: Collection[str] = (), move_s: float | None = None
+) -> JobStands:
+    """Return what the pool is told; `members`: of its plan. `move_s`: what a move costs; None: not known yet."""
     return JobStands(
         submission=held.submission,
         heard=held.heard,
         held=held.numbers,
+        standbys=held.waiting,
+        trains=frozenset(grant.number for node, grant in held.grants.items() if node in members),
         standing=held.standing,
         why=held.why,
         refuses=frozenset(refuses),
+        move_s=move_s,
     )

@@ -15,7 +15,10 @@ from holdfast.coordination.failures.seen import node_lost
 from holdfast.coordination.inputs import PoolSaid, Shutdown
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
-from holdfast.coordination.tenancy.holding import awaited, give_back, hear, joined, overdue, report, stand
+from holdfast.coordination.nodes.replacing import Replacing
+from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.progress.costs import Cost, MeasuredCosts
+from holdfast.coordination.tenancy.holding import act, awaited, give_back, hear, joined, overdue, report, stand
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
@@ -42,6 +45,9 @@ class Tenant:
         ladder: Ladder,
         closing: Closing,
         ending: Ending,
+        standbys: Standbys,
+        replacing: Replacing,
+        costs: MeasuredCosts,
     ) -> None:
         self._turn = turn
         self._config = config
@@ -51,8 +57,13 @@ class Tenant:
         self._ladder = ladder
         self._closing = closing
         self._ending = ending
+        self._standbys = standbys
+        self._replacing = replacing
+        self._costs = costs
         #: nodes that came and do not fit the job, as far as this coordinator has seen
         self._unfit: set[str] = set()
+        #: standbys that the pool wants to join, and that wait still
+        self._called: set[str] = set()
         #: what was told last
         self._told: JobStands | None = None
         #: of what the pool wishes, what is under way
@@ -83,7 +94,10 @@ class Tenant:
                 held = stand(held, "going")  # (this coordinator is another than the one that had it saved)
             if held.standing == "suspended":
                 held = give_back(held, held.grants)  # (it was to go on, and to stop again, before it heard of either)
+            before = self._held
             self._write(held)
+            if self._ending.over is None and before is not None:
+                self._call(before, held)
         if self._ending.over is None:
             self._drop_who_is_not_ours(held)
         self._told = None
@@ -102,6 +116,11 @@ class Tenant:
             self._write(came)
         return True
 
+    def may_wait(self, node: str) -> bool:
+        """Tell whether a node that is let in may be a standby: in a pool, one that was granted as such, and waits."""
+        held = self._held
+        return held is None or (node in held.grants and held.grants[node].standby)
+
     def refuse(self, node: str) -> None:
         """A node does not fit the job: the pool is not to offer it again."""
         self._unfit.add(node)
@@ -116,9 +135,11 @@ class Tenant:
                 held = self._without_who_is_gone(held)  # (first: who has just left is not asked to leave once more)
                 self._write(held)
                 self._wish(held)
+                self._let_join()
             if self._ending.over is not None:
                 held = self._ended(held)
-                self._write(held)
+            held = self._as_they_are(held)
+            self._write(held)
         self._tell(held)
 
     # ---- nodes ----
@@ -130,6 +151,40 @@ class Tenant:
         gone += [node for node in overdue(held, now, self._config.grant_join_s) if node in absent]
         gone += [node for node in held.to_leave if node in absent and not held.grants[node].came]
         return give_back(held, gone)
+
+    def _as_they_are(self, held: Held) -> Held:
+        """Return what is held with who waits and who does not: one may have taken a place by now, or given it away."""
+        here = self._turn.members.nodes
+        return act(
+            held, {node: here[node].standby for node in held.grants if node in here and node not in self._called}
+        )
+
+    def _call(self, before: Held, held: Held) -> None:
+        """Take in which standbys are to join; and have no more nodes than the pool says, whoever was lost before."""
+        for node, grant in held.grants.items():
+            known = before.grants.get(node)
+            if known is not None and known.number == grant.number and known.standby and not grant.standby:
+                self._called.add(node)
+        own = sum(1 for grant in held.grants.values() if not (grant.standby or grant.leaving))
+        self._turn.change(wanted=min(self._turn.record.wanted, own))
+
+    def _let_join(self) -> None:
+        """Let those join that the pool wants to, once all their workers run.
+
+        Before the job has begun nobody has looked whether one fits: it comes again, as a node like any other.
+        """
+        standbys = self._turn.members.standbys
+        for name in sorted(self._called):
+            node = standbys.get(name)
+            if node is None:
+                self._called.discard(name)  # (lost, or in a place by now; one that comes again does not wait)
+            elif not self._turn.record.generation:
+                self._absences.replace_workers([name], "the pool has it join")
+                self._called.discard(name)
+            elif node.complete:
+                self._called.discard(name)
+                if self._standbys.fits(node):
+                    self._replacing.promote(name)
 
     def _absent(self, held: Held) -> list[str]:
         turn = self._turn
@@ -168,12 +223,20 @@ class Tenant:
 
     # ---- telling ----
 
+    @property
+    def _move_s(self) -> float | None:
+        """What it costs that a node joins and another leaves; to the tenth of a second, so that it seldom changes."""
+        if not self._costs.is_measured(Cost.SWAP):
+            return None
+        return round(sum(map(self._costs.of, (Cost.SWAP, Cost.DECISION, Cost.BUILD))), 1)
+
     def _write(self, held: Held) -> None:
         if held != self._held:
             self._turn.change(held=held)
 
     def _tell(self, held: Held) -> None:
-        said = report(held, [*(one.node for one in self._ladder.all_out), *self._unfit])
+        refuses = [*(one.node for one in self._ladder.all_out), *self._unfit]
+        said = report(held, refuses, [node for node in held.grants if self._turn.planned_on(node)], self._move_s)
         if said != self._told:
             self._told = said
             self._turn.tell_pool(said)

@@ -61,7 +61,7 @@ FromNode = PoolHello | NodeStands | NodeAlive | LeavePool
 class NodeGrant(Struct, frozen=True, kw_only=True):
     """Whose the node is by the pool's record: by grant `grant` of `job`, or nobody's (0).
 
-    `term`, `version`: of that record; an older one than was heard counts no more.
+    `term`, `version`: of that record; an older one than was heard counts no more. `standby`: it is to wait there.
     """
 
     term: Count
@@ -69,6 +69,7 @@ class NodeGrant(Struct, frozen=True, kw_only=True):
     grant: Count = 0
     job: NameOrNone = ""
     submission: Count = 0
+    standby: bool = False
 
 
 class NodeRefused(Struct, frozen=True, kw_only=True):

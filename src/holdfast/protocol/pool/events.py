@@ -31,11 +31,22 @@ class PoolStarted(PoolEvent, frozen=True, kw_only=True, tag="pool_started"):
 
 
 class NodeGranted(PoolEvent, frozen=True, kw_only=True, tag="node_granted"):
-    """A node is a job's from here on, by this grant."""
+    """A node is a job's from here on, by this grant; `standby`: it waits there to take the place of another."""
 
     node: str
     job: str
     grant: int
+    standby: bool = False
+
+
+class RoleChanged(PoolEvent, frozen=True, kw_only=True, tag="role_changed"):
+    """A node is a standby of its job from here on, or is none any more. `by`: whose doing, job or pool."""
+
+    node: str
+    job: str
+    grant: int
+    standby: bool
+    by: str
 
 
 class NodeReleased(PoolEvent, frozen=True, kw_only=True, tag="node_released"):
@@ -60,6 +71,18 @@ class NodeForgotten(PoolEvent, frozen=True, kw_only=True, tag="node_forgotten"):
 
     node: str
     why: str
+
+
+class NodeDrained(PoolEvent, frozen=True, kw_only=True, tag="node_drained"):
+    """A person has a node looked after: its job leaves it in good order, and nobody is given it."""
+
+    node: str
+
+
+class NodeUndrained(PoolEvent, frozen=True, kw_only=True, tag="node_undrained"):
+    """A node that was drained may be given to jobs again."""
+
+    node: str
 
 
 class JobSubmitted(PoolEvent, frozen=True, kw_only=True, tag="job_submitted"):
@@ -118,6 +141,12 @@ class PlanDecided(PoolEvent, frozen=True, kw_only=True, tag="plan_decided"):
     waiting: dict[str, str]
 
 
+class PoolStoreReturned(PoolEvent, frozen=True, kw_only=True, tag="store_returned"):
+    """The store answers again, which had been away for `away_s`: no node changed its owner meanwhile."""
+
+    away_s: float
+
+
 class PoolJournalRepaired(PoolEvent, frozen=True, kw_only=True, tag="journal_repaired"):
     """The journal had lost its events `from_seq` to `to_seq`; this one, with the number `to_seq`, stands for them."""
 
@@ -128,9 +157,12 @@ class PoolJournalRepaired(PoolEvent, frozen=True, kw_only=True, tag="journal_rep
 AnyPoolEvent = (
     PoolStarted
     | NodeGranted
+    | RoleChanged
     | NodeReleased
     | NodeAdded
     | NodeForgotten
+    | NodeDrained
+    | NodeUndrained
     | JobSubmitted
     | JobAdmitted
     | JobResized
@@ -138,5 +170,6 @@ AnyPoolEvent = (
     | JobResumed
     | JobEnded
     | PlanDecided
+    | PoolStoreReturned
     | PoolJournalRepaired
 )

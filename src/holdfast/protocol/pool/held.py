@@ -9,12 +9,17 @@ from holdfast.protocol.pool.sharing import JobStanding, PoolWish
 
 
 class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A grant that a job holds. `since`: when it was told of it, unix seconds. `came`: the node has joined by it."""
+    """A grant that a job holds. `since`: when it was told of it, unix seconds. `came`: the node has joined by it.
+
+    `standby`: the node waits to take the place of another; `to_wait`: the pool wants it to, as it was heard last.
+    """
 
     number: int
     since: float
     came: bool = False
     leaving: bool = False
+    standby: bool = False
+    to_wait: bool = False
 
 
 class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,6 +41,11 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def numbers(self) -> frozenset[int]:
         """The grants held."""
         return frozenset(grant.number for grant in self.grants.values())
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The grants held by whose nodes no place is filled."""
+        return frozenset(grant.number for grant in self.grants.values() if grant.standby)
 
     @property
     def to_leave(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from holdfast.protocol.names import Struct
 from holdfast.protocol.pool.events import AnyPoolEvent
 
 #: Raised with every change after which a pool would misread what one of before wrote, or the other way round.
-POOL_SCHEMA = 1
+POOL_SCHEMA = 2
 
 #: what a pool knows of a job: in the queue; nodes are given to it; on its way out of its nodes; without any; over
 PooledState = Literal["queued", "admitted", "suspending", "suspended", "stopping", "finished", "stopped", "failed"]
@@ -23,7 +23,9 @@ OVER: frozenset[PooledState] = frozenset(("finished", "stopped", "failed"))
 class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job's numbered right to a node, to one session of its agent. `version`: of the record that first had it.
 
-    `recalled`: the job is to leave the node, in good order.
+    `recalled`: the job is to leave the node, in good order; `replaced`: once another trains that it has for this one.
+    `standby`: it waits there to take the place of one that is lost, as the job has said last; where the pool has ended
+    that, `version` is of the record that first said so.
     """
 
     number: int
@@ -32,15 +34,21 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: str
     version: int
     recalled: bool = False
+    replaced: bool = False
+    standby: bool = False
 
 
 class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node of the pool, connected or not. `session`: of its agent's process that came last."""
+    """A node of the pool, connected or not. `session`: of its agent's process that came last.
+
+    `drained`: a person has it looked after: no job is given it.
+    """
 
     name: str
     session: str
     rack: str = ""
     zone: str = ""
+    drained: bool = False
 
 
 class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):

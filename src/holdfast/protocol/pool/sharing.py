@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.protocol.names import Count, Name, Struct, Text
+from holdfast.protocol.names import Count, Name, Seconds, Struct, Text
 
 #: what a job is to do with its nodes: train; save its state and leave them; end
 PoolWish = Literal["run", "suspend", "stop"]
@@ -19,6 +19,8 @@ JobStanding = Literal["going", "suspended", "finished", "stopped", "failed"]
 class JobShares(Struct, frozen=True, kw_only=True):
     """A job's grants by the pool's record, by node; `leaving`: those of them that it is to give back, in good order.
 
+    `standbys`: those of nodes that wait to take the place of one that is lost. The job says itself when one has; one
+    that was among them, and is no more, is to join.
     `term`, `version`: of that record; an older one than was heard counts no more.
     """
 
@@ -27,18 +29,24 @@ class JobShares(Struct, frozen=True, kw_only=True):
     submission: Count
     grants: Mapping[Name, Count] = msgspec.field(default_factory=dict[str, int])
     leaving: frozenset[Count] = frozenset()
+    standbys: frozenset[Count] = frozenset()
     wish: PoolWish = "run"
 
 
 class JobStands(Struct, frozen=True, kw_only=True):
     """What a job holds by its own record. A grant that it was told of, and does not hold, it never takes again.
 
-    `heard`: the version of the newest shares that are in its record. `refuses`: nodes that it would not take.
+    `heard`: the version of the newest shares that are in its record. `standbys`: of those held, by which nodes wait;
+    `trains`: by which they are members of its plan. `refuses`: nodes that it would not take. `move_s`: what it costs of
+    its training that a node joins and another leaves, as far as that was measured.
     """
 
     submission: Count
     heard: Count
     held: frozenset[Count] = frozenset()
+    standbys: frozenset[Count] = frozenset()
+    trains: frozenset[Count] = frozenset()
     standing: JobStanding = "going"
     why: Annotated[Text, Meta(description="of one that is over")] = ""
     refuses: frozenset[Name] = frozenset()
+    move_s: Seconds | None = None

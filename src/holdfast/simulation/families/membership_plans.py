@@ -137,6 +137,19 @@ def pooled_plan(seed: int) -> FaultPlan:
     )
 
 
+def reserve_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed: a job of a pool that has standbys for it, wants them back, or has them join."""
+    rng, plan = Random(seed * 113 + 79), pooled_plan(seed)
+    span = 0.15 * plan.steps + 0.5
+    return replace(
+        plan,
+        standbys=rng.choice((1, 1, 2)),
+        calls=tuple(rng.uniform(0.0, span) for _ in range(rng.choice((0, 0, 1, 2)))),
+        on_loss=rng.choice(("auto", "auto", "standby", "shrink")),
+        cold_warm_ups=rng.choice((0, 0, 1)),
+    )
+
+
 def notice_plan(seed: int) -> FaultPlan:
     """Return the plan of a seed: agents are told to end, with more or less time, and some nodes come again later."""
     rng = Random(seed * 103 + 61)

@@ -23,6 +23,10 @@ class PlacesTaken:
         self._joined: set[str] = set()
         self._before: GenerationStarted | None = None
 
+    def called(self, name: str) -> None:
+        """A pool has a standby join: it may come as a node like any other, which is told of once all of it runs."""
+        self._joined.add(name)
+
     def take(self, event: AnyEvent) -> None:
         """Look at an event.
 

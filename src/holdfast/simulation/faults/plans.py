@@ -99,7 +99,8 @@ class FaultPlan:
     saves_in_time: where checkpoints are kept, the coordinator says when.
     standbys: nodes beside `nodes`, that wait to take others' places; cold_warm_ups: so many of their warm-ups fail, the
     first. on_loss: what becomes of the job where a node is lost, unless all `restart`.
-    pooled: the job runs in a pool; recalls: when that wants a node back, in seconds.
+    pooled: the job runs in a pool; recalls: when that wants a node back, in seconds;
+    calls: when it wants a standby to join.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -140,6 +141,7 @@ class FaultPlan:
     copies: int = 2
     standbys: int = 0
     pooled: bool = False
+    calls: tuple[float, ...] = ()
     recalls: tuple[float, ...] = ()
     cold_warm_ups: int = 0
     on_loss: Literal["auto", "standby", "shrink", "wait"] = "auto"

@@ -11,11 +11,14 @@ from typing import Protocol
 
 from holdfast.coordination.inputs import PoolSaid
 from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobShares, JobStands
 from holdfast.protocol.record import Record
 from holdfast.simulation.faults.injection import Injector
+from holdfast.simulation.faults.places_taken import PlacesTaken
 from holdfast.simulation.invariants import InvariantError
-from holdfast.simulation.machines.agent import SimAgent
+from holdfast.simulation.machines.agent import SimAgent, is_standby
 from holdfast.simulation.machines.coordinator import CoordinatorShell
 from holdfast.simulation.world import World
 
@@ -33,6 +36,7 @@ class Surroundings(Protocol):
     coordinator: CoordinatorShell | None
     ended: tuple[int, str] | None
     injector: Injector
+    places: PlacesTaken
 
     def add_node(self, name: str) -> None: ...
 
@@ -47,12 +51,16 @@ class PoolAbove:
         #: by node: its grant's number, and the version that first had it
         self._grants: dict[str, tuple[int, int]] = {}
         self._leaving: set[int] = set()
+        #: those by which nodes wait
+        self._standbys: set[int] = set()
         self._refused: frozenset[str] = frozenset()
         self._said: list[JobShares] = []
         self._held: frozenset[int] = frozenset()
         self._gone: set[int] = set()
         for at in cluster.world.plan.recalls:
             self._world.timeline.after(at, self._recall)
+        for at in cluster.world.plan.calls:
+            self._world.timeline.after(at, self._call)
         self._world.timeline.after(_LOOK_S, self._look)
 
     # ---- nodes ----
@@ -62,6 +70,8 @@ class PoolAbove:
         self._last += 1
         self._version += 1
         self._grants[name] = self._last, self._version
+        if is_standby(name):
+            self._standbys.add(self._last)
         self._say()
         return self._last
 
@@ -69,9 +79,24 @@ class PoolAbove:
         """Others are to have a node; the job keeps one at the least."""
         self._cluster.injector.extend(_PATIENCE_S)
         mine = [number for number, _ in self._grants.values() if number not in self._leaving]
-        if len(mine) > 1:
-            self._leaving.add(self._world.rng.choice(mine))
+        fill = [number for number in mine if number not in self._standbys]
+        may = mine if len(fill) > 1 else [number for number in mine if number in self._standbys]
+        if may:
+            self._leaving.add(self._world.rng.choice(may))
             self._version += 1
+            self._say()
+
+    def _call(self) -> None:
+        """A node that waits is to join."""
+        waiting = [name for name, (number, _) in self._grants.items() if number in self._standbys - self._leaving]
+        if waiting:
+            self._cluster.injector.extend(_PATIENCE_S)
+            name = self._world.rng.choice(waiting)
+            self._cluster.places.called(name)
+            self._version += 1
+            number, _ = self._grants[name]
+            self._grants[name] = number, self._version  # (what is said of it before this is heard counts no more)
+            self._standbys.discard(number)
             self._say()
 
     def _look(self) -> None:
@@ -90,6 +115,7 @@ class PoolAbove:
         """A grant is over: all of it is reaped on the node, which is granted anew later."""
         del self._grants[name]
         self._leaving.discard(number)
+        self._standbys.discard(number)
         self._version += 1
         self._world.timeline.after(self._world.rng.uniform(0.01, 0.5), self._reap, name, number)
 
@@ -121,11 +147,19 @@ class PoolAbove:
         for name, (number, version) in list(self._grants.items()):
             if over or (version <= stands.heard and number not in stands.held):
                 self._release(name, number)
+            elif version <= stands.heard and (number in stands.standbys) != (number in self._standbys):
+                self._standbys ^= {number}
+                self._version += 1
 
     def _say(self) -> None:
         grants: Mapping[str, int] = {name: number for name, (number, _) in self._grants.items()}
         shares = JobShares(
-            term=1, version=self._version, submission=SUBMISSION, grants=grants, leaving=frozenset(self._leaving)
+            term=1,
+            version=self._version,
+            submission=SUBMISSION,
+            grants=grants,
+            leaving=frozenset(self._leaving),
+            standbys=frozenset(self._standbys),
         )
         self._said.append(shares)
         self._tell(shares)
@@ -156,6 +190,13 @@ class PoolAbove:
         if held.standing != "going" and held.numbers:
             raise InvariantError(f"a job that is {held.standing} holds grants: {held}")
         for plan in (record.plan, record.pending) if held.standing == "going" else ():
+            if plan is not None and plan is record.plan:
+                self._nobody_waits_who_trains(plan, held)
             nodes = {node_of(worker) for worker in plan.workers} if plan is not None else set[str]()
             if without := nodes - set(held.grants):
                 raise InvariantError(f"{sorted(without)} are members without a grant: {plan}, {held}")
+
+    def _nobody_waits_who_trains(self, plan: GenerationPlan, held: Held) -> None:
+        members = {node_of(worker) for worker in plan.workers}
+        if waiting := [node for node in members if node in held.grants and held.grants[node].standby]:
+            raise InvariantError(f"{waiting} are members, and wait by what the pool is told: {plan}, {held}")

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     tally = fuzz_pools(range(first, first + max(1, options.schedules)), max(1, options.processes))
     wall_s = time.monotonic() - since
     print(f"{tally.schedules} schedules in {wall_s:.0f} s; {tally.grants} grants, {tally.moved} of them over again,")
-    print(f"{tally.recalled} nodes recalled from jobs; {len(tally.failed)} failed")
+    print(f"{tally.recalled} nodes recalled from jobs, {tally.waited} granted as standbys; {len(tally.failed)} failed")
     for number, why in list(tally.failed.items())[:20]:
         print(f"FAILED: python -m holdfast.simulation.pool replay {number}: {why}")
     return EXIT_FAILED if tally.failed else EXIT_DONE

@@ -25,7 +25,7 @@ class PoolChecker:
         #: the newest grant that each life of a node has started
         self._started: dict[tuple[str, str], int] = {}
         #: what has happened, to say what schedules have seen
-        self.grants = self.moved = self.recalled = 0
+        self.grants = self.moved = self.recalled = self.waited = 0
 
     def _fail(self, why: str) -> NoReturn:
         raise InvariantError(f"{why}\n" + "\n".join(self._cluster.world.story[-60:]))
@@ -46,6 +46,7 @@ class PoolChecker:
             if grant.number not in self._written:
                 if grant.number <= self._newest_on.get(node, 0):
                     self._fail(f"grant {grant.number} on {node} is older than {self._newest_on[node]}")
+                self._given(after, grant)
                 self._written[grant.number] = grant
                 self._submissions[grant.number] = after.jobs[grant.job].submission
                 self._newest_on[node] = grant.number
@@ -53,6 +54,18 @@ class PoolChecker:
         left = {node for node, grant in after.grants.items() if after.jobs[grant.job].state in OVER}
         if left:
             self._fail(f"nodes {sorted(left)} belong to jobs that are over")
+
+    def _given(self, after: PoolRecord, grant: Grant) -> None:
+        """A node is given to a job: one that anybody may have, and no more of them to wait than are of use."""
+        job = after.jobs[grant.job]
+        if after.nodes[grant.node].drained:
+            self._fail(f"{grant.node} is drained, and given to {grant.job}")
+        if not grant.standby:
+            return
+        self.waited += 1
+        waiting = sum(one.job == job.name and one.standby and not one.recalled for one in after.grants.values())
+        if job.state != "admitted" or job.spec.preemptible or waiting > max(1, job.spec.recovery.standbys):
+            self._fail(f"{job.name}, which is {job.state}, has {waiting} nodes that wait")
 
     def _over(self, grant: Grant) -> None:
         """A grant is not in the record any more: its job's record does without it, or nothing of it is on the node."""
@@ -80,8 +93,11 @@ class PoolChecker:
                 for node, grant in after.grants.items()
                 if grant.job == name and grant.recalled and node in before.grants and not before.grants[node].recalled
             ]
+            recalled = [node for node in recalled if not after.grants[node].standby]
             self.recalled += len(recalled)
-            kept = sum(1 for grant in after.grants.values() if grant.job == name and not grant.recalled)
+            kept = sum(
+                1 for grant in after.grants.values() if grant.job == name and not (grant.recalled or grant.standby)
+            )
             if recalled and kept < _least(job):
                 self._fail(f"{name} is to give back {recalled} and keeps {kept}, less than its {_least(job)}")
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.pool.inputs import PoolRequest, ResumeJob, StopPooled, Submit, SuspendJob, UpdateJob
+from holdfast.coordination.pool.inputs import (
+    DrainNodes,
+    MoveJobs,
+    PoolRequest,
+    ResumeJob,
+    StopPooled,
+    Submit,
+    SuspendJob,
+    UndrainNodes,
+    UpdateJob,
+)
+from holdfast.coordination.pool.places.compacting import WORTH_S, compact
+from holdfast.coordination.pool.places.moving import occupied
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.pool.held import Held
@@ -139,6 +151,17 @@ class PoolCluster:
         self._submitted.add(job.spec.name)
 
     def _visit(self, job: str, what: str) -> None:
+        if what == "move":
+            for (name, _), coordinator in list(self.coordinators.items()):
+                if name == job:
+                    coordinator.swap()
+            return
+        if what == "compact":
+            if self.server is not None:
+                found = compact(occupied(self.server.pool.state), WORTH_S)
+                self.world.tell(f"{found.moves} is asked for")
+                self.server.feed(MoveJobs(found.moves))
+            return
         requests: dict[str, PoolRequest] = {
             "suspend": SuspendJob(job),
             "resume": ResumeJob(job),
@@ -167,6 +190,9 @@ class PoolCluster:
                 self._cut(node, POOL, fault.lasts_s)
             case PoolFaultKind.NODE_CUT_FROM_JOBS if node:
                 self._cut(node, JOBS, fault.lasts_s)
+            case PoolFaultKind.NODE_DRAINED if node and self.server is not None:
+                self.server.feed(DrainNodes((node,)))
+                self.world.timeline.after(fault.lasts_s, self._undrain, node)
             case PoolFaultKind.JOB_CUT_FROM_POOL if job:
                 self._cut(job[0], POOL, fault.lasts_s)
             case PoolFaultKind.JOB_DIES if job:
@@ -181,6 +207,14 @@ class PoolCluster:
                 self._start_server()
             case _:
                 pass
+
+    def _undrain(self, node: str) -> None:
+        """A node is fit again: asked until it is written down."""
+        record = self.world.disk.record
+        if record is not None and node in record.nodes and record.nodes[node].drained:
+            if self.server is not None:
+                self.server.feed(UndrainNodes((node,)))
+            self.world.later(0.5, 1.0, self._undrain, node)
 
     def _cut(self, one: str, other: str, lasts_s: float) -> None:
         self.world.block(one, other)

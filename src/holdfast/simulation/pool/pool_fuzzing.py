@@ -19,6 +19,7 @@ class PoolTally:
     grants: int = 0
     moved: int = 0
     recalled: int = 0
+    waited: int = 0
     failed: dict[int, str] = field(default_factory=dict[int, str])
 
     def add(self, other: PoolTally) -> None:
@@ -27,6 +28,7 @@ class PoolTally:
         self.grants += other.grants
         self.moved += other.moved
         self.recalled += other.recalled
+        self.waited += other.waited
         self.failed |= other.failed
 
 
@@ -44,6 +46,7 @@ def run_pools(numbers: Iterable[int], parts: PoolParts | None = None) -> PoolTal
         tally.grants += checker.grants
         tally.moved += checker.moved
         tally.recalled += checker.recalled
+        tally.waited += checker.waited
     return tally
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from holdfast.coordination.tenancy.holding import give_back, joined, overdue, report, stand
+from holdfast.coordination.tenancy.holding import act, give_back, joined, overdue, report, stand
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobShares, JobStanding
 from holdfast.simulation.pool.pool_around import PoolAround
@@ -41,6 +41,19 @@ class SimJobCoordinator:
             if line is not None:
                 line.cut()
 
+    @property
+    def training(self) -> list[str]:
+        """The nodes that fill places, and are here."""
+        return [node for node in self.members if not self.disk.held.grants[node].standby]
+
+    def swap(self) -> None:
+        """A user has a node give its place to a standby, and be one."""
+        waiting = [node for node in self.members if self.disk.held.grants[node].standby]
+        if self.up and waiting and self.training and self.disk.standing == "going":
+            roles = {self._world.rng.choice(waiting): False, self._world.rng.choice(self.training): True}
+            if self._write(act(self.disk.held, roles)):
+                self._report()
+
     # ---- the pool ----
 
     def _link(self) -> None:
@@ -56,7 +69,7 @@ class SimJobCoordinator:
 
     def _report(self) -> None:
         if self._pool is not None:
-            self._pool.send(self, report(self.disk.held))
+            self._pool.send(self, report(self.disk.held, members=self.training))
 
     def _hear(self, shares: JobShares) -> None:
         disk = self.disk
@@ -97,10 +110,24 @@ class SimJobCoordinator:
         if self.up and self.disk.standing == "going" and self.disk.held.to_leave:
             self._give_back(self.disk.held.to_leave)
 
-    def _give_back(self, nodes: Collection[str], standing: JobStanding = "going", why: str = "") -> None:
+    def _lose(self, nodes: Collection[str]) -> None:
+        """Nodes are lost: others that wait take the places of those that had any, with the same write."""
+        grants = self.disk.held.grants
+        places = sum(not grants[node].standby for node in nodes)
+        waiting = [node for node in self.members if grants[node].standby and node not in nodes]
+        self._give_back(nodes, taking=waiting[:places])
+
+    def _give_back(
+        self,
+        nodes: Collection[str],
+        standing: JobStanding = "going",
+        why: str = "",
+        taking: Collection[str] = (),
+    ) -> None:
         """Do without nodes, by the record first; then tell them, and the pool."""
         numbers = {node: self.disk.held.grants[node].number for node in nodes}
-        if not self._write(stand(give_back(self.disk.held, nodes), standing, why)):
+        held = act(give_back(self.disk.held, nodes), dict.fromkeys(taking, False))
+        if not self._write(stand(held, standing, why)):
             return
         for node, number in numbers.items():
             if node in self.members:
@@ -139,6 +166,7 @@ class SimJobCoordinator:
             elif self._write(held):
                 self.members[node] = line
                 self._seen[node] = self._world.now
+                self._report()
         else:
             for node, known in self.members.items():
                 if known is line:
@@ -165,16 +193,16 @@ class SimJobCoordinator:
         late = [node for node, grant in disk.held.grants.items() if grant.came and now - self._seen[node] > LEASE_S]
         late += overdue(disk.held, now, JOIN_S)
         if late:
-            self._give_back(late)  # (the hit job goes on without them at once)
+            self._lose(late)  # (the hit job goes on without them at once)
         if not self.up:
             return
         self._train()
 
     def _train(self) -> None:
         disk, limit_s = self.disk, self.disk.spec.time_limit
-        if self.members:
+        if self.training:
             disk.begun_at = disk.begun_at or self._world.now
-            disk.done_s += len(self.members)
+            disk.done_s += len(self.training)
         if disk.done_s >= self._cluster.work_s(self.name):
             self._all_go("finished", "completed")
         elif limit_s and disk.begun_at and self._world.now > disk.begun_at + limit_s:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from random import Random
 
 from holdfast.coordination.pool.share.policies import POLICIES
-from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, RecoverySpec
 
 #: from here on nothing fails any more, and nobody asks for anything: all jobs must end
 QUIET_S = 120.0
@@ -29,6 +29,7 @@ class PoolFaultKind(StrEnum):
     SERVER_USURPED = "server_usurped"
     JOB_DIES = "job_dies"
     JOB_CUT_FROM_POOL = "job_cut_from_pool"
+    NODE_DRAINED = "node_drained"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class PoolFault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """A user asks for something: suspend, resume, stop, weight."""
+    """A user asks for something: suspend, resume, stop, weight, move, or that jobs are moved together."""
 
     at: float
     what: str
@@ -106,7 +107,7 @@ def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
     sizes = tuple(sorted({least, *rng.sample(range(least, most + 1), rng.randint(0, most - least))}))
     work_s = rng.choice((10.0, 60.0, 250.0)) * rng.uniform(0.5, 1.5)
     visits = [
-        Visit(at=rng.uniform(0.0, QUIET_S), what=rng.choice(("suspend", "resume", "stop", "weight")))
+        Visit(at=rng.uniform(0.0, QUIET_S), what=rng.choice(("suspend", "resume", "stop", "weight", "move", "compact")))
         for _ in range(rng.choice((0, 0, 1, 3)))
     ]
     if rng.random() < 0.2:  # (somebody who cannot make up his mind)
@@ -123,6 +124,7 @@ def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
         snooze=rng.choice((0.0, 0.0, 5.0)),
         time_limit=rng.choice((0.0, 0.0, work_s * rng.uniform(0.3, 3.0))),
         checkpoint=CheckpointSpec(dir="/kept"),
+        recovery=RecoverySpec(standbys=rng.choice((0, 0, 0, 1, 2))),
     )
     at = rng.uniform(0.0, QUIET_S * rng.choice((0.1, 0.3, 0.7))) if rng.random() < 0.8 else 0.0
     return PlannedJob(spec=spec, at=at, work_s=work_s, visits=tuple(sorted(visits, key=lambda visit: visit.at)))

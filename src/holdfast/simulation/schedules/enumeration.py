@@ -16,6 +16,7 @@ from holdfast.simulation.families.membership_plans import (
     move_plan,
     notice_plan,
     pooled_plan,
+    reserve_plan,
     standby_plan,
     waiting_plan,
 )
@@ -84,6 +85,8 @@ FIRST_STRAGGLER_SEED = 25_000_000_000
 FIRST_WAITING_SEED = 26_000_000_000
 #: from here on, random ones whose job runs in a pool
 FIRST_POOLED_SEED = 27_000_000_000
+#: from here on, random ones whose pool has standbys for them
+FIRST_RESERVE_SEED = 28_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -161,6 +164,7 @@ FAMILIES: dict[str, range] = {
     "notices": range(FIRST_NOTICE_SEED, FIRST_NOTICE_SEED + 1_000_000_000),
     "waiting": range(FIRST_WAITING_SEED, FIRST_WAITING_SEED + 1_000_000_000),
     "pooled": range(FIRST_POOLED_SEED, FIRST_POOLED_SEED + 1_000_000_000),
+    "reserve": range(FIRST_RESERVE_SEED, FIRST_RESERVE_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -190,6 +194,7 @@ _RANDOM_PLANS = {
     "notices": notice_plan,
     "waiting": waiting_plan,
     "pooled": pooled_plan,
+    "reserve": reserve_plan,
 }
 
 

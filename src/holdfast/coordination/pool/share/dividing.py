@@ -1,4 +1,4 @@
-"""From a demand to a division: the least of all that are begun first, then the policy, then preemptible jobs."""
+"""From a demand to a division: the least of all that are begun first, the policy, standbys, then preemptible jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from holdfast.coordination.pool.share.admission import admit
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Policy, first_come
 from holdfast.coordination.pool.share.policies import rise
+from holdfast.coordination.pool.share.warm import keep_warm
 
 
 def divide(policy: Policy, demand: Demand) -> Division:
@@ -17,8 +18,15 @@ def divide(policy: Policy, demand: Demand) -> Division:
     firm = [bid for bid in demand.bids if not bid.preemptible]
     loose = [bid for bid in demand.bids if bid.preemptible]
     nodes, why = _firm(policy, firm, max(0, demand.nodes - demand.kept_back), demand.now)
-    left, waits = _loose(loose, demand.nodes - sum(nodes.values()))
-    return Division({**nodes, **left}, {**why, **waits})
+    rest = demand.nodes - sum(nodes.values())
+    standbys = keep_warm([bid for bid in firm if _served(bid, nodes[bid.name])], nodes, demand.kept_back, rest)
+    left, waits = _loose(loose, rest - sum(standbys.values()))
+    return Division({**nodes, **left}, {**why, **waits}, standbys)
+
+
+def _served(bid: Bid, nodes: int) -> bool:
+    """Tell whether a job runs, with its least, and standbys are of use to it."""
+    return bid.may_wait and nodes >= bid.smallest
 
 
 def _firm(policy: Policy, bids: Sequence[Bid], nodes: int, now: float) -> tuple[dict[str, int], dict[str, str]]:

@@ -15,7 +15,8 @@ class Bid:
     order: the submission's number; the lower came first. least, most: nodes. sizes: those it can run on, ascending;
     () for all from `least` to `most`. has: nodes that are its own and stay so far. admitted: it was begun and keeps its
     `least`. limit_s: it ends this long after it was admitted at the latest. ends_by: unix seconds, of one that is
-    admitted. preemptible: it runs on what all others leave over.
+    admitted. preemptible: it runs on what all others leave over. may_wait: standbys are of use to it. standbys: so many
+    it asks for. waiting: so many it has.
     """
 
     name: str
@@ -30,6 +31,9 @@ class Bid:
     limit_s: float = inf
     ends_by: float = inf
     preemptible: bool = False
+    may_wait: bool = False
+    standbys: int = 0
+    waiting: int = 0
 
     def above(self, nodes: int) -> int | None:
         """Return the next larger number of nodes that it can run on; None where there is none."""
@@ -63,10 +67,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How many nodes each job is to have: 0 for one that waits, and why it waits."""
+    """How many nodes each job is to have: 0 for one that waits, and why it waits; and how many standbys beside them."""
 
     nodes: Mapping[str, int]
     why: Mapping[str, str] = field(default_factory=dict[str, str])
+    standbys: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class Policy(Protocol):

@@ -1,0 +1,142 @@
+"""`holdfast nodes`, and what `drain`, `undrain` and `scale` do where a pool's nodes, or a job of it, are meant."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.connection import Server
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, print_json, say
+from holdfast.control.pool_client import PoolClient
+from holdfast.errors import RefusedError
+
+_LOOK_AGAIN_S = 0.2
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("nodes", rich_help_panel="Look")(grouped(nodes))
+
+
+def nodes(as_json: AsJson = False, *, server: Server) -> None:
+    """Show the nodes of a pool: whose each is, who waits as a standby, which are free, away or drained."""
+    with server.pool() as client:
+        told = client.status()["nodes"]
+    if as_json:
+        print_json({"nodes": told})
+        return
+    if not told:
+        say("there are no nodes")
+        return
+    table = Table("node", "rack", "zone", "job", "state", box=None)
+    for node in told:
+        table.add_row(node["node"], node["rack"], node["zone"], node["job"], state_of(node))
+    Console().print(table)
+
+
+def state_of(node: Mapping[str, Any]) -> str:
+    """Return how a node of a pool stands, in words."""
+    if not node["job"]:
+        state = "free" if node["here"] else "away"
+        return "drained" if node["drained"] else state
+    words = ["waits as a standby" if node["standby"] else "in use"]
+    words += ["leaves"] if node["leaving"] else []
+    words += ["is to be drained"] if node["drained"] else []
+    words += [] if node["here"] else ["away"]
+    return ", ".join(words)
+
+
+def drain_nodes(pool: PoolClient, names: Sequence[str], *, no_wait: bool, as_json: bool) -> None:
+    """Have jobs leave nodes of a pool, and nobody be given them."""
+    with pool as client:
+        client.drain(names)
+        if not no_wait:
+            _await_nobodys(client, names, (lambda _: None) if as_json else say)
+    if as_json:
+        print_json({"nodes": list(names), "left": not no_wait})
+        return
+    for name in names:
+        what = "is left by its job as soon as that can be" if no_wait else "is nobody's"
+        say(f"{name} {what}, and given to none; `holdfast undrain {name}` lets it be again")
+
+
+def _await_nobodys(client: PoolClient, names: Sequence[str], told: Callable[[str], None]) -> None:
+    """Return once no job has any of these nodes; say whom each waits for.
+
+    Raises:
+        RefusedError: one is not drained any more: somebody has let it be given to jobs again.
+    """
+    said: set[str] = set()
+    while True:
+        found = {node["node"]: node for node in client.status()["nodes"] if node["node"] in names}
+        if again := [name for name, node in found.items() if not node["drained"]]:
+            raise RefusedError(f"node {again[0]} is drained no more: somebody has asked for that")
+        for line in _waits(found):
+            if line not in said:
+                told(line)
+            said.add(line)
+        if not any(node["job"] for node in found.values()):
+            return
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _waits(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, node in found.items():
+        if node["job"] and not node["leaving"]:
+            yield f"{name} waits: job {node['job']} keeps it until it can do without, or another trains in its place"
+
+
+def move_together(pool: PoolClient, *, dry_run: bool, no_wait: bool, as_json: bool) -> None:
+    """Move a pool's jobs into fewer racks and zones, where that is worth what the moves cost."""
+    with pool as client:
+        found = client.compact(dry_run=dry_run)
+        while not (dry_run or no_wait) and client.status()["moves_to_come"]:
+            time.sleep(_LOOK_AGAIN_S)
+    if as_json:
+        print_json(found)
+        return
+    for move in found["moves"]:
+        say(f"{move['job']}: {move['from_node']} -> {move['to_node']}")
+    for job, (before, after) in found["racks"].items():
+        zones = "{} -> {}".format(*found["zones"][job])
+        say(f"{job}: {before} -> {after} racks, {zones} zones")
+    if not found["moves"]:
+        say("no job is worth moving: fewer racks or zones are not to be had, or not for what that costs")
+    else:
+        cost = f"{found['cost_s']:.1f} s of their training, and are worth {found['gain_s']:.0f} s"
+        say(f"{len(found['moves'])} moves, one after another: they cost the jobs about {cost}")
+
+
+def undrain_nodes(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> None:
+    """Let nodes of a pool be given to jobs again."""
+    pool.undrain(names)
+    if as_json:
+        print_json({"nodes": dict.fromkeys(names, True)})
+        return
+    for name in names:
+        say(f"{name} may be given to jobs again")
+
+
+def scale_job(pool: PoolClient, name: str, size: str, *, as_json: bool) -> None:
+    """Have a job of a pool be given so many nodes at the most, or so many more than it is to have now."""
+    with pool as client:
+        job = client.job(name)
+        most = int(job["share"]) + int(size) if size.startswith("+") else int(size)
+        if most < job["min_nodes"]:
+            raise RefusedError(
+                f"job {name} needs {job['min_nodes']} nodes at the least: lower that first "
+                f"(holdfast update -j {name} --min-nodes {most})"
+            )
+        client.update(name, {"max_nodes": most})
+        job = client.job(name)
+    if as_json:
+        print_json(job)
+        return
+    here = f"it is to have {job['share']} now" if job["state"] == "admitted" else f"it is {job['state']}"
+    say(f"{name} may have {most} {'node' if most == 1 else 'nodes'}: {here}, as others leave them over")

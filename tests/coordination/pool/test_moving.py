@@ -1,0 +1,87 @@
+"""Jobs that are moved together: one move after another, each joined before it is left, and nobody below its least."""
+
+from __future__ import annotations
+
+from played_pool import PlayedPool
+
+from holdfast.coordination.pool.inputs import MoveJobs
+from holdfast.coordination.pool.places.compacting import Relocation, compact
+from holdfast.coordination.pool.places.moving import occupied
+
+
+def scattered(**settings: int) -> PlayedPool:
+    """A job on n1 and n2, of two racks; n3 is free, and in the rack of the first."""
+    pool = PlayedPool(**settings)  # pyright: ignore[reportArgumentType]
+    for node, rack in (("n1", "a"), ("n2", "b")):
+        pool.come(node, rack=rack)
+    pool.submit("one", least=2, most=2)
+    pool.stands("one")
+    pool.come("n3", rack="a")
+    return pool
+
+
+def test_what_is_found_is_made_and_the_old_node_goes_once_the_new_one_trains() -> None:
+    pool = scattered()
+    found = compact(occupied(pool.pool.state), 60.0)
+    assert found.moves == (Relocation("one", "n2", "n3"),)
+    assert (found.racks, found.cost_s) == ({"one": (2, 1)}, 1.0), "a guess: it has not moved yet"
+    pool.feed(MoveJobs(found.moves))
+    assert pool.record.grants["n3"].job == "one"
+    assert not pool.record.grants["n2"].recalled, "the other one does not train yet"
+    assert pool.pool.moving.to_come == 1
+    pool.stands("one")
+    assert pool.leaving("one") == {"n2"}
+    pool.stands("one")
+    assert pool.nodes_of("one") == {"n1", "n3"}
+    assert pool.pool.moving.to_come == 0
+    assert "n2" not in pool.record.grants
+
+
+def test_one_move_waits_for_the_one_before_it() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one", least=2, most=2)
+    pool.stands("one")
+    pool.come("n3")
+    pool.come("n4")
+    pool.feed(MoveJobs((Relocation("one", "n1", "n3"), Relocation("one", "n2", "n4"))))
+    assert "n4" not in pool.record.grants
+    for _ in range(2):
+        pool.stands("one")
+    assert pool.record.grants["n4"].job == "one"
+    for _ in range(2):
+        pool.stands("one")
+    assert pool.nodes_of("one") == {"n3", "n4"}
+
+
+def test_a_standby_leaves_for_a_move_and_the_jobs_own_one_joins() -> None:
+    pool = PlayedPool(nodes=3, reserve=1)
+    pool.submit("one", least=2, most=2)
+    pool.stands("one")
+    (standby,) = pool.standbys_of("one")
+    old = sorted(pool.nodes_of("one"))[0]
+    pool.feed(MoveJobs((Relocation("one", old, standby),)))
+    assert not pool.record.grants[standby].standby
+    assert pool.record.grants[old].replaced
+    pool.stands("one")
+    pool.stands("one")
+    assert standby in pool.nodes_of("one")
+    assert pool.standbys_of("one") == {old}
+
+
+def test_a_move_that_cannot_be_made_any_more_is_left_out() -> None:
+    pool = scattered()
+    pool.go("n3")
+    pool.feed(MoveJobs((Relocation("one", "n2", "n3"), Relocation("gone", "n9", "n3"))))
+    assert pool.pool.moving.to_come == 0
+    assert pool.nodes_of("one") == {"n1", "n2"}
+
+
+def test_a_server_that_is_started_again_ends_the_move_that_was_under_way() -> None:
+    pool = scattered()
+    pool.feed(MoveJobs((Relocation("one", "n2", "n3"),)))
+    pool.restart()
+    for node in ("n1", "n2", "n3"):
+        pool.come(node)
+    pool.stands("one")
+    pool.stands("one")
+    assert pool.nodes_of("one") == {"n1", "n3"}

@@ -1,0 +1,57 @@
+"""Nodes of a pool that are looked after, and jobs that are given another number of nodes, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from job_cases import TINY
+
+from holdfast.testing.local_pool import LocalPool
+
+FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[LocalPool]:
+    tmp_path.chmod(0o700)
+    pool = LocalPool(tmp_path, 3)
+    try:
+        yield pool
+    finally:
+        if pool.process.poll() is None:
+            pool.process.kill()
+        for pid, _ in pool.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_drained_node_is_left_and_given_to_nobody_and_a_job_may_have_more_or_fewer(pool: LocalPool) -> None:
+    pool.submit("one", "2:2", TINY, *FOREVER)
+    pool.wait(pool.has("one", 2), "two nodes")
+    pool.goes_on("one")
+    drained = pool.job("one")["nodes"][0]
+    assert f"{drained} is nobody's" in pool.call("drain", drained)
+    assert drained not in pool.job("one")["nodes"]
+    assert len(pool.job("one")["nodes"]) == 2, "another has come before it went"
+    nodes = {node["node"]: node for node in json.loads(pool.call("nodes", "--json"))["nodes"]}
+    assert (nodes[drained]["job"], nodes[drained]["drained"]) == ("", True)
+    assert f"{drained}" in pool.call("nodes")
+    assert not [event for event in pool.events_of("one", "recovered") if event["action"] == "replace"]
+    assert not pool.events_of("one", "failure_detected"), "leaving is no failure"
+
+    assert "one may have 3 nodes" in pool.call("scale", "-j", "one", "3")
+    assert "it is to have 2 now" in pool.call("scale", "-j", "one", "+1"), "no third one is to be had"
+    assert f"{drained} may be given" in pool.call("undrain", drained)
+    pool.wait(pool.has("one", 3), "a third node")
+    assert "needs 2 nodes at the least" in pool.call("scale", "-j", "one", "1", code=4)
+    pool.call("scale", "-j", "one", "2")
+    pool.wait(pool.has("one", 2), "one fewer")
+    assert "there is no node 'nowhere'" in pool.call("drain", "nowhere", code=3)
+    pool.goes_on("one")
+    pool.check_journal_of("one")
+    pool.check_owners()
+    pool.end()

@@ -1,0 +1,65 @@
+"""A pool's reserve, with real processes: its nodes wait in jobs, warm, and take the place of one that is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_cases import TINY
+
+from holdfast.testing.local_pool import LocalPool
+
+FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[LocalPool]:
+    tmp_path.chmod(0o700)
+    pool = LocalPool(tmp_path, 4, "--reserve", "1")
+    try:
+        yield pool
+    finally:
+        if pool.process.poll() is None:
+            pool.process.kill()
+        for pid, _ in pool.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(pool: LocalPool) -> None:
+    pool.submit("one", "2:4", TINY, *FOREVER)
+    pool.wait(pool.has("one", 3), "three nodes")
+    pool.wait(lambda: pool.events_of("one", "standby_ready"), "a standby that is warm")
+    (standby,) = pool.job("one")["standbys"]
+    assert "1 standby" in pool.call("jobs")
+    assert [event["standby"] for event in pool.events("node_granted")].count(True) == 1
+
+    def recovered() -> list[dict[str, Any]]:
+        """Return what it took to go on after losses: those that join are another matter."""
+        return [event for event in pool.events_of("one", "recovered") if event["action"] != "grow"]
+
+    lost = pool.job("one")["nodes"][0]
+    os.kill(pool.pid_of(lost), signal.SIGKILL)
+    pool.wait(lambda: len(recovered()) == 1, "a recovery")
+    assert recovered()[0]["action"] == "replace"
+    after = [event for event in pool.events_of("one", "generation_started") if event["reason"] == "replace"]
+    assert after[0]["world_size"] == 3
+    assert standby in after[0]["members"]
+    pool.wait(lambda: [event for event in pool.events("role_changed") if event["node"] == standby], "that it is told")
+    changed = pool.events("role_changed")[0]
+    assert (changed["node"], changed["standby"], changed["by"]) == (standby, False, "job")
+
+    # Whoever was lost comes again, and is the reserve from then on.
+    pool.wait(lambda: pool.job("one")["standbys"] == [lost], "another standby")
+    pool.wait(lambda: len(pool.events_of("one", "standby_ready")) == 2, "that it is warm")
+    pool.submit("two", "1:1", TINY, *FOREVER)
+    pool.wait(pool.has("two", 1), "a node of the first")
+    pool.wait(pool.has("one", 2), "as many as are left")
+    assert pool.job("one")["standbys"] == [lost], "it stays where it is, and took nobody's place"
+    pool.goes_on("one", "two")
+    pool.check_journal_of("one")
+    pool.check_owners()
+    pool.end()
