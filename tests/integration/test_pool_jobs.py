@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,3 +100,42 @@ def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refus
     pool.end()
     assert "job a is being saved" in pool.log.read_text()
     assert pool.events("job_suspended")[-1]["job"] == "a"
+
+
+def test_a_node_with_another_script_or_none_is_said_to_be_of_no_use_and_harms_nobody(pool: LocalPool) -> None:
+    script = pool.folder / "mine.py"
+    for name in ("averaging.py", "tiny.py"):
+        shutil.copy(TINY.parent / name, pool.folder / name.replace("tiny", "mine"))
+    pool.submit("one", "2:2", script, *FOREVER)
+    pool.submit("two", "2:3", script, *FOREVER)
+    pool.goes_on("one", "two")
+    mine = set(pool.job("two")["nodes"])
+
+    # Somebody edits the script while its jobs run, and a further node comes to one of them.
+    script.write_text(script.read_text() + "\n# another one\n")
+    pool.call("stop", "-j", "one")
+    pool.wait(lambda: len(pool.job("two")["refuses"]) == 2, "both other nodes to be of no use")
+    assert set(pool.job("two")["nodes"]) == mine
+    assert not mine & set(pool.job("two")["refuses"])
+    told = pool.call("explain", "-j", "two")
+    assert (
+        f"{', '.join(pool.job('two')['refuses'])} (their agents have said why): a node needs {script}, the same" in told
+    )
+    assert pool.log.read_text().count("script or arguments of node node-") == 2
+    pool.goes_on("two")
+
+    # It is gone from all nodes by the time that a job that waited for them is begun.
+    other = pool.folder / "gone.py"
+    shutil.copy(script, other)
+    pool.submit("three", "3:3", other, *FOREVER)
+    assert pool.job("three")["state"] == "queued"
+    other.unlink()
+    pool.call("stop", "-j", "two")
+    pool.wait(lambda: pool.job("three")["state"] == "failed", "the end of a job that no node can run")
+    assert f"there is no script {other} on it that can be read" in pool.job("three")["why"]
+    assert "is failed: the last node" in pool.call("explain", "-j", "three")
+    pool.submit("four", "4:4", TINY, *FOREVER)
+    pool.goes_on("four")
+    pool.check_journal_of("two")
+    pool.check_owners()
+    pool.end()

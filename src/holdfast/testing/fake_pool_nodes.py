@@ -181,8 +181,11 @@ class _Herds:
 
     async def of(self, start: StartGrant) -> Herd:
         """Return those that have the job of a grant; each node asks what belongs to its own."""
-        answer = await self._http.get(f"/jobs/{start.job}/launch")
-        launch = _launches.decode(answer.raise_for_status().content)
+        launch = None
+        while launch is None:
+            with contextlib.suppress(httpx.TransportError):  # (a connection that was kept may have ended meanwhile)
+                answer = await self._http.get(f"/jobs/{start.job}/launch")
+                launch = _launches.decode(answer.raise_for_status().content)
         key = (start.job, start.submission)
         if key not in self._herds:
             url = self.place.url + launch.address

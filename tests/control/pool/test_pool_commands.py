@@ -9,13 +9,25 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from pool_bench import PATIENCE_S, PoolProcess, hear, hello, say
+from websockets.exceptions import ConnectionClosed
 
 from holdfast.cli import main
+from holdfast.protocol.messages.agent import Hello, Refused, Welcome
 from holdfast.protocol.messages.pool import NodeAlive, NodeGrant
+from holdfast.protocol.names import PROTOCOL
 
 Call = Callable[..., tuple[int, str]]
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -32,10 +44,7 @@ def nodes(pool: PoolProcess, *names: str) -> Generator[None]:
     threads = [threading.Thread(target=live, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while sum(node["here"] for node in pool.ask("GET", "/pool").json()["nodes"]) < len(names):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: sum(node["here"] for node in pool.ask("GET", "/pool").json()["nodes"]) == len(names))
     try:
         yield
     finally:
@@ -144,14 +153,83 @@ def test_what_is_done_to_a_job_that_is_there_and_to_one_that_is_over(call: Call)
     assert "suspend" in told
     code, told = call("stop", "-j", "one", "--no-wait")
     assert code == 0
-    deadline = time.monotonic() + PATIENCE_S
-    while "stopped" not in call("jobs")[1]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: "stopped" in call("jobs")[1])
     for command in ("stop", "suspend", "resume"):
         code, told = call(command, "-j", "one")
         assert code == 4, told
         assert "job one is over: stopped (a person has stopped it)" in told
+
+
+def agent_says(
+    pool: PoolProcess, job: str, node: str, grant: int, digest: str, unfit: str = ""
+) -> Refused | Welcome | None:
+    """Come to a job's coordinator as its agent on a node; return its answer, None where it closes without a word."""
+    said = Hello(
+        protocol=PROTOCOL,
+        job=job,
+        node=node,
+        session="0" * 16,
+        term=0,
+        agent_pid=1,
+        workers=1,
+        digest=digest,
+        grant=grant,
+        unfit=unfit,
+    )
+    with pool.node(path=f"/jobs/{job}/job/agent", token=pool.token_of(job)) as agent:
+        agent.send(msgspec.msgpack.encode(said))
+        try:
+            data = agent.recv(timeout=PATIENCE_S)
+        except ConnectionClosed:
+            return None
+    assert isinstance(data, bytes)
+    return msgspec.msgpack.decode(data, type=Refused | Welcome)
+
+
+def test_a_node_with_another_script_and_one_that_comes_by_an_old_grant_are_none_of_the_job(
+    pool: PoolProcess, call: Call
+) -> None:
+    script = str(Path("train.py").absolute())
+    assert call("submit", "--nodes", "2", "--name", "pair", "train.py")[0] == 0
+    grants: dict[str, int] = {}
+
+    def granted() -> bool:
+        told = pool.ask("GET", "/pool").json()["nodes"]
+        grants.update({node["node"]: node["grant"] for node in told if node["job"] == "pair"})
+        return len(grants) == 2 and pool.ask("GET", "/jobs/pair/job/status").status_code == 200
+
+    until(granted)
+    assert agent_says(pool, "pair", "n0", grants["n0"] - 1, "one") is None, "an old grant"
+    assert agent_says(pool, "pair", "n1", grants["n0"], "one") is None, "another node's"
+    assert agent_says(pool, "pair", "n0", 0, "one") is None, "none"
+    assert isinstance(agent_says(pool, "pair", "n0", grants["n0"], "one"), Welcome)
+    refused = agent_says(pool, "pair", "n1", grants["n1"], "another")
+    assert isinstance(refused, Refused)
+    assert refused.exit_code == 2
+    assert "script or arguments of node n1 differ from those of the job" in refused.why
+    until(lambda: pool.ask("GET", "/jobs/pair").json()["refuses"] == ["n1"])
+    assert pool.ask("GET", "/jobs/pair").json()["nodes"] == ["n0"], "it was given back, and is not offered again"
+    code, told = call("explain", "-j", "pair")
+    assert code == 0
+    assert "nodes that are of no use to it: n1 (their agents have said why): a node needs" in told
+    assert f"{script}, the same as on the job's other nodes" in told
+    assert call("stop", "-j", "pair", "--no-wait")[0] == 0
+    until(lambda: pool.ask("GET", "/jobs/pair").json()["state"] == "stopped")
+
+
+def test_a_node_without_the_script_is_none_of_the_job(pool: PoolProcess, call: Call) -> None:
+    assert call("submit", "--nodes", "1", "--name", "lost", "train.py")[0] == 0
+    until(lambda: pool.ask("GET", "/jobs/lost/job/status").status_code == 200)
+    node = pool.ask("GET", "/jobs/lost").json()["nodes"][0]
+    (grant,) = (one["grant"] for one in pool.ask("GET", "/pool").json()["nodes"] if one["node"] == node)
+    why = "there is no script /somewhere/train.py on it that can be read"
+    refused = agent_says(pool, "lost", node, grant, "", why)
+    assert isinstance(refused, Refused)
+    assert why in refused.why
+    until(lambda: pool.ask("GET", "/jobs/lost").json()["state"] == "failed")
+    code, told = call("explain", "-j", "lost")
+    assert code == 0
+    assert f"job lost is failed: the last node, {node}, is quarantined: {why}" in told
 
 
 def test_a_wrong_token_is_said(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

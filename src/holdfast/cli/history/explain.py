@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,11 +54,12 @@ def explain_command(
 ) -> None:
     """Say why an event happened, what was tried and what it cost; without SEQ, why the job stands or waits."""
     seq, path = _asked(what, file)
+    pooled: dict[str, Any] = {}
     if seq is None and path is None and (pool := server.of_pool()) is not None:
         with pool as client:
-            job = client.job(server.job or "")
-        if job["state"] != "admitted":
-            _explain_pooled(job, as_json=as_json)
+            pooled = client.job(server.job or "")
+        if pooled["state"] != "admitted":
+            _explain_pooled(pooled, as_json=as_json)
             return
     if seq is not None:
         found = explain(list(events_of(path, server)), seq)
@@ -69,9 +70,11 @@ def explain_command(
         return
     standing = standing_of(list(events_of(path, server))) if path is not None else _live(server)
     if as_json:
-        print_json(dataclasses.asdict(standing))
-    for line in () if as_json else stands(standing):
+        print_json(dataclasses.asdict(standing) | ({"refuses": pooled["refuses"]} if pooled else {}))
+        return
+    for line in stands(standing):
         say(on_one_line(line))
+    _say_unfit(pooled)
 
 
 def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
@@ -82,8 +85,17 @@ def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
     say(f"job {job['job']} is {job['state']}{': ' if job['why'] else ''}{job['why']}")
     for would in job["would"]:
         say(f"it would begin with: {would}")
-    if job["refuses"]:
-        say(f"nodes that are of no use to it: {', '.join(job['refuses'])}")
+    _say_unfit(job)
+
+
+def _say_unfit(job: Mapping[str, Any]) -> None:
+    """Say which nodes a pool's job would not take, and what they need."""
+    if job.get("refuses"):
+        say(
+            f"nodes that are of no use to it: {', '.join(job['refuses'])} (their agents have said why): a node needs "
+            f"{job['script']}, the same as on the job's other nodes, and room for {job['workers_per_node']} of its "
+            "workers. Once that is so, suspend the job and resume it, or hand it in anew"
+        )
 
 
 def _asked(what: str | None, file: str | None) -> tuple[int | None, Path | None]:

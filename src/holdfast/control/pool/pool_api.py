@@ -236,6 +236,8 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
         "weight": job.spec.weight,
         "priority": job.spec.priority,
         "preemptible": job.spec.preemptible,
+        "script": job.spec.script,
+        "workers_per_node": job.spec.workers_per_node,
         "saves": bool(job.spec.checkpoint.dir),
         "submitted_at": job.submitted_at,
         "admitted_at": job.admitted_at,
