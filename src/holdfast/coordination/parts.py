@@ -53,29 +53,23 @@ class JobParts:
         self.turn = turn
         self.config = config
         self.progress = Progress(turn)
+        costs = self.progress.costs
         self.loads = LoadBook(turn)
         self.newcomers = Newcomers(turn, config.spec.max_nodes)
         self.telling = Telling(turn)
         self.rendezvous = KeyBundles(turn)
         self.joining = Joining(turn, config, self.loads, self.telling, self.newcomers)
         self.rebalancing = Rebalancing(turn, config, self.loads, turn.position.step)
-        self.checkpoints = CheckpointBook(turn, config, self.progress.costs)
+        self.checkpoints = CheckpointBook(turn, config, costs)
         self.snapshots = SnapshotBook(turn, config)
         self.evaluations = EvaluationBook(turn)
         self.ending = Ending(turn)
-        self.standbys = Standbys(turn, config, self.progress.costs)
+        self.standbys = Standbys(turn, config, costs)
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
-        self.replacing = Replacing(turn, config, self.standbys, self.newcomers, self.progress.costs)
+        self.replacing = Replacing(turn, config, self.standbys, self.newcomers, costs)
         self.departures = Departures(
-            turn,
-            config,
-            self.ledger,
-            self.stopping,
-            self.absences,
-            self.standbys,
-            self.replacing,
-            self.progress.costs,
+            turn, config, self.ledger, self.stopping, self.absences, self.standbys, self.replacing, costs
         )
         self.straggling = Straggling(turn, config, self.departures, self.replacing)
         self.handing_on = HandingOn(turn, config, self.loads, self.departures)
@@ -106,7 +100,7 @@ class JobParts:
             self.ending,
             self.standbys,
             self.replacing,
-            self.progress.costs,
+            costs,
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)

@@ -34,6 +34,8 @@ class Progress:
             self._follow(turn.record.plan)
         self.recovery: RecoveryCost | None = None
         self.costs = MeasuredCosts(turn)
+        #: what was there for the one step alone at whose end another generation took effect, until that is announced
+        self._swapped_away: RecoveryCost | None = None
         #: what it has cost those to join that are there for others' places: seconds beside the step's own, and bytes
         self._beside: dict[str, tuple[float, int]] = {}
         self._told, self._told_at = turn.position.step, 0.0
@@ -126,7 +128,9 @@ class Progress:
     def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
         """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
         self._follow(plan)
-        since = self.committed_at or self._turn.now
+        since, before = self.committed_at or self._turn.now, self.recovery
+        if before is not None and before.regrouped and before.after_step < step:
+            self._swapped_away = before  # (all its members were there for one step)
         self.recovery = RecoveryCost(failed=since, detected=since, action=action, after_step=step, swap=True)
         self.recovery.source = kind_of(next(iter(plan.sources.values()), None))
         self.recovery.nodes = frozenset(member.node for member in plan.members)
@@ -226,11 +230,18 @@ class Progress:
         )
 
     def _recovered(self, done: CommittedStep) -> None:
-        recovery = self.recovery
-        if recovery is None or not recovery.regrouped or done.step <= recovery.after_step:
-            return
+        before, recovery = self._swapped_away, self.recovery
+        if before is not None and done.step > before.after_step:
+            self._swapped_away = None
+            self._tell_cost(done, before)
+        if recovery is not None and recovery.regrouped and done.step > recovery.after_step:
+            self.recovery = None
+            self._tell_cost(done, recovery)
+
+    def _tell_cost(self, done: CommittedStep, recovery: RecoveryCost) -> None:
+        """What began before this step is over with it: say what it has cost."""
         self.costs.switched(recovery, self.committed_at)
-        self.recovery, costs = None, recovery.costs(self.committed_at)
+        costs = recovery.costs(self.committed_at)
         if recovery.action == "rebalance":
             told = {name: costs[name] for name in ("moved_bytes", "experts_moved", "transfer_s", "down_s")}
             self._turn.emit(Rebalanced, step=done.step, **told)
