@@ -25,6 +25,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import JobEntry
@@ -65,7 +66,7 @@ class Server:
 def main() -> int:
     """Run the benchmark and print its figures; 1 if one of them is not what it has to be."""
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_ENDED))  # (what was started is ended, too)
+    signal.signal(signal.SIGTERM, _ended)  # (what was started is ended, too)
     names = [f"n{number}" for number in range(options.nodes)]
     place = tempfile.TemporaryDirectory(prefix="holdfast-bench-")
     with (
@@ -114,6 +115,10 @@ def _measure(server: Server, options: argparse.Namespace) -> list[str]:
     wrong = ["idle"] if idle > MAX_IDLE else []
     wrong += ["arrival"] if heard > MAX_ARRIVAL_S else []
     return wrong if leaving else [*wrong, "nobody is to leave: nothing was decided"]
+
+
+def _ended(number: int, _: object) -> NoReturn:
+    sys.exit(EXIT_ENDED)
 
 
 def _options() -> argparse.Namespace:
@@ -189,7 +194,7 @@ def _sizes(folder: Path) -> list[str]:
         packed = len(zlib.compress(entry.value, 1))
         show("the pool's record", len(entry.value) / 1000, "kB")
         show("  compressed, as etcd has it", packed / 1000, f"kB (<= {MAX_KEPT_BYTES / 1000:g})")
-        jobs = [len(one.value) for key, one in store.list("jobs/").entries.items()]
+        jobs = [len(one.value) for _, one in store.list("jobs/").entries.items()]
         show("the largest of the jobs' records", max(jobs, default=0) / 1000, "kB")
     return ["the record is too large for etcd"] if packed > MAX_KEPT_BYTES else []
 
