@@ -31,11 +31,13 @@ from holdfast.coordination.pool.inputs import (
 )
 from holdfast.coordination.pool.places.compacting import WORTH_S, compact
 from holdfast.coordination.pool.places.moving import occupied
-from holdfast.errors import UnreachableError
+from holdfast.errors import RefusedError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.launch import PooledLaunch
 from holdfast.protocol.pool.record import PooledJob
 
+#: a write of the store that takes longer is not waited for: it is away
+WRITE_S = 3.0
 _JSON_LINES = "application/x-ndjson"
 
 
@@ -68,6 +70,7 @@ class PoolApi:
         self._jobs = jobs
         self._metrics = metrics
         self._body_s = body_s
+        self._feeding: set[asyncio.Future[bool]] = set()
 
     def routes(self) -> list[Route]:
         """Return all HTTP routes."""
@@ -180,7 +183,18 @@ class PoolApi:
     async def _fed(self, asked: PoolRequest) -> Response | None:
         """Have the machine do it; return the answer where it cannot."""
         self._shell.check_store()
-        if await self._shell.feed(asked):
+        feeding = asyncio.ensure_future(self._shell.feed(asked))
+        self._feeding.add(feeding)
+        feeding.add_done_callback(self._feeding.discard)
+        await asyncio.wait((feeding,), timeout=WRITE_S)
+        if not feeding.done():
+            # (whoever asks first finds out that the store is away: it is not in our hands any more what becomes of it)
+            feeding.add_done_callback(_heard_of)
+            raise RefusedError(
+                f"the store has not answered for {WRITE_S:g} s, and nothing is decided until it does (training goes "
+                "on): what you have asked for is done then; look once it is there"
+            )
+        if feeding.result():
             return None
         return error_answer(503, "this server does not lead the pool any more: ask again")
 
@@ -190,6 +204,12 @@ class PoolApi:
             known = ", ".join(sorted(self._shell.machine.state.jobs)) or "none"
             raise UnreachableError(f"there is no job {name!r}: the jobs are {known}")
         return job
+
+
+def _heard_of(feeding: asyncio.Future[bool]) -> None:
+    """Nobody waits for a request any more; what breaks the shell it has told itself."""
+    if not feeding.cancelled():
+        feeding.exception()
 
 
 def pool_status(shell: PoolShell) -> dict[str, Any]:
