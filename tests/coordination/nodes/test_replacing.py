@@ -133,6 +133,25 @@ def test_wait_does_so_until_the_node_that_comes_back_can_train() -> None:
     assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
 
 
+def test_another_coordinator_waits_too_until_the_node_that_comes_again_can_train() -> None:
+    job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure="wait"))).start()
+    job.step(1)
+    job.lose("n1")
+    job.report("n0", 1)
+    job.report("n2", 1)
+    job.boot(takeover=True)
+    for name in ("n0", "n2"):
+        entered = msg.Entered(worker=w(name), generation=1, applied=1)
+        job.connect(hello(name, kept=(attach(w(name)), msg.Begun(worker=w(name), generation=1), entered), term=1))
+    job.connect(msgspec.structs.replace(hello("n1"), session="cafecafe", agent_pid=777))
+    job.report("n0", 1)
+    job.report("n2", 1)
+    assert job.machine.record.generation == 1, "its worker is not there yet"
+    job.say(attach(w("n1", "b")))
+    assert job.machine.record.generation == 2
+    assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
+
+
 def test_one_that_was_given_a_place_is_lost_and_comes_again_has_it_no_more() -> None:
     job = beside("wait")
     job.lose("n1")

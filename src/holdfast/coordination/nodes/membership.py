@@ -69,6 +69,8 @@ class Node:
     clock_off_s: float = 0.0
     #: known from before this coordinator's start
     returning: bool = False
+    #: when it came, it had no word of any worker of its own
+    bare: bool = False
     #: which parts it holds; None: it keeps none
     snapshots: NodeSnapshots | None = None
     #: waits to take another's place, and counts in no world
@@ -92,7 +94,7 @@ class Node:
     @property
     def coming(self) -> bool:
         """True where its agent is here, its workers are not, and never were since it came."""
-        return not (self.complete or self.announced or self.returning)
+        return not (self.complete or self.announced or (self.returning and not self.bare))
 
     @property
     def counts(self) -> bool:
@@ -189,6 +191,7 @@ class Membership:
             place=self._came,
             standby=standby,
             digest=hello.digest,
+            bare=not hello.kept,
         )
         self._came += 1
         if standby:
