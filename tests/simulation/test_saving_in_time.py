@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from holdfast.protocol import events as ev
 from holdfast.protocol.checkpoints.names import parse_name
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.enumeration import plan_of
+from holdfast.simulation.schedules.shrinking import failure
 
 PLAN = FaultPlan(seed=11, nodes=4, start_nodes=4, steps=60, checkpoint_every=1, saves_in_time=True, start_spread=0.0)
 
@@ -64,3 +68,9 @@ def test_roll_backs_are_counted_and_the_period_follows_what_is_known() -> None:
     assert record is not None
     assert record.saving.losses == len(back) == 1
     assert periods(cluster)
+
+
+@pytest.mark.parametrize("seed", [15118906747])
+def test_one_that_was_removed_counts_for_no_later_coordinator(seed: int) -> None:
+    """It was sealed late, removed since a newer one counted already, and then told of to the next coordinator."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"

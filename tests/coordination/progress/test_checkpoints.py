@@ -122,6 +122,22 @@ def test_one_that_a_newer_one_has_overtaken_is_pruned() -> None:
     assert job.orders(msg.PruneCheckpoints)[w("n1")].names == (called(1, "one"),)
 
 
+def test_one_that_a_newer_one_has_overtaken_counts_for_no_later_coordinator() -> None:
+    """It was sealed late, and then removed, as it was told to be: the next coordinator heard of the first alone."""
+    job = Job(nodes=2).start()
+    for step in (1, 2):
+        job.step(step)
+    job.say(written("n1", 1, ".one"))
+    job.say(kept("n0", 2, "two"))
+    assert job.orders(msg.PruneCheckpoints)[w("n1")].names == (called(1, "one"),)
+    job.boot()
+    late = (attach(w("n1")), msg.Entered(worker=w("n1"), generation=1, applied=0), kept("n1", 1, "one"))
+    job.connect(hello("n1", kept=late))
+    assert job.said(ev.CheckpointSaved) == []
+    assert names(job) == ["two"]
+    assert [plain(name) for name in job.machine.record.superseded] == ["one"]
+
+
 def test_the_same_word_twice_changes_nothing() -> None:
     job = Job(nodes=1).start()
     saves(job, 1, "one")

@@ -128,6 +128,10 @@ class CheckpointBook:
         known = self._turn.record.checkpoints
         return known[-1].step if known else 0
 
+    def _passed_over(self, name: CheckpointName) -> bool:
+        """Tell whether one of the same step, or of a later one, counts already."""
+        return name.step <= self._newest
+
     def want(self, committed: int) -> None:
         """A person asks for a checkpoint of a step after this one; of several generations, each is asked once.
 
@@ -156,8 +160,7 @@ class CheckpointBook:
         if any(one.name == name.folder for one in known):
             self._turn.order_node(node, _settled(name))
             return
-        passed_over = known and name.step <= known[-1].step
-        if passed_over or name.folder in self._void or not self._on_lineage(message):
+        if self._passed_over(name) or name.folder in self._void or not self._on_lineage(message):
             self._prune([node], (name.folder,))
             return
         one = self._open.setdefault(name, _Open(message.parts))
@@ -221,8 +224,9 @@ class CheckpointBook:
         known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, generation=message.generation)
         if name is None or known in record.checkpoints or known.name in record.superseded:
             return
-        if not self._on_lineage(message) or message.name in self._void:
-            # It was accepted before a decision that has abandoned its step: to be removed, with the next that are.
+        if self._passed_over(name) or not self._on_lineage(message) or message.name in self._void:
+            # It was accepted before a decision that has abandoned its step, or before a newer one counted, which may be
+            # all that a later coordinator knows of it: to be removed, with the next that are, if it is not yet.
             turn.change(superseded=(*record.superseded, known.name)[-MAX_PRUNED:])
             return
         checkpoints, old = retained((*record.checkpoints, known))
