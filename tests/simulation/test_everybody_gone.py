@@ -72,3 +72,9 @@ def test_a_script_that_raises_always_at_one_step_has_all_started_again_once(seed
 def test_a_job_that_waits_does_so_where_its_coordinator_has_died_too(seed: int) -> None:
     """The lost node came again with a fresh agent, to the next coordinator: the others went on before it could train."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+
+
+@pytest.mark.parametrize("seed", [26276229693])
+def test_whoever_is_waited_for_may_come_back_to_a_later_coordinator_as_it_was(seed: int) -> None:
+    """Its generation was never left: its next step says that nobody waits any more."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"

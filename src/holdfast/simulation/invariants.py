@@ -299,8 +299,8 @@ class Checker:
                 self._waiting = True
             case ev.GenerationStarted(generation=generation):
                 self._generation, self._waiting = generation, False
-            case ev.JournalRepaired():
-                self._waiting = False  # as far as anybody knows
+            case ev.JournalRepaired() | ev.CoordinatorRestarted():
+                self._waiting = False  # as far as anybody knows; a later coordinator says so itself where it waits
             case ev.JobFinished(resumable=resumable):
                 self._outcome = "" if resumable else "done"
             case ev.JobFailed():

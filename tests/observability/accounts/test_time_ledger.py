@@ -109,6 +109,14 @@ def test_steps_after_a_roll_back_are_redone() -> None:
     assert account.goodput == pytest.approx(12 / 28), "what was undone counts once"
 
 
+def test_a_step_ends_the_wait_where_who_was_waited_for_came_back_to_a_later_coordinator_as_it_was() -> None:
+    lost = [made("failure_detected", 22.0, node="a"), made("job_waiting", 22.0, nodes=1)]
+    back = [made("coordinator_restarted", 31.0), step(11, 32.0), *(step(number, 21.0 + number) for number in (12, 13))]
+    ledger = after([*begun(10), *lost, *back])
+    assert spent(ledger.account()) == {"waiting": 10.0 + 9.0, "transition": 2.0, "effective": 13.0}
+    assert ledger.settled()[Cause.WAITING] == 10.0 + 9.0
+
+
 def test_a_job_without_nodes_waits() -> None:
     lost = [made("failure_detected", 22.2, node="a"), made("job_waiting", 22.3, nodes=1)]
     ledger = after([*begun(10), *lost])

@@ -180,6 +180,11 @@ class TimeLedger:
     def _commit(self, event: StepCommitted) -> None:
         span, end = self._open, max(event.time, self._open.began)
         self._world = event.world_size
+        if self._waiting_since is not None and self._waiting_since <= end:
+            # Who was waited for came back to a later coordinator as it was: that took no other generation.
+            began = max(self._waiting_since, end - (self.usual.of(event.world_size) or 0.0))
+            self._wait_is_over(began)
+            span.generation = began
         since = next((time for time in (span.generation, span.detected, span.back) if time is not None), None)
         if since is not None and end < since:
             # It is told of late: what is known of a recovery is of the step after it, or of a later one.
