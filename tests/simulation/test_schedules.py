@@ -194,6 +194,11 @@ def test_nodes_that_leave_as_all_workers_are_started_again_have_left_at_once() -
     run_all([21366234139])
 
 
+def test_whoever_takes_a_place_has_its_rank_unless_the_world_is_another_anyway() -> None:
+    """A process that had died came again, and took part from the same generation on in which a standby took a place."""
+    run_all([23619340484])
+
+
 def test_large_schedules() -> None:
     until, numbers = time.process_time() + LARGE_S, itertools.count(FIRST_LARGE_SEED)
     run_all(itertools.takewhile(lambda number: number < FIRST_LARGE_SEED + 3 or time.process_time() < until, numbers))

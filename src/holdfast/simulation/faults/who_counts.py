@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.coordination.generations.assignment import share_of
-from holdfast.protocol.names import node_of
+from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.record import Record
 from holdfast.simulation.world import World
 
@@ -52,10 +52,12 @@ def wrongly_moved(before: Record, record: Record) -> str:
     beside = before.beside(members)
     gone = {one.node for one in record.leaving if one.owed}
     taken = {whose: name for name, whose in beside.items() if whose in gone}
-    due = [taken.get(name, name) for name in members if name not in taken.values()]
-    nodes = list(dict.fromkeys(member.node for member in record.plan.members))
-    if taken and set(due) == set(nodes) and due != nodes:
-        return f"{taken} have gone, and the ranks are {nodes}, not {due}"
+    # (Where workers have come or gone as well, the world is another anyway: then others may have other ranks.)
+    places = [(member.node, index_of(member.worker)) for member in before.plan.members]
+    due = [(taken.get(name, name), index) for name, index in places if name not in taken.values()]
+    now = [(member.node, index_of(member.worker)) for member in record.plan.members]
+    if taken and set(due) == set(now) and due != now:
+        return f"{taken} have gone, and the ranks are {now}, not {due}"
     return ""
 
 
