@@ -70,7 +70,7 @@ def test_a_script_that_raises_always_at_one_step_has_all_started_again_once(seed
 
 @pytest.mark.parametrize("seed", [26175300658])
 def test_a_job_that_waits_does_so_where_its_coordinator_has_died_too(seed: int) -> None:
-    """The lost node came again with a fresh agent, to the next coordinator: the others went on before it could train."""
+    """The lost node came again with a fresh agent, to the next one: the others went on before it could train."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
 
 
