@@ -17,6 +17,7 @@ from holdfast.simulation.schedules.shrinking import failure
         27_013_575_550,  # the only member had saved a step alone; another redid it, and what was saved counted for it
         27_329_148_880,  # who had just left was asked to leave once more, and the job's size was less for ever
         27_833_017_767,  # a process of who leaves has only come, and is all that the others could begin with
+        28_135_585_524,  # who was to come again with fresh workers came as a standby: the job waited for it for ever
     ],
 )
 def test_what_was_found_stays_mended(number: int) -> None:

@@ -204,3 +204,15 @@ def test_what_does_not_fit_a_job_that_is_over_is_no_event_of_it() -> None:
     job.connect(msgspec.structs.replace(waits("s1"), workers=2))
     job.say(attach(w("s1")))
     assert not job.said(ev.StandbyFailed)
+
+
+def test_one_that_comes_again_as_a_standby_is_not_waited_for_where_it_was_to_replace_its_workers() -> None:
+    job = Job(nodes=2).boot()
+    job.connect(hello("n1"))
+    job.machine.parts.absences.replace_workers(["n1"], "the pool has it join")
+    job.connect(waits("n1"))
+    job.say(attach(w("n1")))
+    for name in ("n0", "n2"):
+        job.connect(hello(name))
+        job.say(attach(w(name)))
+    assert job.machine.record.generation == 1

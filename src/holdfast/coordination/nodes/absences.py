@@ -65,7 +65,8 @@ class Absences:
         """A node is here, and has said all that its workers had to say."""
         if self._as_they_were.pop(node.name, None) is not None:
             self._last_back = self._turn.now
-        if self._fresh.pop(node.name, None) is not None and not node.complete:
+        fresh = self._fresh.pop(node.name, None) is not None
+        if fresh and not (node.complete or node.aside):  # (for a standby nobody waits)
             self._starting.add(node.name)
 
     def attached(self, node: Node) -> bool:
