@@ -295,7 +295,7 @@ def test_a_paused_coordinator_renews_all_leases() -> None:
     job = Job().start()
     job.tick(1.0)
     job.tick(60.0)
-    assert job.last == []
+    assert job.kinds == ["persist"]
     job.tick(1.0)
     assert not job.said(ev.FailureDetected)
 
@@ -1057,3 +1057,11 @@ def test_that_the_store_was_away_is_in_the_journal_once_it_is_back() -> None:
     job = Job().start()
     job.feed(StoreBack(60.5))
     assert [event.away_s for event in job.said(ev.StoreReturned)] == [60.5]
+
+
+def test_a_coordinator_that_was_away_writes_and_so_learns_whether_another_leads() -> None:
+    job = Job().boot()
+    job.tick(0.2)
+    assert job.kinds == []
+    job.tick(2.0)
+    assert job.kinds == ["persist"]

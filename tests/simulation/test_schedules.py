@@ -199,6 +199,11 @@ def test_whoever_takes_a_place_has_its_rank_unless_the_world_is_another_anyway()
     run_all([23619340484])
 
 
+def test_a_coordinator_that_was_paused_keeps_no_node_from_the_one_that_leads_by_now() -> None:
+    """The job had not begun: the paused one had nothing to write, and never learnt that there was another."""
+    run_all([920572026])
+
+
 def test_large_schedules() -> None:
     until, numbers = time.process_time() + LARGE_S, itertools.count(FIRST_LARGE_SEED)
     run_all(itertools.takewhile(lambda number: number < FIRST_LARGE_SEED + 3 or time.process_time() < until, numbers))

@@ -263,6 +263,7 @@ class Coordinator:
             self._late_tick = self.turn.now
         if away_s <= self.config.lease_s / 2:
             return False
+        self.turn.change()  # (another may lead by now: a write tells, and who is connected here looks for that one)
         self.members.renew_leases(self.turn.now)
         self.parts.absences.pause_over()
         self._admission.pause_over()
