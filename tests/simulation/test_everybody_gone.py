@@ -78,3 +78,9 @@ def test_a_job_that_waits_does_so_where_its_coordinator_has_died_too(seed: int) 
 def test_whoever_is_waited_for_may_come_back_to_a_later_coordinator_as_it_was(seed: int) -> None:
     """Its generation was never left: its next step says that nobody waits any more."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+
+
+@pytest.mark.parametrize("seed", [26882569162])
+def test_a_standby_that_is_lost_before_it_has_a_place_leaves_none_to_be_waited_for(seed: int) -> None:
+    """It had joined beside a node that was drained, which went all the same."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"

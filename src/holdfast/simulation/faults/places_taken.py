@@ -5,8 +5,11 @@ And of a job that waits where a node is lost: it goes on with as many as before.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, NodeLeft, NodesJoined
 from holdfast.protocol.failures import Severity
+from holdfast.protocol.record import Record
 from holdfast.simulation.invariants import InvariantError
 
 
@@ -22,13 +25,15 @@ class PlacesTaken:
         self._here: set[str] = set()
         self._joined: set[str] = set()
         self._before: GenerationStarted | None = None
+        #: those of them that were there for others' places, which these still had: a place of their own they had not
+        self._beside: Collection[str] = ()
 
     def called(self, name: str) -> None:
         """A pool has a standby join: it may come as a node like any other, which is told of once all of it runs."""
         self._joined.add(name)
 
-    def take(self, event: AnyEvent) -> None:
-        """Look at an event.
+    def take(self, event: AnyEvent, record: Record) -> None:
+        """Look at an event; `record`: as it stands then.
 
         Raises:
             InvariantError: a node is a member that has not joined, or a world is another with it than before.
@@ -50,9 +55,10 @@ class PlacesTaken:
                 self._as_many(before, event)
             if event.reason == "replace" and before is not None and before.seq < event.seq:
                 self._same_but_for_the_lost(before, event)
+            self._beside = record.beside(event.members)
 
     def _as_many(self, before: GenerationStarted, event: GenerationStarted) -> None:
-        lost = self._lost.intersection(before.members).difference(event.members)
+        lost = self._lost.intersection(before.members).difference(event.members, self._beside)
         if len(self._here.difference(before.members)) < len(lost):
             raise InvariantError(f"a place is empty, and nobody has waited: {event}, before {before}, lost {lost}")
 

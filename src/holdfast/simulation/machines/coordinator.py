@@ -215,7 +215,7 @@ class CoordinatorShell(Process):
                 self._length = world.journal.append(event, self._length)
                 world.trace("journal", event)
                 checker.emitted(self.machine, event)
-                self._cluster.places.take(event)
+                self._cluster.places.take(event, self.machine.record)
             case Persist(record):
                 self._version = world.store.swap(record, self._version)
                 checker.persisted(self.machine, record)
