@@ -11,6 +11,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server_bench import PATIENCE_S, CoordinatorProcess, attach, frame, hear, hello, say
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection
 
 from holdfast.control.serving import agent_channel
@@ -142,6 +144,27 @@ def test_the_largest_message_passes(shared: CoordinatorProcess) -> None:
         hear(agent)
         agent.send(b"\x00" * MAX_MESSAGE_BYTES)
         assert _closed_for(agent)[0] == 1008
+
+
+def test_messages_pass_however_they_are_cut_up(shared: CoordinatorProcess) -> None:
+    name = f"cut-{os.urandom(4).hex()}"
+    with shared.agent() as agent:
+        greeting = Frame(Opcode.BINARY, msgspec.msgpack.encode(hello(name))).serialize(mask=True)
+        beat = Frame(Opcode.BINARY, msgspec.msgpack.encode(Heartbeat())).serialize(mask=True)
+        for part in (greeting[:1], greeting[1:9], greeting[9:] + beat[:3], beat[3:], beat, beat + beat):
+            agent.socket.sendall(part)
+            time.sleep(0.05)  # (so that each is read by itself)
+        assert isinstance(hear(agent), Welcome)
+        say(agent, hello(name))
+        assert _closed_for(agent)[1] == "a second Hello"
+    with shared.agent() as agent:
+        say(agent, hello(f"cut-{os.urandom(4).hex()}"))
+        assert isinstance(hear(agent), Welcome)
+        agent.socket.sendall(Frame(Opcode.BINARY, beat[6:7], fin=False).serialize(mask=True))
+        time.sleep(0.05)
+        agent.socket.sendall(beat)
+        assert _closed_for(agent)[0] == 1002, "a message may not begin within another"
+    assert _lives(shared)
 
 
 def test_hello_is_said_once(shared: CoordinatorProcess) -> None:

@@ -16,8 +16,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.http11 import Request
+from websockets.protocol import State
 
 from holdfast.control.serving.doorkeeper import Address, Doorkeeper, Limits
+from holdfast.control.serving.frames import FrameEnds, short_message
 from holdfast.counted_log import CountedLog, CountedRecords
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
@@ -80,6 +82,8 @@ class DirectSocket(WebSocketsSansIOProtocol):
     """
 
     _user: SocketUser | None = None
+    #: of what came after the request by which it was opened
+    _ends: FrameEnds | None = None
 
     # ---- the application's side ----
 
@@ -126,6 +130,22 @@ class DirectSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     # ---- uvicorn's side ----
+
+    def data_received(self, data: bytes) -> None:
+        if self._ends is None:
+            self._ends = FrameEnds()  # (this is the request, and no more)
+        elif not self._ends.between:
+            self._ends.take(data)
+        else:
+            # (between the parts of a message only its next part may come: the parser sees to that)
+            if self._user is not None and not self.frames and self.conn.state is State.OPEN:
+                message = short_message(data)
+                if message is not None:
+                    if not self.close_sent:
+                        self._user.received(message)
+                    return
+            self._ends.take(data)
+        super().data_received(data)
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)

@@ -1,0 +1,46 @@
+"""Short frames that are read at once, and where frames end."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from websockets.frames import Frame, Opcode
+
+from holdfast.control.serving.frames import FrameEnds, short_message
+
+SHORT = st.builds(Frame, st.sampled_from(Opcode), st.binary(max_size=125))
+LONG = st.builds(Frame, st.just(Opcode.BINARY), st.sampled_from([b"x" * size for size in (126, 127, 65_535, 65_536)]))
+
+
+@settings(deadline=None)
+@given(st.lists(SHORT | LONG, max_size=6), st.lists(st.integers(1, 400), max_size=200))
+def test_where_frames_end_is_known_however_they_come(frames: list[Frame], cuts: list[int]) -> None:
+    whole = [frame.serialize(mask=bool(number % 3)) for number, frame in enumerate(frames)]
+    ends = {sum(map(len, whole[:number])) for number in range(len(whole) + 1)}
+    data, at, follows = b"".join(whole), 0, FrameEnds()
+    for cut in [*cuts, len(data)]:
+        follows.take(data[at : at + cut])
+        at = min(at + cut, len(data))
+        assert follows.between is (at in ends)
+
+
+@given(st.binary(min_size=1, max_size=125))
+def test_a_short_message_is_read_as_it_was_sent(message: bytes) -> None:
+    frame = Frame(Opcode.BINARY, message).serialize(mask=True)
+    assert short_message(frame) == message
+    assert short_message(frame + b"\0") is None, "more has come than that"
+    assert short_message(frame[:-1]) is None
+    for wrong in (0x02, 0x81, 0x80, 0x88, 0x89, 0xC2):  # a first part, text, a further part, an end, a ping, compressed
+        assert short_message(bytes([wrong]) + frame[1:]) is None
+
+
+@given(st.binary(max_size=200))
+def test_what_is_anything_else_is_left_to_the_parser(data: bytes) -> None:
+    message = short_message(data)
+    if message is not None:
+        assert data[:2] == bytes([0x82, 0x80 | len(message)])
+        assert len(data) == len(message) + 6
+    assert short_message(Frame(Opcode.BINARY, os.urandom(126)).serialize(mask=True)) is None
+    assert short_message(Frame(Opcode.BINARY, b"unmasked").serialize(mask=False)) is None
