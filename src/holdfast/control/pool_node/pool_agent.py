@@ -30,8 +30,10 @@ from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT
 from holdfast.protocol.messages.pool import FromNode, LeavePool, NodeAlive, NodeGrant, NodeRefused, PoolHello, ToNode
 
-#: how often the pool hears that the node lives
-BEAT_S = 0.5
+#: how often the pool hears that the node lives: three times in a lease
+BEAT_S = 1.0
+#: how often is looked for what was left to the node
+_REAP_S = 0.5
 #: what is left of a node that is told to end has so long to go, beyond its grace
 _GOING_S = 10.0
 _FIRST_BACKOFF_S = 0.02
@@ -70,6 +72,7 @@ class PoolAgent:
         self._zygote.begin()
         self._task(self._stay_connected())
         self._task(self._beat())
+        self._task(self._reap())
         try:
             return await self._exit
         finally:
@@ -179,11 +182,16 @@ class PoolAgent:
             backoff = min(2 * backoff, _LAST_BACKOFF_S)
 
     async def _beat(self) -> None:
-        """Say that the node lives; reap what was left to it."""
+        """Say that the node lives."""
         while not self._exit.done():
             self._tell(NodeAlive())
-            reap_orphans((*self._zygote.awaited, *(self._grant.awaited if self._grant is not None else ())))
             await asyncio.sleep(BEAT_S)
+
+    async def _reap(self) -> None:
+        """Reap what was left to the node."""
+        while not self._exit.done():
+            reap_orphans((*self._zygote.awaited, *(self._grant.awaited if self._grant is not None else ())))
+            await asyncio.sleep(_REAP_S)
 
     def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
