@@ -231,7 +231,9 @@ def servers(options: argparse.Namespace) -> list[str]:
                 wrong += [f"after server {number + 2}: {before} became {after}"] if after != before else []
         pool.goes_on("first", "second")
         seen = [(name, event) for name in ("first", "second") for event in pool.events_of(name, "failure_detected")]
-        wrong += [f"job {name} has seen a failure of {one['node']}: {one['kind']}, {one['detail']}" for name, one in seen]
+        wrong += [
+            f"job {name} has seen a failure of {one['node']}: {one['kind']}, {one['detail']}" for name, one in seen
+        ]
         wrong += end(pool, "first", "second")
         print(f"{options.servers} servers killed; grants: {len(pool.events('node_granted'))}")
     return wrong

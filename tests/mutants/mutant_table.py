@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         name="lineage_stays_after_a_roll_back",
         file=DECIDING,
-        old="            turn.change(lineage=plan.generation, bases=bases)\n",
-        new="            turn.change(bases=bases)\n",
+        old="            turn.change(lineage=plan.generation)\n",
+        new="            pass\n",
         why="what is said of the abandoned lineage must not count on the new one",
     ),
     # ---- what has been applied ----

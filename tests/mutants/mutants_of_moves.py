@@ -8,7 +8,7 @@ PLANNER = "coordination/generations/planner.py"
 DEPARTURES = "coordination/nodes/departures.py"
 REPLACING = "coordination/nodes/replacing.py"
 COORDINATOR = "coordination/coordinator.py"
-SWAP = "coordination/generations/swap.py"
+FITTING = "coordination/nodes/fitting.py"
 
 MOVE_MUTANTS = (
     Mutant(
@@ -55,9 +55,9 @@ MOVE_MUTANTS = (
     ),
     Mutant(
         name="place_counts_twice",
-        file=SWAP,
-        old="len(nodes) - len(turn.record.beside(nodes))",
-        new="len(nodes)",
+        file=FITTING,
+        old="len(here) - len(record.beside(here))",
+        new="len(here)",
         why="a standby that joins beside a node brings no place: else another one would be grown into it",
     ),
     Mutant(

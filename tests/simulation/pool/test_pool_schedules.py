@@ -21,7 +21,7 @@ from holdfast.simulation.pool.pool_fuzzing import PoolTally, run_pools
 from holdfast.simulation.pool.pool_plans import PoolFaultKind, pool_plan
 
 #: a wrong machine is found within so many schedules
-MOST = 1500
+MOST = 2500
 
 
 def test_schedules_hold() -> None:
@@ -49,6 +49,8 @@ def test_schedules_try_everything() -> None:
         "resume",
         "stop",
         "weight",
+        "move",
+        "compact",
     }
     assert {plan.together for plan in plans} == {True, False}
     assert any(plan.reserve for plan in plans)
