@@ -213,6 +213,58 @@ def test_what_it_took_is_told_once_with_both_of_its_parts() -> None:
     assert [event.action for event in job.events if isinstance(event, ev.Recovered)] == ["grow", "replace"]
 
 
+def told(job: Job) -> list[tuple[str, str, str]]:
+    return [(one.from_node, one.to_node, one.reason) for one in job.events if isinstance(one, ev.NodeMoved)]
+
+
+def test_a_place_given_away_right_before_another_node_is_lost_is_told_all_the_same() -> None:
+    """`holdfast move` waited for it, and said at last that nobody had the place."""
+    job = with_standbys("s0")
+    moves(job, "n1")
+    job.lose("n2")
+    for node in ("n0", "n1", "s0"):
+        job.report(node, 3)
+    gone_on(job, 4, "n0", "s0", generation=4)
+    assert told(job) == [("n1", "s0", "move")]
+
+
+def test_a_place_given_away_is_told_by_the_next_coordinator_too_where_it_has_to_begin_anew() -> None:
+    job = with_standbys("s0")
+    moves(job, "n1")
+    job.boot(takeover=True)
+    assert [(one.node, one.beside) for one in job.machine.record.leaving if one.owed] == [("n1", "s0")]
+    for node in (*ALL, "s0"):
+        kept = (attach(w(node)), msg.Begun(worker=w(node), generation=1 + (node == "s0")))
+        job.connect(hello(node, kept=kept))
+    job.lose("n2")
+    for node in ("n0", "n1", "s0"):
+        job.report(node, 3)
+    gone_on(job, 4, "n0", "s0", generation=job.machine.record.generation)
+    assert told(job) == [("n1", "s0", "move")]
+
+
+def test_who_gives_its_place_away_because_another_is_lost_has_not_failed() -> None:
+    job = with_standbys("s0")
+    job.feed(MoveNodes(("n1",)))
+    joins(job, "s0")
+    job.lose("n2")
+    for node in ("n0", "n1", "s0"):
+        job.report(node, 3)
+    gone_on(job, 4, "n0", "s0", generation=job.machine.record.generation)
+    assert told(job) == [("n1", "s0", "move")]
+
+
+def test_who_follows_one_that_was_lost_before_it_had_trained_has_the_place_that_was_given() -> None:
+    job = with_standbys("s0", "s1")
+    moves(job, "n1")
+    job.lose("s0")
+    for node in ("n0", "n1", "n2"):
+        job.report(node, 3)
+    assert members(job) == ("n0", "s1", "n2")
+    gone_on(job, 4, "n0", "s1", "n2", generation=4)
+    assert told(job) == [("n1", "s1", "move")]
+
+
 def test_one_that_is_lost_right_after_disturbs_nobody() -> None:
     job = with_standbys("s0")
     moves(job, "n1")

@@ -25,10 +25,10 @@ from holdfast.coordination.generations.planner import (
     salvaged,
 )
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
-from holdfast.coordination.generations.stopping import DRAIN, FAILURE, MOVE
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
+from holdfast.coordination.progress.recovery_cost import FAILURE
 from holdfast.coordination.snapshots.nearest import nearest
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
@@ -367,8 +367,7 @@ class Deciding:
             reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
-        why = self._replacing.why
-        self._progress.replaced(moved, reason if reason in (DRAIN, MOVE) else FAILURE, why, whole=whole)
+        self._progress.replaced(moved, plan, self._replacing.why, whole=whole)
         if anew:
             turn.change(lineage=plan.generation)
         if anew or not _any_of(record.plan, reports):

@@ -8,17 +8,11 @@ from collections.abc import Set
 from holdfast.coordination.failures.seen import no_report
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.progress.announced import Progress
+from holdfast.coordination.progress.recovery_cost import FAILURE
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
-
-#: why a generation is broken, unless somebody says otherwise
-FAILURE = "failure"
-#: somebody leaves in good order
-DRAIN = "drain"
-#: somebody gives its place to a standby
-MOVE = "move"
 
 
 class Stopping:

@@ -20,7 +20,7 @@ import msgspec
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.ladder import LEFT_AS
 from holdfast.coordination.generations.planner import lacks_slots, only_with, shortage, slots_of
-from holdfast.coordination.generations.stopping import DRAIN, MOVE, Stopping
+from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Node
@@ -28,6 +28,7 @@ from holdfast.coordination.nodes.replacing import Replacing, named
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import StepLedger
+from holdfast.coordination.progress.recovery_cost import DRAIN, MOVE
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.events import NodeLeft

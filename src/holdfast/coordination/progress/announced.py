@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
-from holdfast.coordination.progress.recovery_cost import RecoveryCost
+from holdfast.coordination.progress.recovery_cost import DRAIN, FAILURE, MOVE, RecoveryCost, TakenPlace
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.commit import Wish
 from holdfast.protocol.events import NodeMoved, Rebalanced, Recovered, StepCommitted
@@ -116,7 +117,8 @@ class Progress:
         if self.recovery is not None and self.recovery.restart:
             self.recovery.regrouped = 0.0  # what the restart has lost is still being done again
         elif self.recovery is None or self.recovery.regrouped:
-            self.recovery = RecoveryCost(failed=failed_at, detected=self._turn.now, action="shrink")
+            taken = self.recovery.taken if self.recovery is not None else {}  # (of which nobody has told yet)
+            self.recovery = RecoveryCost(failed=failed_at, detected=self._turn.now, action="shrink", taken=taken)
 
     def restarts(self) -> None:
         """The recovery under way is a restart: it lasts until a step is committed that never was before."""
@@ -167,18 +169,33 @@ class Progress:
         else:
             recovery.action = _replaced(plan.workers, workers)
 
-    def replaced(self, moved: Mapping[str, tuple[str, str]], reason: str, why: str, *, whole: bool) -> None:
-        """These nodes take others' places, which are given with the reason why it is they; `reason`: of the moves.
+    def replaced(self, moved: Mapping[str, tuple[str, str]], plan: GenerationPlan, why: str, *, whole: bool) -> None:
+        """These nodes take others' places in this plan, which are given with the reason why it is they.
+
+        Who was given one before, and has gone through no step since, is told of with them: another failure has come in
+        between, or another coordinator, which knows of those that are owed.
 
         Args:
             why: it is these that are filled, or none.
             whole: all are.
         """
-        if self.recovery is not None:
-            self.recovery.why = why
-            if whole and self.recovery.action == "shrink":
-                self.recovery.action = "replace"  # (who is there instead has joined before)
-            self.recovery.moved_nodes, self.recovery.move_reason = dict(moved), reason
+        recovery = self.recovery
+        if recovery is None:
+            return
+        recovery.why = why
+        if whole and recovery.action == "shrink":
+            recovery.action = "replace"  # (who is there instead has joined before)
+        here, before = {member.node for member in plan.members}, recovery.taken
+        owed = {one.node: one for one in self._turn.record.leaving if one.owed}
+        given = {one.beside: (one.node, "") for one in owed.values() if one.beside}
+        taken: dict[str, TakenPlace] = {}
+        for name, (whose, of_it) in {**given, **moved}.items():
+            gone = owed.get(whose)
+            reason = FAILURE if gone is None else MOVE if gone.stays else DRAIN
+            first = before.get(whose)  # (it was lost before it had trained)
+            taken[name] = TakenPlace(whose, reason, of_it) if first is None else replace(first, why=of_it)
+        merged = {**taken, **before, **{name: taken[name] for name in moved}}
+        recovery.taken = {name: place for name, place in merged.items() if name in here and place.whose not in here}
 
     @property
     def _owed(self) -> list[str]:
@@ -255,16 +272,16 @@ class Progress:
         if recovery.swap:
             cost = max(0.0, down_s - self.costs.step_s), recovery.moved_bytes
             self._beside = dict.fromkeys(self._turn.record.beside(recovery.nodes), cost)
-        for name, (whose, why) in recovery.moved_nodes.items():
+        for name, place in recovery.taken.items():
             before_s, bytes_before = joined.get(name, (0.0, 0))
             self._turn.emit(
                 NodeMoved,
-                from_node=whose,
+                from_node=place.whose,
                 to_node=name,
-                reason=recovery.move_reason,
+                reason=place.reason,
                 down_s=before_s + down_s,
                 moved_bytes=bytes_before + recovery.moved_bytes,
-                detail=why,
+                detail=place.why,
             )
 
 

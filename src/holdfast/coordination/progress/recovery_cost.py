@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+#: why a generation is broken, unless somebody says otherwise
+FAILURE = "failure"
+#: somebody leaves in good order
+DRAIN = "drain"
+#: somebody gives its place to a standby
+MOVE = "move"
+
+
+@dataclass(frozen=True, slots=True)
+class TakenPlace:
+    """Whose place somebody has taken; `reason`: failure, drain, move; `why` it is this one who has."""
+
+    whose: str
+    reason: str
+    why: str
+
 
 @dataclass(slots=True)
 class RecoveryCost:
@@ -30,9 +46,8 @@ class RecoveryCost:
     micro_batches_redone: int | None = None
     #: of a join: the nodes of the plan
     nodes: frozenset[str] = frozenset()
-    #: who has taken whose place, and why it is this one
-    moved_nodes: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
-    move_reason: str = ""
+    #: who has taken a place, and whose
+    taken: dict[str, TakenPlace] = field(default_factory=dict[str, "TakenPlace"])
     #: why this was done, of what could have been
     why: str = ""
     #: that one member has received
