@@ -11,7 +11,7 @@ from holdfast.cli.job.act import _missing
 from holdfast.cli.job.awaiting import await_back, await_left, await_moved
 from holdfast.control.client import CoordinatorClient
 from holdfast.errors import RefusedError
-from holdfast.protocol.events import AnyEvent, NodeMoved
+from holdfast.protocol.events import AnyEvent, NodeLeft, NodeMoved, StepCommitted
 
 
 class Answers(CoordinatorClient):
@@ -107,6 +107,21 @@ def test_a_job_that_is_over_before_is_waited_for_no_longer() -> None:
     client = Moves(going, {**going, "state": "finished"}, events=())
     with pytest.raises(RefusedError, match="the job is finished, before a had moved"):
         await_moved(client, ["a"], 7, say=None)
+
+
+def test_of_one_whose_follower_is_lost_before_it_has_trained_nobody_has_the_place() -> None:
+    """It waits as a standby, and nothing more will be told: the command waited for ever."""
+    left_ = NodeLeft(time=1.0, job="j", term=1, generation=3, seq=8, node="a", reason="moved")
+    steps = [
+        StepCommitted(
+            time=1.0, job="j", term=1, generation=3, seq=8 + n, step=n, loss=1.0, samples=1, world_size=1, step_s=1.0
+        )
+        for n in (1, 2)
+    ]
+    waiting = left(node("a", None, standby="warm"), node("b"))
+    client = Moves(waiting, waiting, waiting, events=([left_], [left_, steps[0]], [left_, *steps]))
+    assert await_moved(client, ["a"], 7, say=None) == {"a": None}
+    assert not client.left
 
 
 def test_of_one_that_is_lost_before_nobody_has_the_place() -> None:

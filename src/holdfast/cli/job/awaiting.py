@@ -8,11 +8,13 @@ from typing import Any
 
 from holdfast.control.client import CoordinatorClient
 from holdfast.errors import RefusedError, UnreachableError
-from holdfast.protocol.events import NodeMoved
+from holdfast.protocol.events import NodeLeft, NodeMoved, StepCommitted
 
 _POLL_S = 0.1
 #: for so long a coordinator that is started again is waited for
 _PATIENCE_S = 30.0
+#: once a node waits as a standby, who has its place is told with the next step, if anybody has: so many are awaited
+_STEPS = 2
 _OVER = ("finished", "stopped", "failed")
 
 
@@ -75,6 +77,10 @@ def await_moved(
         moved.update({event.from_node: event for event in events if isinstance(event, NodeMoved)})
         # (of one that waits as a standby already it is told with the first step without it)
         waiting = {node["node"] for node in status["nodes"] if node["standby"]}
+        steps = [event.seq for event in events if isinstance(event, StepCommitted)][-_STEPS:]
+        for event in events:  # (whoever was to have its place was lost before it had trained)
+            if isinstance(event, NodeLeft) and len(steps) == _STEPS and event.seq < steps[0]:
+                waiting.discard(event.node)
         return all(name in moved or name not in waiting for name in nodes)
 
     _await(client, settled, f"{', '.join(nodes)} had moved")
