@@ -27,7 +27,7 @@ class FrameEnds:
     """Follows where frames end, whatever they hold."""
 
     def __init__(self) -> None:
-        self._head = b""
+        self._head: bytes = b""
         self._left = 0
 
     @property
@@ -37,7 +37,7 @@ class FrameEnds:
 
     def take(self, data: bytes) -> None:
         """Take in what has come."""
-        data, at = self._head + data, self._left
+        data, at = bytes(self._head + data), self._left
         while at < len(data):
             size = _size(data, at)
             if size is None:
