@@ -80,6 +80,11 @@ class Turn:
         return self._plans_named.by_node.get(node, [])
 
     @property
+    def nodes_planned(self) -> KeysView[str]:
+        """The nodes of the planned workers."""
+        return self._plans_named.by_node.keys()
+
+    @property
     def _plans_named(self) -> _Named:
         record, of = self.record, self._named.of
         if of[0] is not record.plan or of[1] is not record.pending or of[2] is not record.leaving:

@@ -188,7 +188,7 @@ class Tenant:
 
     def _absent(self, held: Held) -> list[str]:
         turn = self._turn
-        return [node for node in held.grants if node not in turn.members.nodes and not turn.planned_on(node)]
+        return [node for node in held.grants if node not in turn.members.nodes and node not in turn.nodes_planned]
 
     def _drop_who_is_not_ours(self, held: Held) -> None:
         """Whom the pool has released has said itself that nothing of the job runs there."""
@@ -235,8 +235,8 @@ class Tenant:
             self._turn.change(held=held)
 
     def _tell(self, held: Held) -> None:
-        refuses = [*(one.node for one in self._ladder.all_out), *self._unfit]
-        said = report(held, refuses, [node for node in held.grants if self._turn.planned_on(node)], self._move_s)
+        refuses = {*(one.node for one in self._ladder.all_out), *self._unfit}
+        said = report(held, refuses, self._turn.nodes_planned, self._move_s)
         if said != self._told:
             self._told = said
             self._turn.tell_pool(said)
