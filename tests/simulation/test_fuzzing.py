@@ -20,7 +20,7 @@ from holdfast.simulation.faults.coverage import Seen, expected, table
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule, plan_of
-from holdfast.simulation.schedules.fuzzing import LONG_RUN, Tally, fresh, report, too_much
+from holdfast.simulation.schedules.fuzzing import LONG_RUN, SHARES, Tally, fresh, report, too_much
 from holdfast.simulation.schedules.shrinking import failure, shrunk, signature
 from holdfast.simulation.world import Parts
 
@@ -133,7 +133,7 @@ def test_a_long_run_fails_over_a_pair_that_it_has_never_seen(capsys: pytest.Capt
 def test_fresh_schedules_are_of_all_families_and_never_the_same() -> None:
     def some() -> list[int]:
         source = fresh(tuple(FAMILIES))
-        return [next(source).number for _ in range(60)]
+        return [next(source).number for _ in range(sum(SHARES.values()))]
 
     first, second = some(), some()
     assert all(any(seed in seeds for seed in first) for seeds in FAMILIES.values())
