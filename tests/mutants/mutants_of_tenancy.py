@@ -11,7 +11,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="gives_back_who_is_still_a_member",
         file=TENANT,
-        old="if node not in turn.members.nodes and not turn.planned_on(node)]",
+        old="if node not in turn.members.nodes and node not in turn.nodes_planned]",
         new="if node not in turn.members.nodes]",
         why="a node is given back with the decision that does without it: before, what it has done may count",
     ),
