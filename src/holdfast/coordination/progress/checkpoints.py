@@ -212,9 +212,8 @@ class CheckpointBook:
     def _drop(self, name: CheckpointName, *nodes: str) -> None:
         """It never comes to count: whoever waits for it need not, and it may be removed."""
         one = self._open.pop(name, None)
-        if (
-            one is not None and one.sealer
-        ):  # (sealed by now, perhaps, and told to a coordinator that never heard of this)
+        # One that is being sealed may be told of as kept to a coordinator that has never heard of this.
+        if one is not None and one.sealer:
             self._turn.change(superseded=(*self._turn.record.superseded, name.folder)[-MAX_PRUNED:])
         self._void = [*self._void, name.folder][-4 * _OPEN :]
         self._prune([*nodes, *(one.nodes if one is not None else ())], (name.folder,))
