@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import job_cases
@@ -11,6 +12,7 @@ import pytest
 from job_cases import TINY, StartJob, check_journal
 
 from holdfast.testing.local_job import LocalJob
+from holdfast.testing.local_pool import LocalPool
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,3 +54,21 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         job.__exit__(None, None, None)
     for job in jobs:
         check_journal(job)
+
+
+@pytest.fixture
+def start_pool(tmp_path: Path) -> Iterator[Callable[..., LocalPool]]:
+    """Start a pool of so many nodes; nothing of it is left when the test is over."""
+    tmp_path.chmod(0o700)
+    pools: list[LocalPool] = []
+
+    def start(nodes: int, *options: str) -> LocalPool:
+        pools.append(LocalPool(tmp_path, nodes, *options))
+        return pools[-1]
+
+    yield start
+    for pool in pools:
+        if pool.process.poll() is None:
+            pool.process.kill()
+        for pid, _ in pool.processes():
+            os.kill(pid, signal.SIGKILL)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from job_cases import TINY
@@ -17,16 +14,8 @@ FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[LocalPool]:
-    tmp_path.chmod(0o700)
-    pool = LocalPool(tmp_path, 3)
-    try:
-        yield pool
-    finally:
-        if pool.process.poll() is None:
-            pool.process.kill()
-        for pid, _ in pool.processes():
-            os.kill(pid, signal.SIGKILL)
+def pool(start_pool: Callable[..., LocalPool]) -> LocalPool:
+    return start_pool(3)
 
 
 def test_a_drained_node_is_left_and_given_to_nobody_and_a_job_may_have_more_or_fewer(pool: LocalPool) -> None:

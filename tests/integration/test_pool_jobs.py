@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,16 +18,8 @@ NODES = 4
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[LocalPool]:
-    tmp_path.chmod(0o700)
-    pool = LocalPool(tmp_path, NODES)
-    try:
-        yield pool
-    finally:
-        if pool.process.poll() is None:
-            pool.process.kill()
-        for pid, _ in pool.processes():
-            os.kill(pid, signal.SIGKILL)
+def pool(start_pool: Callable[..., LocalPool]) -> LocalPool:
+    return start_pool(NODES)
 
 
 FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,16 +16,8 @@ FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[LocalPool]:
-    tmp_path.chmod(0o700)
-    pool = LocalPool(tmp_path, 4, "--reserve", "1")
-    try:
-        yield pool
-    finally:
-        if pool.process.poll() is None:
-            pool.process.kill()
-        for pid, _ in pool.processes():
-            os.kill(pid, signal.SIGKILL)
+def pool(start_pool: Callable[..., LocalPool]) -> LocalPool:
+    return start_pool(4, "--reserve", "1")
 
 
 def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(pool: LocalPool) -> None:

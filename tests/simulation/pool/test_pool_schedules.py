@@ -21,7 +21,7 @@ from holdfast.simulation.pool.pool_fuzzing import PoolTally, run_pools
 from holdfast.simulation.pool.pool_plans import PoolFaultKind, pool_plan
 
 #: a wrong machine is found within so many schedules
-MOST = 2500
+MOST = 1500
 
 
 def test_schedules_hold() -> None:

@@ -5,6 +5,7 @@ It takes time, can be torn, and what comes is of the moment at which it left.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from holdfast.simulation.machines.training import SimReceipt
 from holdfast.simulation.world import Peer
 
 
-class Sending:
+class Sending(ABC):
     """The transfers of one kind that a worker sends, one to each target."""
 
     def __init__(self, worker: WorkerHost, takes: Callable[[Peer, int], bool]) -> None:
@@ -45,13 +46,13 @@ class Sending:
         self._attempt += 1
         self._open.clear()
 
+    @abstractmethod
     def leaving(self) -> Any:
         """Return what leaves here now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def landed(self, peer: Peer, generation: int, what: Any) -> str:
         """It has come whole; return what of it is refused, "" for nothing."""
-        raise NotImplementedError
 
     def _try(self, target: str, attempt: int) -> None:
         worker, world = self._worker, self._worker.world

@@ -110,7 +110,7 @@ def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
         Visit(at=rng.uniform(0.0, QUIET_S), what=rng.choice(("suspend", "resume", "stop", "weight", "move", "compact")))
         for _ in range(rng.choice((0, 0, 1, 3)))
     ]
-    if rng.random() < 0.2:  # (somebody who cannot make up his mind)
+    if rng.random() < 0.4:  # (somebody who cannot make up his mind)
         since = rng.uniform(0.0, QUIET_S * 0.8)
         visits += [Visit(at=since + gap, what=what) for gap, what in zip(_GAPS, _TO_AND_FRO, strict=True)]
     spec = JobSpec(
