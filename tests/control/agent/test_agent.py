@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ def test_a_node_lives_through_a_job() -> None:
         assert coordinator.of(WorkerDown) == []
 
     play(story, workers=2)
+
+
+def test_a_worker_that_attached_and_ended_at_once_has_attached(tmp_path: Path) -> None:
+    """Its end is heard before its socket is even accepted: the agent did not get to look in between."""
+
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        while not (tmp_path / "pid").exists():
+            await asyncio.sleep(0.01)
+        (tmp_path / "go").touch()
+        pid = int((tmp_path / "pid").read_text())
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.01)
+        await coordinator.until(lambda: coordinator.of(WorkerDown), "the worker's end")
+        assert "before its steps were done" in coordinator.of(WorkerDown)[0].detail
+        assert len(coordinator.attached) == 1
+
+    play(story, "hasty.py", str(tmp_path))
 
 
 class StandingClock:

@@ -334,10 +334,10 @@ class Workforce:
     def _exited(self, place: ProcessPlace, code: int) -> None:
         """A process ended. What it said last lies in its socket: that comes first, up to the socket's end."""
         place.exit_code = code
-        if place.connection is None:
+        if place.connection is None and (code or place.attached):
             self._tell_exit(place, place.worker)
             return
-        # A process that it has forked may hold the socket open.
+        # A process that it has forked may hold the socket open; and of one that was quick, nothing may be heard yet.
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._tell_exit, place, place.worker)
 
     def _tell_exit(self, place: ProcessPlace, worker: str) -> None:
