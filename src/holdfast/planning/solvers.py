@@ -1,4 +1,4 @@
-"""The two solvers of SciPy that planning uses, with types (SciPy ships none).
+"""The solvers of SciPy that planning uses, with types (SciPy ships none).
 
 SciPy is imported at their first use: that takes half a second, in each process of every job, and most need no solver.
 
@@ -24,6 +24,13 @@ def best_assignment(gain: FloatArray | NDArray[np.float32]) -> IntArray:
 
     _, columns = linear_sum_assignment(gain, maximize=True)
     return np.asarray(columns, dtype=np.int64)
+
+
+def least_squares_from_zero(terms: FloatArray, values: FloatArray) -> FloatArray:
+    """Return the `x` `(C,)`, none below 0, for which `terms @ x` `(R,)` is nearest to `values`."""
+    from scipy.optimize import nnls
+
+    return np.asarray(nnls(terms, values)[0], dtype=np.float64)
 
 
 #: Bits of the capacities that SciPy's flow takes: those of both directions of an edge add up to 31 bits.

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.coordinator import searcher
-from holdfast.control.coordinator.searcher import Searcher
+from holdfast.control.aside import Aside
+from holdfast.control.coordinator.searcher import searcher as make_searcher
 from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
-from holdfast.coordination.experts.searching import Search
+from holdfast.coordination.experts.searching import Found, Search
 from holdfast.coordination.inputs import Planned
 from holdfast.planning import Shortage
 from holdfast.protocol.plan import ExpertShape
 
 PATIENCE_S = 60.0
+Searcher = Aside[Search, Found]
 
 
 def search(generation: int = 1, *, within_s: float = PATIENCE_S) -> Search:
@@ -59,7 +60,7 @@ def play(story: Callable[[Searcher, asyncio.Queue[Planned]], Awaitable[None]]) -
 
     async def run() -> None:
         before, answers = children(), asyncio.Queue[Planned]()
-        searcher = Searcher(answers.put_nowait)
+        searcher = make_searcher(answers.put_nowait)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await story(searcher, answers)
@@ -112,12 +113,9 @@ def test_one_that_is_stopped_is_ended_when_its_answer_would_be_worth_nothing(cap
 
 
 @pytest.mark.parametrize("answer", ["", "\\xc1", "\\x81\\xa5adopt\\x01"])
-def test_one_whose_answer_cannot_be_read_has_found_nothing(
-    answer: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(searcher, "_MAIN", f"import os, sys; os.write(int(sys.argv[2]), b'{answer}')")
-
+def test_one_whose_answer_cannot_be_read_has_found_nothing(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
+        searcher.code = f"import os, sys; os.write(int(sys.argv[2]), b'{answer}')"
         searcher.begin(search())
         assert await answers.get() == Planned(1, None)
 

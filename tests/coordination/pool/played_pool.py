@@ -7,23 +7,25 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.coordination.inputs import Tick
-from holdfast.coordination.pool.inputs import JobSaid, NodeGone, NodeSaid, PoolInput, Submit
+from holdfast.coordination.pool.inputs import Foreseen, JobSaid, NodeGone, NodeSaid, PoolInput, Submit
 from holdfast.coordination.pool.instructions import (
     CloseNode,
     EmitPool,
+    Foresee,
     PersistPool,
     PoolInstruction,
     TellJob,
     TellNode,
 )
 from holdfast.coordination.pool.pool import Pool
+from holdfast.coordination.pool.share.foresight import Foresight
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, NodeStands, PoolHello
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.record import PoolRecord
-from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands
+from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, JobStands
 
 E = TypeVar("E", bound=AnyPoolEvent)
 
@@ -45,6 +47,8 @@ class PlayedPool:
         self.node_told: dict[int, NodeGrant] = {}
         self.job_told: dict[str, JobShares] = {}
         self.closed: list[int] = []
+        #: what was to be foreseen last
+        self.question: Foresight | None = None
         self.connections: dict[str, int] = {}
         self.sessions: dict[str, str] = {}
         self._last_connection = 0
@@ -87,6 +91,8 @@ class PlayedPool:
                     self.job_told[job] = shares
                 case CloseNode(connection):
                     self.closed.append(connection)
+                case Foresee(question):
+                    self.question = question
                 case _:
                     pass
         return instructions
@@ -126,6 +132,7 @@ class PlayedPool:
         why: str = "",
         taken: frozenset[str] | set[str] = frozenset(),
         waiting: frozenset[str] | set[str] = frozenset(),
+        pace: JobPace | None = None,
     ) -> None:
         """A job has heard all, and holds all but these nodes and those that it is to give back; all of them train.
 
@@ -142,8 +149,14 @@ class PlayedPool:
             trains=frozenset(held - waits),
             standing=standing,
             why=why,
+            pace=pace,
         )
         self.feed(JobSaid(job, stands))
+
+    def foresee(self) -> None:
+        """Answer what was to be foreseen last."""
+        assert self.question is not None
+        assert self.feed(Foreseen(self.question.number, self.question.solve())) == []
 
     @property
     def record(self) -> PoolRecord:

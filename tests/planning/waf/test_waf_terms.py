@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray
 from holdfast.planning.waf.durations import observed_rate, running_s
-from holdfast.planning.waf.survival import copies_everywhere, lost_share
+from holdfast.planning.waf.survival import copies_everywhere, lost_share, lost_with_all
 
 DAY = 86400.0
 
@@ -67,3 +67,10 @@ def test_a_dense_job_on_many_nodes_loses_next_to_nothing() -> None:
     assert share[1] == pytest.approx(1e-5 * 3600)
     assert share[2] < share[1] / 1000
     assert share[8] < 1e-20
+
+
+@given(st.integers(1, 12), st.floats(1e-9, 1e-3), st.floats(0.1, 1e4), st.floats(1, 1e6))
+def test_what_is_lost_with_all_copies_is_told_for_all_sizes_at_once(
+    n: int, rate: float, exposed: float, cost: float
+) -> None:
+    assert lost_with_all(n, rate, exposed, cost) == pytest.approx(lost_share(n, rate, exposed, cost, copies_everywhere))

@@ -39,7 +39,7 @@ class PoolOptions:
     policy: Annotated[
         str,
         typer.Option(
-            metavar="equal|weighted|priority|sized",
+            metavar="equal|weighted|priority|sized|waf",
             help="How nodes are shared out beyond each job's least.",
             rich_help_panel=JOB,
         ),

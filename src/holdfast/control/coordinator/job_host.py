@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from holdfast.control.coordinator.alerts import Alerts
 from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, build_app
-from holdfast.control.coordinator.searcher import Searcher
+from holdfast.control.coordinator.searcher import searcher
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.coordinator.status import slowness_of, status_of
@@ -65,7 +65,7 @@ class JobHost:
         self._coordinator = Coordinator(config, self._journal.position, keeper.record)
         self._metrics.slowness = partial(slowness_of, self._coordinator)
         self._alerts = Alerts(settings.config.spec.output.alert)
-        self._searcher = Searcher(lambda planned: self._soon(self._shell.feed(planned)))
+        self._searcher = searcher(lambda planned: self._soon(self._shell.feed(planned)))
         self._shell = Shell(
             self._coordinator,
             keeper,

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.coordinator.settings import is_loopback
 from holdfast.control.file_limit import raise_file_limit
+from holdfast.control.pool.foreseer import foreseer
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_api import PoolApi
 from holdfast.control.pool.pool_shell import PoolRecordKeeper, PoolShell
@@ -135,7 +136,10 @@ class _PoolServer:
         self._tasks: set[asyncio.Task[object]] = set()
         self._jobs = JobCoordinators(settings, store, now, self._url, on_linked=self._linked, on_stand=self._stands)
         pool = Pool(settings.config, keeper.record, journal.last_seq)
-        self._shell = PoolShell(pool, keeper, journal, self._jobs, now=now, on_failure=self._fail)
+        self._foreseer = foreseer(lambda found: self._soon(self._shell.feed(found)))
+        self._shell = PoolShell(
+            pool, keeper, journal, self._jobs, on_question=self._foreseer.begin, now=now, on_failure=self._fail
+        )
         self._api = PoolApi(self._shell, self._jobs, self._metrics)
 
     @contextlib.asynccontextmanager
@@ -167,6 +171,7 @@ class _PoolServer:
             with self._signals_handled():
                 await asyncio.wait((self._over, serving, ticking), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            await self._foreseer.close()
             await self._shell.stop()
             await self._jobs.stop()
             self._shell.journal.close()

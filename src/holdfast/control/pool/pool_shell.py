@@ -17,12 +17,14 @@ from holdfast.coordination.pool.instructions import (
     CloseJob,
     CloseNode,
     EmitPool,
+    Foresee,
     PersistPool,
     PoolInstruction,
     TellJob,
     TellNode,
 )
 from holdfast.coordination.pool.pool import Pool
+from holdfast.coordination.pool.share.foresight import Foresight
 from holdfast.observability.journal import Journal
 from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolRecord
 from holdfast.protocol.pool.sharing import JobShares
@@ -57,7 +59,7 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
     """Drives a pool's machine.
 
     Args:
-        jobs: its coordinators. now, on_failure: as of `MachineShell`. on_event: called with each event that is new.
+        jobs: its coordinators. on_question: called with what is to be foreseen. now, on_failure: as of `MachineShell`.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
         journal: Journal,
         jobs: JobsOfPool,
         *,
+        on_question: Callable[[Foresight], None],
         now: Callable[[], float],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -75,6 +78,7 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
         self.journal = journal
         self._keeper = keeper
         self._jobs = jobs
+        self._on_question = on_question
         self._encoder = msgspec.msgpack.Encoder()
 
     def _ask(self, event: PoolInput) -> list[PoolInstruction]:
@@ -111,4 +115,6 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
                 self._jobs.tell(job, shares)
             case CloseJob(job, submission):
                 self._jobs.close(job, submission)
+            case Foresee(question):
+                self._on_question(question)
         return None

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from math import inf
 
+from holdfast.coordination.pool.inputs import Foreseen
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.places.choosing import choose, spare
 from holdfast.coordination.pool.places.moving import Moving
-from holdfast.coordination.pool.share.dividing import divide
-from holdfast.coordination.pool.share.interface import Bid, Demand, Division
+from holdfast.coordination.pool.plans.deciding import PlanInForce
+from holdfast.coordination.pool.plans.paces import Paces, room_for
+from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Worth
 from holdfast.coordination.pool.state import PoolState
+from holdfast.planning.waf.survival import lost_with_all
 from holdfast.protocol.pool.events import JobResized, PlanDecided
 from holdfast.protocol.pool.record import PooledJob
+
+#: nodes that there are, how many each job is to have, why the others wait
+_Plan = tuple[int, dict[str, int], dict[str, str]]
+#: until a job's own changes were measured, seconds
+GUESSED_CHANGE_S = 1.0
+#: a job whose last copy is lost begins again, which takes so long, from what it saved, so long ago at the most; one
+#: that saves nothing begins anew
+RESTART_S, SAVED_S, UNSAVED_S = 30.0, 600.0, 86400.0
 
 
 class Granting:
@@ -21,8 +33,10 @@ class Granting:
         self._state = state
         self._jobs = jobs
         self._moving = moving
+        self._paces = Paces(state)
+        self._deciding = PlanInForce(state, self._paces)
         #: the newest plan as it was told
-        self._told: tuple[int, dict[str, int], dict[str, str]] | None = None
+        self._told: _Plan | None = None
 
     def demand(self) -> Demand:
         """Return what there is to share out, and who wants it.
@@ -35,12 +49,20 @@ class Granting:
         there = [node for node, grant in state.grants.items() if not (grant.replaced or state.nodes[node].drained)]
         nodes = len(there) + len(state.free())
         for_jobs = max(0, len(state.nodes) - state.config.reserve)
-        bids = (self.bid(job) for job in state.jobs.values() if job.state in ("queued", "admitted"))
-        return Demand(nodes=nodes, bids=tuple(bids), kept_back=max(0, nodes - for_jobs), now=state.now)
+        bids = (self.bid(job, nodes) for job in state.jobs.values() if job.state in ("queued", "admitted"))
+        return Demand(
+            nodes=nodes,
+            bids=tuple(bids),
+            kept_back=max(0, nodes - for_jobs),
+            now=state.now,
+            failure_rate=self._deciding.failure_rate,
+        )
 
-    def bid(self, job: PooledJob) -> Bid:
-        """Return a job as a policy sees it."""
+    def bid(self, job: PooledJob, nodes: int = 0) -> Bid:
+        """Return a job as a policy sees it, which has so many nodes to share out."""
         state, spec = self._state, job.spec
+        change_s = state.move_s.get(job.name, GUESSED_CHANGE_S)
+        reckons = state.config.policy.reckons
         snoozes = job.state == "admitted" and state.now < job.grew_at + spec.snooze
         least = spec.nodes_to_begin
         limit_s = spec.time_limit or inf
@@ -60,7 +82,17 @@ class Granting:
             may_wait=spec.recovery.uses_standbys,
             standbys=spec.recovery.standbys,
             waiting=len(state.standbys(job.name)),
+            had=job.share if job.state == "admitted" else 0,
+            achieves=self._paces.achieved(job, nodes) if reckons else (),
+            in_flop=self._paces.in_flop(job),
+            change_s=change_s,
+            lost_share=self._lost_share(job, nodes, change_s) if reckons else (),
         )
+
+    def _lost_share(self, job: PooledJob, nodes: int, change_s: float) -> tuple[float, ...]:
+        """Return the share of a job's time that going back takes, with 0.. nodes."""
+        lost_s = RESTART_S + (SAVED_S if job.spec.checkpoint.dir else UNSAVED_S) / 2
+        return tuple(lost_with_all(room_for(nodes), self._deciding.failure_rate, change_s, lost_s).tolist())
 
     def next_at(self) -> float:
         """Return when a job has snoozed long enough, unix seconds; inf where none does."""
@@ -69,19 +101,21 @@ class Granting:
 
     def carry_out(self) -> None:
         """Decide who is to have how many nodes, and do of that what can be done now."""
-        demand, division = self._divided()
+        demand, division = self._deciding.divide(self.demand)
         if self._call(demand, division):
-            demand, division = self._divided()
+            demand, division = self._deciding.divide(self.demand)
         self._tell(demand, division)
         for bid in demand.bids:
             self._resize(bid, division.nodes[bid.name], division.why.get(bid.name, ""))
         self._clear(division)
         self._moving.go_on()
         self._grant(demand, division)
+        if self._state.config.policy.reckons and (question := self._deciding.question(self.demand())) is not None:
+            self._state.foresee(question)
 
-    def _divided(self) -> tuple[Demand, Division]:
-        demand = self.demand()
-        return demand, divide(self._state.config.policy, demand)
+    def foreseen(self, answer: Foreseen) -> None:
+        """Plans for what can happen next are there."""
+        self._deciding.foreseen(answer)
 
     def _call(self, demand: Demand, division: Division) -> bool:
         """Have standbys of their own join those that are to have more nodes; return whether there were any.
@@ -100,8 +134,23 @@ class Granting:
     def _tell(self, demand: Demand, division: Division) -> None:
         plan = (demand.nodes, dict(division.nodes), dict(division.why))
         if plan[1:] != (self._told[1:] if self._told else ({}, {})):
-            self._state.emit(PlanDecided, nodes=plan[0], shares=plan[1], waiting=plan[2])
+            self._emit(plan, self._told[1] if self._told else {}, division.worth)
         self._told = plan
+
+    def _emit(self, plan: _Plan, before: dict[str, int], worth: Worth | None) -> None:
+        nodes, shares, waiting = plan
+        told = asdict(worth) if worth is not None else {}
+        told.pop("waf", None)
+        self._state.emit(
+            PlanDecided,
+            nodes=nodes,
+            shares=shares,
+            waiting=waiting,
+            trigger=self._deciding.trigger,
+            before=before,
+            source=self._deciding.source,
+            **told,
+        )
 
     def _resize(self, bid: Bid, size: int, why: str) -> None:
         state, job = self._state, self._state.jobs[bid.name]

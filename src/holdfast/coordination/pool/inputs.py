@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.coordination.inputs import StoreBack, Tick
 from holdfast.coordination.pool.places.compacting import Relocation
+from holdfast.coordination.pool.share.interface import Division
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import FromNode
 from holdfast.protocol.pool.sharing import JobStands
@@ -107,7 +108,15 @@ class MoveJobs:
     moves: tuple[Relocation, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a `Foresee` has asked for is solved: a division for each of its futures."""
+
+    number: int
+    divisions: Sequence[Division]
+
+
 PoolRequest = (
     Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode | DrainNodes | UndrainNodes | MoveJobs
 )
-PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | StoreBack | PoolRequest
+PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | StoreBack | Foreseen | PoolRequest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.coordination.pool.share.foresight import Foresight
 from holdfast.protocol.messages.pool import ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.record import PooledJob, PoolRecord
@@ -62,4 +63,11 @@ class CloseJob:
     submission: int
 
 
-PoolInstruction = PersistPool | EmitPool | TellNode | CloseNode | BeginJob | TellJob | CloseJob
+@dataclass(frozen=True, slots=True)
+class Foresee:
+    """Solve this beside everything else, and say what comes of it (Foreseen); an earlier one is of no use any more."""
+
+    question: Foresight
+
+
+PoolInstruction = PersistPool | EmitPool | TellNode | CloseNode | BeginJob | TellJob | CloseJob | Foresee

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.coordination.pool.plans.paces import learnt
 from holdfast.coordination.pool.state import PoolState
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.record import OVER, PooledJob, PooledState
@@ -64,14 +65,18 @@ class PooledJobs:
         state, job = self._state, self._state.jobs.get(name)
         if job is None or report.submission != job.submission or job.state not in COORDINATED:
             return  # (of an earlier job of that name, or of one that has nothing to say any more)
+        trained = state.trains.get(name, frozenset())
         state.refused[name], state.trains[name] = report.refuses, report.trains
         if report.move_s is not None:
             state.move_s[name] = report.move_s
+        if report.pace is not None and (pace := learnt(job.pace, report.pace)) != job.pace:
+            job = state.put_job(job, pace=pace)
         over = _OVER.get(report.standing)
         for grant in state.grants_of(name):
             # What it was told of and does not hold it has given back, and never takes again.
             if over or (grant.version <= report.heard and grant.number not in report.held):
-                state.release(grant, by="job")
+                lost = grant.number in trained and job.state == "admitted" and not over
+                state.release(grant, by="job", failed=lost and not (grant.recalled or grant.replaced))
             elif grant.version <= report.heard:
                 state.waits(grant.node, standby=grant.number in report.standbys)
         if over:

@@ -59,7 +59,8 @@ class PooledNodes:
         state.here[node.name] = state.by_connection[connection] = Connected(node.name, connection, state.now)
         grant = state.grants.get(node.name)
         if grant is not None and grant.session != hello.session:
-            state.release(grant, by="node")
+            trained = grant.number in state.trains.get(grant.job, frozenset())
+            state.release(grant, by="node", failed=trained)
         self._take_over(node.name, hello.stands)
         state.tell_node(node.name)
 

@@ -14,7 +14,7 @@ from math import inf
 
 from holdfast.coordination.inputs import StoreBack, Tick
 from holdfast.coordination.pool.granting import Granting
-from holdfast.coordination.pool.inputs import JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput
+from holdfast.coordination.pool.inputs import Foreseen, JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput
 from holdfast.coordination.pool.instructions import EmitPool, PoolInstruction
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
@@ -61,6 +61,7 @@ class Pool:
         state.now = self._last_tick = now
         self._settles_at = now + config.settle_s if state.nodes else now
         state.new_term()
+        state.began_at = state.began_at or now
         state.emit(PoolStarted, url=url, pid=pid, policy=config.policy.name, reserve=config.reserve)
         self._jobs.restart()
         self._advance()
@@ -83,6 +84,8 @@ class Pool:
                 return self.state.flush()
         else:
             self._take(event)
+            if isinstance(event, Foreseen):
+                return []  # (nothing has happened)
         self._advance()
         return self.state.flush()
 
@@ -106,6 +109,8 @@ class Pool:
                 self.state.tell_job(name)
             case JobSaid(name, report):
                 self._jobs.said(name, report)
+            case Foreseen():
+                self._granting.foreseen(event)
             case StoreBack(away_s):
                 self.state.emit(PoolStoreReturned, away_s=away_s)
             case Tick():

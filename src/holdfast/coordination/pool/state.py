@@ -13,11 +13,13 @@ from holdfast.coordination.pool.instructions import (
     CloseJob,
     CloseNode,
     EmitPool,
+    Foresee,
     PersistPool,
     PoolInstruction,
     TellJob,
     TellNode,
 )
+from holdfast.coordination.pool.share.foresight import Foresight
 from holdfast.coordination.pool.share.interface import Policy
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
@@ -81,6 +83,7 @@ class PoolState:
         self.move_s: dict[str, float] = {}
         self._term, self._seq = record.term, record.seq
         self._last_grant, self._last_submission = record.last_grant, record.last_submission
+        self.failures, self.began_at = record.failures, record.began_at
         self._changed = False
         self._events: list[AnyPoolEvent] = []
         self._first: list[PoolInstruction] = []
@@ -185,8 +188,9 @@ class PoolState:
         self.of_job.setdefault(grant.job, {})[grant.node] = grant
         self._told(grant)
 
-    def release(self, grant: Grant, by: str) -> None:
-        """A grant is over, as its job's record or the node itself has said."""
+    def release(self, grant: Grant, by: str, *, failed: bool = False) -> None:
+        """A grant is over, as its job's record or the node itself has said; `failed`: nobody had asked for that."""
+        self.failures += failed
         del self.grants[grant.node]
         del self.of_job[grant.job][grant.node]
         self._told(grant)
@@ -251,6 +255,10 @@ class PoolState:
         """A job needs no coordinator any more; one that is begun again in the same call needs another."""
         self._first.append(CloseJob(job.name, job.submission))
 
+    def foresee(self, question: Foresight) -> None:
+        """Have plans made for what can happen next."""
+        self._sends.append(Foresee(question))
+
     def flush(self, before: Sequence[PoolInstruction] = ()) -> list[PoolInstruction]:
         """Return everything gathered, in order, and start anew; `before`: what comes first of all."""
         out: list[PoolInstruction] = list(before)
@@ -267,6 +275,8 @@ class PoolState:
                 jobs=dict(self.jobs),
                 seq=self._seq,
                 outbox=tuple(self._events),
+                failures=self.failures,
+                began_at=self.began_at,
             )
             out.append(PersistPool(self.record))
         out += [EmitPool(event) for event in self._events]

@@ -227,7 +227,7 @@ class Progress:
         time = max(done.time or self._turn.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
         paused_s = min(done.paused_s, seconds)
-        self.costs.step(seconds - paused_s, time)
+        self.costs.step(seconds - paused_s, time, done.world)
         self._known_at = time if done.time else self._known_at
         if self.recovery is not None:
             self.recovery.swapped_at(done.step, time)

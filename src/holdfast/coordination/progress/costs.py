@@ -19,6 +19,8 @@ LEAST_REBALANCE_S = 0.02
 #: Smaller transfers measure latency.
 _LEAST_BYTES = 1 << 20
 _STEPS = 64
+#: with fewer steps of a size nothing is said of it: the first have what was built and moved in them
+_ENOUGH_STEPS = 8
 #: of each kind so many measurements count
 _NEWEST = 5
 
@@ -68,6 +70,8 @@ class MeasuredCosts:
         self._seconds: deque[float] = deque(maxlen=_STEPS)
         #: when they were committed, unix seconds
         self._times: deque[float] = deque(maxlen=_STEPS)
+        #: by the number of workers
+        self._by_world: dict[int, deque[float]] = {}
 
     @property
     def step_s(self) -> float:
@@ -110,11 +114,16 @@ class MeasuredCosts:
             return ()
         return self._unwritten.get(cost) or self._turn.record.costs.get(cost, ())
 
-    def step(self, seconds: float, time: float) -> None:
-        """A step took so long, and was committed then."""
+    def step(self, seconds: float, time: float, world: int) -> None:
+        """A step of so many workers took so long, and was committed then."""
         if seconds > 0:
             self._seconds.append(seconds)
             self._times.append(time)
+            self._by_world.setdefault(world, deque(maxlen=_STEPS)).append(seconds)
+
+    def paces(self) -> dict[int, float]:
+        """Return the median seconds of a step by the number of workers, where enough steps of it are known."""
+        return {world: median(known) for world, known in self._by_world.items() if len(known) >= _ENOUGH_STEPS}
 
     def slowed_s(self, since: float) -> float:
         """Return how much longer than usual the steps took that were committed since then, all together."""

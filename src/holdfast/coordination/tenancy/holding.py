@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from msgspec.structs import replace
 
 from holdfast.protocol.pool.held import Held, HeldGrant
-from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands
+from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, JobStands
 
 
 def hear(held: Held, shares: JobShares, now: float) -> Held:
@@ -86,9 +86,17 @@ def act(held: Held, roles: Mapping[str, bool]) -> Held:
 
 
 def report(
-    held: Held, refuses: Collection[str] = (), members: Collection[str] = (), move_s: float | None = None
+    held: Held,
+    refuses: Collection[str] = (),
+    members: Collection[str] = (),
+    move_s: float | None = None,
+    pace: JobPace | None = None,
 ) -> JobStands:
-    """Return what the pool is told; `members`: of its plan. `move_s`: what a move costs; None: not known yet."""
+    """Return what the pool is told.
+
+    Args:
+        members: of its plan. move_s: what a move costs, None where that is not known yet. pace: likewise.
+    """
     return JobStands(
         submission=held.submission,
         heard=held.heard,
@@ -99,4 +107,5 @@ def report(
         why=held.why,
         refuses=frozenset(refuses),
         move_s=move_s,
+        pace=pace,
     )

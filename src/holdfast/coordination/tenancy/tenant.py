@@ -19,6 +19,7 @@ from holdfast.coordination.nodes.replacing import Replacing
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.tenancy.holding import act, awaited, give_back, hear, joined, overdue, report, stand
+from holdfast.coordination.tenancy.pacing import Pacing
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
@@ -60,6 +61,7 @@ class Tenant:
         self._standbys = standbys
         self._replacing = replacing
         self._costs = costs
+        self._pacing = Pacing(turn, config, costs)
         #: nodes that came and do not fit the job, as far as this coordinator has seen
         self._unfit: set[str] = set()
         #: standbys that the pool wants to join, and that wait still
@@ -236,7 +238,7 @@ class Tenant:
 
     def _tell(self, held: Held) -> None:
         refuses = {*(one.node for one in self._ladder.all_out), *self._unfit}
-        said = report(held, refuses, self._turn.nodes_planned, self._move_s)
+        said = report(held, refuses, self._turn.nodes_planned, self._move_s, self._pacing.pace)
         if said != self._told:
             self._told = said
             self._turn.tell_pool(said)

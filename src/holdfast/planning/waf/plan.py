@@ -65,14 +65,19 @@ class Planner:
         """Return the best plan where all are as they were told."""
         jobs = len(self._tasks)
         rows = [row for row in (0, 1) if self._last.best[jobs + 1, row, self._nodes] > -np.inf]
-        return self._told(self._tasks, [self._last.trace(jobs + 1, self._nodes, row)[:0:-1] for row in rows])
+        return _told(
+            self._tasks,
+            [self._last.trace(jobs + 1, self._nodes, row)[:0:-1] for row in rows],
+            self._nodes,
+            self._running_s,
+        )
 
     def hit(self, name: str) -> WafPlan:
         """Return the best plan where one node of this job has failed: `nodes` are those that are left."""
         at = self._index(name)
         task = replace(self._tasks[at], hit=True)
         ways = self._ways(at, alone(task.reward(self._nodes, self._running_s)))
-        return self._told([*self._tasks[:at], task, *self._tasks[at + 1 :]], ways)
+        return _told([*self._tasks[:at], task, *self._tasks[at + 1 :]], ways, self._nodes, self._running_s)
 
     def ended(self, name: str) -> WafPlan:
         """Return the best plan once this job is over."""
@@ -80,7 +85,7 @@ class Planner:
         nothing = np.full((2, self._nodes + 1), -np.inf)
         nothing[0, 0] = 0.0
         ways = [way[:at] + way[at + 1 :] for way in self._ways(at, nothing)]
-        return self._told(self._tasks[:at] + self._tasks[at + 1 :], ways)
+        return _told(self._tasks[:at] + self._tasks[at + 1 :], ways, self._nodes, self._running_s)
 
     def begun(self, task: Task) -> WafPlan:
         """Return the best plan with one job more, which has its floor at the least.
@@ -98,7 +103,7 @@ class Planner:
             for pick in found
             if pick.value > -np.inf
         ]
-        return self._told(tasks, ways)
+        return _told(tasks, ways, self._nodes, self._running_s)
 
     def _ways(self, at: int, of_it: FloatArray) -> list[list[int]]:
         """Return the two best divisions where job `at` is worth `of_it` `(2, n + 1)`."""
@@ -114,18 +119,34 @@ class Planner:
         before = self._first.trace(at, left - split.nodes, split.rest)
         return [*before, pick.nodes, *self._last.trace(after, split.nodes, split.last)[:0:-1]]
 
-    def _told(self, tasks: Sequence[Task], ways: Sequence[Sequence[int]]) -> WafPlan:
-        plan = price(tasks, ways[0], self._nodes, self._running_s)
-        if len(ways) < 2:
-            return plan
-        other = price(tasks, ways[1], self._nodes, self._running_s)
-        return replace(plan, next_best=other.sizes, given_up=plan.value - other.value)
-
     def _index(self, name: str) -> int:
         for at, task in enumerate(self._tasks):
             if task.name == name:
                 return at
         raise KeyError(name)
+
+
+def best(tasks: Sequence[Task], nodes: int, running_s: float) -> WafPlan:
+    """Return the best plan alone, in half the time that tables for all that can happen next take.
+
+    Raises:
+        BadInputError: as of `Planner`.
+    """
+    check_tasks(tasks, nodes)
+    rewards = [np.zeros(nodes + 1), *(task.reward(nodes, running_s) for task in tasks)]
+    made = chain(rewards, nodes, [0, *(task.had for task in tasks)])
+    last = len(rewards)
+    rows = [row for row in (0, 1) if made.best[last, row, nodes] > -np.inf]
+    return _told(tasks, [made.trace(last, nodes, row)[1:] for row in rows], nodes, running_s)
+
+
+def _told(tasks: Sequence[Task], ways: Sequence[Sequence[int]], nodes: int, running_s: float) -> WafPlan:
+    """Return the first of two ways to share the nodes out, with the second as what was given up for it."""
+    plan = price(tasks, ways[0], nodes, running_s)
+    if len(ways) < 2:
+        return plan
+    other = price(tasks, ways[1], nodes, running_s)
+    return replace(plan, next_best=other.sizes, given_up=plan.value - other.value)
 
 
 def price(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: float) -> WafPlan:

@@ -38,6 +38,14 @@ def lost_share(
     return np.minimum(share, 1.0)
 
 
+def lost_with_all(nodes: int, failure_rate: float, exposed_s: float, rolled_back_s: float) -> FloatArray:
+    """Return `lost_share` of a job whose every node has all of it (`copies_everywhere`), for all sizes at once."""
+    together = min(-np.expm1(-failure_rate * exposed_s), _MOST)
+    held = np.arange(nodes + 1)
+    share = held * failure_rate * together ** np.maximum(held - 1, 0) * rolled_back_s
+    return np.minimum(share, 1.0)
+
+
 def copies_everywhere(nodes: int) -> FloatArray:
     """Return the curve of a job without experts, `(nodes + 1,)`: every node has all, and it is lost with the last."""
     curve = np.ones(nodes + 1)

@@ -134,11 +134,24 @@ class JobEnded(PoolEvent, frozen=True, kw_only=True, tag="job_ended"):
 
 
 class PlanDecided(PoolEvent, frozen=True, kw_only=True, tag="plan_decided"):
-    """How many nodes each job is to have. `nodes`: that there are; `waiting`: who waits, and why."""
+    """How many nodes each job is to have. `nodes`: that there are; `waiting`: who waits, and why.
+
+    `trigger`: what has led to it; `before`: how many each had to have. `source`: whether it was looked up (table) or
+    found only now (solved). Of a policy that reckons with it, in weighted FLOP until the next failure: `gain`, what is
+    done with these shares, `cost`, what the changes keep from being done, `next_best`, the best other division, and
+    `given_up`, how much less that is worth.
+    """
 
     nodes: int
     shares: dict[str, int]
     waiting: dict[str, str]
+    trigger: str = ""
+    before: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    source: str = "solved"
+    gain: float | None = None
+    cost: float | None = None
+    next_best: dict[str, int] | None = None
+    given_up: float | None = None
 
 
 class PoolStoreReturned(PoolEvent, frozen=True, kw_only=True, tag="store_returned"):

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.names import Struct
 from holdfast.protocol.pool.events import AnyPoolEvent
+from holdfast.protocol.pool.sharing import JobPace
 
 #: Raised with every change after which a pool would misread what one of before wrote, or the other way round.
 POOL_SCHEMA = 2
@@ -57,7 +58,8 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `submission`: its number, which no other ever has. `admitted_at`: when it was begun last. `share`: how many nodes it
     was to have when that was decided last; `grew_at`: when that was raised last. `preempted`: it leaves its nodes, or
     has left them, for other jobs. `wished_at`: the version of the record in which what it is to do with its nodes
-    changed last. `why`: it is in the queue, or over, for this reason.
+    changed last. `why`: it is in the queue, or over, for this reason. `pace`: how fast it trains, all that was ever
+    measured of it.
     """
 
     name: str
@@ -71,6 +73,7 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     preempted: bool = False
     wished_at: int = 0
     why: str = ""
+    pace: JobPace | None = None
 
 
 class PoolRecord(Struct, frozen=True, kw_only=True):
@@ -78,7 +81,8 @@ class PoolRecord(Struct, frozen=True, kw_only=True):
 
     `version` counts its changes: what jobs and nodes are told carries it. `last_grant`, `last_submission`: the highest
     numbers ever given. `grants`: those in force, by node: a node has one or none. `seq`: of the newest event;
-    `outbox`: the events of the transition that wrote this record.
+    `outbox`: the events of the transition that wrote this record. `failures`: so often a job has lost a node since the
+    pool was first begun, `began_at` (unix seconds).
     """
 
     schema: int
@@ -92,3 +96,5 @@ class PoolRecord(Struct, frozen=True, kw_only=True):
     jobs: Mapping[str, PooledJob] = msgspec.field(default_factory=dict[str, PooledJob])
     seq: int = 0
     outbox: tuple[AnyPoolEvent, ...] = ()
+    failures: int = 0
+    began_at: float = 0.0

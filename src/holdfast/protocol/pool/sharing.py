@@ -33,12 +33,26 @@ class JobShares(Struct, frozen=True, kw_only=True):
     wish: PoolWish = "run"
 
 
+class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How fast a job trains, as far as it was measured: with how many nodes a step took how long, and what it is.
+
+    `micro_batches`, `samples`: of a step. `workers`: of a node. `flop_per_sample`: that training on one takes, 0 where
+    nobody has said it.
+    """
+
+    step_s: Mapping[Annotated[int, Meta(ge=1, le=1 << 20)], Seconds] = msgspec.field(default_factory=dict[int, float])
+    micro_batches: Count = 0
+    samples: Count = 0
+    workers: Count = 0
+    flop_per_sample: Annotated[float, Meta(ge=0.0, le=1e30)] = 0.0
+
+
 class JobStands(Struct, frozen=True, kw_only=True):
     """What a job holds by its own record. A grant that it was told of, and does not hold, it never takes again.
 
     `heard`: the version of the newest shares that are in its record. `standbys`: of those held, by which nodes wait;
     `trains`: by which they are members of its plan. `refuses`: nodes that it would not take. `move_s`: what it costs of
-    its training that a node joins and another leaves, as far as that was measured.
+    its training that a node joins and another leaves, as far as that was measured. `pace`: None before steps were.
     """
 
     submission: Count
@@ -50,3 +64,4 @@ class JobStands(Struct, frozen=True, kw_only=True):
     why: Annotated[Text, Meta(description="of one that is over")] = ""
     refuses: frozenset[Name] = frozenset()
     move_s: Seconds | None = None
+    pace: JobPace | None = None

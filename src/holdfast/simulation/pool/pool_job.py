@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.coordination.tenancy.holding import act, give_back, joined, overdue, report, stand
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobShares, JobStanding
+from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding
 from holdfast.simulation.pool.pool_around import PoolAround
 from holdfast.simulation.pool.pool_world import Crash, JobDisk, Line, NodeComes, PoolWorld
 
@@ -69,7 +69,16 @@ class SimJobCoordinator:
 
     def _report(self) -> None:
         if self._pool is not None:
-            self._pool.send(self, report(self.disk.held, members=self.training))
+            self._pool.send(self, report(self.disk.held, members=self.training, pace=self._pace))
+
+    @property
+    def _pace(self) -> JobPace | None:
+        """What it has measured in this life: some grow well, others do not, and one is slower with more."""
+        nodes, kind = len(self.training), self.disk.held.submission % 3
+        if not nodes:
+            return None
+        step_s = (1.0, 4.0, 0.5)[kind] / nodes + (0.01, 0.5, 0.2 * nodes)[kind]
+        return JobPace(step_s={nodes: step_s}, micro_batches=8, samples=8, workers=1, flop_per_sample=float(kind))
 
     def _hear(self, shares: JobShares) -> None:
         disk = self.disk

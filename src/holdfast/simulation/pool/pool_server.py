@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 
 from holdfast.coordination.inputs import Tick
-from holdfast.coordination.pool.inputs import JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput
+from holdfast.coordination.pool.inputs import Foreseen, JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput
 from holdfast.coordination.pool.instructions import (
     BeginJob,
     CloseJob,
     CloseNode,
     EmitPool,
+    Foresee,
     PersistPool,
     PoolInstruction,
     TellJob,
@@ -22,6 +23,9 @@ from holdfast.errors import HoldfastError
 from holdfast.protocol.pool.record import PoolRecord
 from holdfast.simulation.pool.pool_around import CoordinatorSeen, PoolAround
 from holdfast.simulation.pool.pool_world import Crash, Line, PoolWorld
+
+#: what can happen next takes so long to plan for
+_SOLVED_S = 0.3
 
 
 class SimPoolServer:
@@ -133,3 +137,5 @@ class SimPoolServer:
             case CloseJob(job, submission):
                 self._jobs.pop(job, None)
                 self._cluster.close(job, submission)
+            case Foresee(question):
+                world.timeline.after(_SOLVED_S, lambda: self.feed(Foreseen(question.number, question.solve())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.coordination.pool.share.admission import admit
-from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Policy, first_come
+from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Grown, Policy, first_come
 from holdfast.coordination.pool.share.policies import rise
 from holdfast.coordination.pool.share.warm import keep_warm
 
@@ -17,11 +17,12 @@ def divide(policy: Policy, demand: Demand) -> Division:
     """
     firm = [bid for bid in demand.bids if not bid.preemptible]
     loose = [bid for bid in demand.bids if bid.preemptible]
-    nodes, why = _firm(policy, firm, max(0, demand.nodes - demand.kept_back), demand.now)
+    grown, why = _firm(policy, firm, max(0, demand.nodes - demand.kept_back), demand)
+    nodes = grown.nodes
     rest = demand.nodes - sum(nodes.values())
     standbys = keep_warm([bid for bid in firm if _served(bid, nodes[bid.name])], nodes, demand.kept_back, rest)
     left, waits = _loose(loose, rest - sum(standbys.values()))
-    return Division({**nodes, **left}, {**why, **waits}, standbys)
+    return Division({**nodes, **left}, {**why, **waits}, standbys, grown.worth)
 
 
 def _served(bid: Bid, nodes: int) -> bool:
@@ -29,19 +30,20 @@ def _served(bid: Bid, nodes: int) -> bool:
     return bid.may_wait and nodes >= bid.smallest
 
 
-def _firm(policy: Policy, bids: Sequence[Bid], nodes: int, now: float) -> tuple[dict[str, int], dict[str, str]]:
+def _firm(policy: Policy, bids: Sequence[Bid], nodes: int, demand: Demand) -> tuple[Grown, dict[str, str]]:
     running = policy.order([bid for bid in bids if bid.admitted])
     queue = policy.order([bid for bid in bids if not bid.admitted])
     floors = _floors(running, nodes)
     held = sum(floors.values())
     # (who runs below its least is owed the rest of it before anybody is begun)
-    fresh = admit(queue, running, nodes, policy.begins_with, now)
+    fresh = admit(queue, running, nodes, policy.begins_with, demand.now)
     begun = [bid for bid in queue if bid.name in fresh.names]
     sizes = {**floors, **{bid.name: policy.begins_with(bid) for bid in begun}}
     free = nodes - held - sum(policy.begins_with(bid) for bid in begun)
+    grown = Grown(sizes)
     if free > 0:
-        sizes = policy.grow(sizes, _full(running, sizes) + begun, free)
-    return {**dict.fromkeys((bid.name for bid in queue), 0), **sizes}, fresh.why
+        grown = policy.grow(sizes, _full(running, sizes) + begun, free, demand.failure_rate)
+    return Grown({**dict.fromkeys((bid.name for bid in queue), 0), **grown.nodes}, grown.worth), fresh.why
 
 
 def _floors(running: Sequence[Bid], nodes: int) -> dict[str, int]:

@@ -16,7 +16,9 @@ class Bid:
     () for all from `least` to `most`. has: nodes that are its own and stay so far. admitted: it was begun and keeps its
     `least`. limit_s: it ends this long after it was admitted at the latest. ends_by: unix seconds, of one that is
     admitted. preemptible: it runs on what all others leave over. may_wait: standbys are of use to it. standbys: so many
-    it asks for. waiting: so many it has.
+    it asks for. waiting: so many it has. had: nodes that it was to have when that was decided last. achieves: FLOP/s
+    with 0.. nodes, () where that is not known; in_flop: else it is samples/s. change_s: how long a change of its nodes
+    keeps it from training. lost_share: of its time, what roll-backs undo, with 0.. nodes; () for nothing.
     """
 
     name: str
@@ -34,6 +36,11 @@ class Bid:
     may_wait: bool = False
     standbys: int = 0
     waiting: int = 0
+    had: int = 0
+    achieves: tuple[float, ...] = ()
+    in_flop: bool = False
+    change_s: float = 0.0
+    lost_share: tuple[float, ...] = ()
 
     def above(self, nodes: int) -> int | None:
         """Return the next larger number of nodes that it can run on; None where there is none."""
@@ -56,22 +63,51 @@ class Bid:
 class Demand:
     """The nodes that there are to be shared out, and who wants some.
 
-    nodes: for all jobs. kept_back: of these, for preemptible jobs alone (the reserve). now: unix seconds.
+    nodes: for all jobs. kept_back: of these, for preemptible jobs alone (the reserve). now: unix seconds. failure_rate:
+    how often a node fails, per second.
     """
 
     nodes: int
     bids: tuple[Bid, ...]
     kept_back: int = 0
     now: float = 0.0
+    failure_rate: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worth:
+    """What a policy that reckons with it makes of a division of nodes, in weighted FLOP until the next failure.
+
+    gain: what is done; cost: what the changes keep from being done; waf: weighted achieved FLOP/s afterwards.
+    next_best: the best other division, {} where there is none; given_up: how much less that is worth.
+    """
+
+    gain: float
+    cost: float
+    waf: float
+    next_best: Mapping[str, int] = field(default_factory=dict[str, int])
+    given_up: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How many nodes each job is to have: 0 for one that waits, and why it waits; and how many standbys beside them."""
+    """How many nodes each job is to have: 0 for one that waits, and why it waits; and how many standbys beside them.
+
+    `worth`: None where the policy reckons with none.
+    """
 
     nodes: Mapping[str, int]
     why: Mapping[str, str] = field(default_factory=dict[str, str])
     standbys: Mapping[str, int] = field(default_factory=dict[str, int])
+    worth: Worth | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """How many nodes each job is to have, and what that is worth."""
+
+    nodes: Mapping[str, int]
+    worth: Worth | None = None
 
 
 class Policy(Protocol):
@@ -82,6 +118,11 @@ class Policy(Protocol):
         """What users call it."""
         ...
 
+    @property
+    def reckons(self) -> bool:
+        """Whether it asks what jobs achieve."""
+        ...
+
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs in the order in which they are begun."""
         ...
@@ -90,11 +131,12 @@ class Policy(Protocol):
         """Return how many nodes a job needs to be begun, and keeps."""
         ...
 
-    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int) -> dict[str, int]:
+    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Grown:
         """Share out what is left over once all that are begun have their least.
 
         Args:
-            nodes: of each job that is begun. bids: theirs. free: how many nodes are left over.
+            nodes: of each job that is begun. bids: theirs, but of those that lack of their least. free: how many nodes
+                are left over. failure_rate: of a node, per second.
 
         Returns:
             How many each is to have, no fewer than before, and together at most `free` more.

@@ -1,4 +1,4 @@
-"""The policies: equal, weighted, by priority, sized."""
+"""The policies: equal, weighted, by priority, sized; by what is achieved (`achieving`)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
-from holdfast.coordination.pool.share.interface import Bid, Policy, first_come
+from holdfast.coordination.pool.share.achieving import Waf
+from holdfast.coordination.pool.share.interface import Bid, Grown, Policy, first_come
 
 
 class Weighted:
     """Nodes in proportion to the jobs' weights, as near as whole nodes come to it."""
 
     name = "weighted"
+    reckons = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs as they came."""
@@ -22,9 +24,9 @@ class Weighted:
         """Return the least."""
         return bid.smallest
 
-    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int) -> dict[str, int]:
+    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Grown:
         """Give what is left over to whoever has least for its weight, again and again."""
-        return rise(nodes, bids, free, lambda bid, size: (2 * size + 1) / self._weight(bid))
+        return Grown(rise(nodes, bids, free, lambda bid, size: (2 * size + 1) / self._weight(bid)))
 
     def _weight(self, bid: Bid) -> float:
         return bid.weight
@@ -43,6 +45,7 @@ class ByPriority:
     """All that the first can use, then the next; of one priority equally."""
 
     name = "priority"
+    reckons = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return the greatest priority first, those of one as they came."""
@@ -52,15 +55,16 @@ class ByPriority:
         """Return the least."""
         return bid.smallest
 
-    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int) -> dict[str, int]:
+    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Grown:
         """Give what is left over to the greatest priority, of these to whoever has least."""
-        return rise(nodes, bids, free, lambda bid, size: (-bid.priority, size))
+        return Grown(rise(nodes, bids, free, lambda bid, size: (-bid.priority, size)))
 
 
 class Sized:
     """Each job has the size that it asks for (max_nodes), or waits: first come, first served, with back-filling."""
 
     name = "sized"
+    reckons = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs as they came."""
@@ -70,13 +74,13 @@ class Sized:
         """Return its size."""
         return bid.largest
 
-    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int) -> dict[str, int]:
+    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Grown:
         """Take nothing from anybody; then make up for what those have lost that came first."""
-        return rise(nodes, bids, free, lambda bid, size: (size >= bid.has, bid.order))
+        return Grown(rise(nodes, bids, free, lambda bid, size: (size >= bid.has, bid.order)))
 
 
 #: by their names
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Equal(), Weighted(), ByPriority(), Sized())}
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Equal(), Weighted(), ByPriority(), Sized(), Waf())}
 
 
 def rise(nodes: Mapping[str, int], bids: Sequence[Bid], free: int, rank: Callable[[Bid, int], Any]) -> dict[str, int]:

@@ -1,0 +1,32 @@
+"""A pool's plans for what can happen next, in a process of their own: the server decides and tells meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from holdfast.control.aside import Aside, answer_in_this_process
+from holdfast.coordination.pool.inputs import Foreseen
+from holdfast.coordination.pool.share.foresight import WITHIN_S, Foresight
+from holdfast.coordination.pool.share.interface import Division
+
+
+def foreseer(answer: Callable[[Foreseen], None]) -> Aside[Foresight, list[Division]]:
+    """Return who answers one question at a time.
+
+    Args:
+        answer: called with what comes of one, unless another was asked meanwhile.
+    """
+    return Aside(
+        __name__,
+        list[Division],
+        lambda question, found: answer(Foreseen(question.number, found or ())),
+        what="the look-up table of plans",
+        within_s=lambda _: WITHIN_S,
+        log=logging.getLogger("holdfast.pool"),
+    )
+
+
+def main() -> None:
+    """Answer the question on standard input, in a process of its own."""
+    answer_in_this_process(Foresight, Foresight.solve)

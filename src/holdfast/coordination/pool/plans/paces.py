@@ -1,0 +1,92 @@
+"""How fast each job trains with how many nodes, as the plan takes it: what was measured, and fitted (`planning.waf`).
+
+A plan is made when nodes or jobs come and go. What was measured since changes none of itself, or two jobs alike would
+hand a node to and fro with every measurement; but a job that was seen for the first time, or is off by a quarter, does.
+"""
+
+from __future__ import annotations
+
+from holdfast.coordination.pool.state import PoolState
+from holdfast.planning.waf.pace import StepTimes
+from holdfast.protocol.pool.record import PooledJob
+from holdfast.protocol.pool.sharing import JobPace
+
+#: a plan is made anew once a step takes so much more or less than it was made with
+_OFF_BY = 0.25
+
+
+def room_for(nodes: int) -> int:
+    """Return up to how many nodes is reckoned: no other number because of one node more or less."""
+    return 1 << (nodes + 1).bit_length()
+
+
+def learnt(before: JobPace | None, now: JobPace) -> JobPace:
+    """Return what is known of a job with what it says now: of each size what was said last."""
+    if before is None or _samples(before) != _samples(now):
+        return now
+    return JobPace(
+        step_s={**before.step_s, **now.step_s},
+        micro_batches=now.micro_batches,
+        samples=now.samples,
+        workers=now.workers,
+        flop_per_sample=now.flop_per_sample,
+    )
+
+
+def _samples(pace: JobPace) -> tuple[int, int, int]:
+    return pace.micro_batches, pace.samples, pace.workers
+
+
+class Paces:
+    """The paces that the plan in force was made with."""
+
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self._taken: dict[str, JobPace] = {}
+        #: FLOP/s by job, for so many nodes, of the pace that was taken
+        self._achieved: dict[str, tuple[JobPace, tuple[float, ...]]] = {}
+
+    def look(self, *, anew: bool) -> bool:
+        """Take what is known by now where plans are made anew, or have to be; return whether that was because of it."""
+        known = {job.name: job.pace for job in self._state.jobs.values() if job.pace is not None}
+        off = any(_is_off(self._taken.get(name), pace) for name, pace in known.items())
+        if anew or off:
+            self._taken = known
+            self._achieved = {name: kept for name, kept in self._achieved.items() if name in known}
+        return off
+
+    def achieved(self, job: PooledJob, nodes: int) -> tuple[float, ...]:
+        """Return FLOP/s with 0.. nodes, samples/s where nobody has said how many FLOP one takes; () if unknown."""
+        pace = self._taken.get(job.name)
+        if pace is None or not pace.step_s:
+            return ()
+        known = self._achieved.get(job.name)
+        room = room_for(nodes)
+        if known is None or known[0] != pace or len(known[1]) != room + 1:
+            known = pace, _throughput(pace, room)
+            self._achieved[job.name] = known
+        return known[1]
+
+    def in_flop(self, job: PooledJob) -> bool:
+        """Tell whether `achieved` is in FLOP/s."""
+        pace = self._taken.get(job.name)
+        return pace is not None and pace.flop_per_sample > 0
+
+
+def _is_off(taken: JobPace | None, known: JobPace) -> bool:
+    if taken is None or _samples(taken) != _samples(known):
+        return bool(known.step_s)
+    return any(
+        nodes not in taken.step_s or abs(seconds - taken.step_s[nodes]) > _OFF_BY * taken.step_s[nodes]
+        for nodes, seconds in known.step_s.items()
+    )
+
+
+def _throughput(pace: JobPace, nodes: int) -> tuple[float, ...]:
+    times = StepTimes(
+        step_s={size: seconds for size, seconds in pace.step_s.items() if seconds > 0},
+        micro_batches=max(1, pace.micro_batches),
+        workers=max(1, pace.workers),
+        flop=max(1, pace.samples) * (pace.flop_per_sample or 1.0),
+    )
+    return tuple(times.throughput(nodes).tolist())

@@ -1,0 +1,49 @@
+"""How fast a job trains, for its pool's plan: told when it is known, and again once it is off by a tenth."""
+
+from __future__ import annotations
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.progress.costs import MeasuredCosts
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.pool.sharing import JobPace
+
+#: the steps are looked at every so many seconds: each of a pool's many jobs is asked at every tick
+_EVERY_S = 2.0
+#: a step that takes so much more or less is told anew: each time the pool writes it down
+_OFF_BY = 0.1
+
+
+class Pacing:
+    """Keeps what was told."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
+        self._turn = turn
+        self._spec = config.spec
+        self._costs = costs
+        self._told: JobPace | None = None
+        self._looks_at = 0.0
+
+    @property
+    def pace(self) -> JobPace | None:
+        """What is known, None before a step's time is."""
+        turn = self._turn
+        if turn.now >= self._looks_at:
+            self._looks_at = turn.now + _EVERY_S
+            self._look()
+        return self._told
+
+    def _look(self) -> None:
+        workers, record = self._spec.workers_per_node, self._turn.record
+        step_s = dict(self._told.step_s) if self._told is not None else {}
+        for world, seconds in self._costs.paces().items():
+            nodes, more = divmod(world, workers)
+            if not more and abs(seconds - step_s.get(nodes, 0.0)) > _OFF_BY * seconds:
+                step_s[nodes] = seconds
+        if step_s and (self._told is None or step_s != self._told.step_s):
+            self._told = JobPace(
+                step_s=step_s,
+                micro_batches=record.micro_batches,
+                samples=record.global_batch,
+                workers=workers,
+                flop_per_sample=self._spec.output.flop_per_sample,
+            )

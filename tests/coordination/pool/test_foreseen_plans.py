@@ -1,0 +1,86 @@
+"""Plans made before something happens: the same as those that are made once it has."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from bids import demands
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from holdfast.coordination.pool.share.achieving import Waf
+from holdfast.coordination.pool.share.dividing import divide
+from holdfast.coordination.pool.share.foresight import Foresight, futures, situation, timeless
+from holdfast.coordination.pool.share.interface import Bid, Demand, Division
+
+
+def measured(demand: Demand, draw: st.DataObject) -> Demand:
+    """Return a demand whose jobs have been measured, each otherwise."""
+    bids = tuple(
+        replace(
+            bid,
+            had=bid.has,
+            admitted=True,
+            has=max(bid.has, bid.smallest),
+            achieves=tuple(sorted(draw.draw(st.lists(st.just(0.0) | st.floats(0.001, 100.0), min_size=2, max_size=8)))),
+            in_flop=draw.draw(st.booleans()),
+            change_s=draw.draw(st.floats(0.0, 30.0)),
+        )
+        for bid in demand.bids
+    )
+    bids = tuple(replace(bid, had=bid.has) for bid in bids)
+    nodes = max(demand.nodes, sum(bid.has + bid.waiting for bid in bids)) + 1
+    return replace(demand, bids=bids, nodes=nodes, failure_rate=1e-6)
+
+
+def same(first: Division, second: Division) -> bool:
+    """Compare what two divisions are worth: of several that are as good either will do."""
+    if first.worth is None or second.worth is None:
+        return first == second
+    values = (first.worth.gain - first.worth.cost, second.worth.gain - second.worth.cost)
+    return abs(values[0] - values[1]) <= 1e-9 * max(1.0, abs(values[0]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(demands(), st.data())
+def test_what_was_foreseen_is_what_is_found_once_it_has_come(drawn: Demand, data: st.DataObject) -> None:
+    demand = measured(drawn, data)
+    found = Foresight(number=1, demand=demand).solve()
+    expected = futures(demand)
+    assert len(found) == len(expected)
+    for future, division in zip(expected, found, strict=True):
+        assert same(division, divide(Waf(), future))
+
+
+@given(demands())
+def test_each_future_is_a_situation_of_its_own(demand: Demand) -> None:
+    assume(timeless(demand))
+    seen = [situation(future) for future in futures(demand)]
+    assert len(set(seen)) == len(seen)
+    assert situation(demand) not in seen
+
+
+def test_nothing_is_foreseen_while_a_job_waits_for_others_to_end() -> None:
+    waits = Bid(name="waits", order=1, least=2, most=4)
+    assert futures(Demand(nodes=1, bids=(waits,))) == []
+
+
+def test_1024_nodes_and_32_jobs_are_foreseen_in_5_seconds_of_processor_and_looked_up_in_a_millisecond() -> None:
+    achieved = tuple(nodes / (0.9 + 0.1 * nodes) for nodes in range(1025))
+    bids = tuple(
+        Bid(
+            name=f"j{order}", order=order, least=8, most=1024, has=32, had=32, admitted=True, achieves=achieved,
+            in_flop=True, change_s=5.0, weight=1 + order / 100,
+        )
+        for order in range(32)
+    )  # fmt: skip
+    demand = Demand(nodes=1024, bids=bids, failure_rate=1e-7)
+    begun = time.process_time()
+    found = Foresight(number=1, demand=demand).solve()
+    assert time.process_time() - begun <= 5.0
+    table = {situation(future): division for future, division in zip(futures(demand), found, strict=True)}
+    hit = replace(demand, nodes=1023, bids=(replace(bids[0], has=31), *bids[1:]))
+    begun = time.process_time()
+    assert table[situation(hit)].nodes.keys() == {bid.name for bid in bids}
+    assert time.process_time() - begun <= 0.001

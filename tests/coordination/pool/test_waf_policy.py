@@ -1,0 +1,170 @@
+"""A pool that shares its nodes out by what jobs achieve with them."""
+
+from __future__ import annotations
+
+import pytest
+from played_pool import PlayedPool
+
+from holdfast.coordination.pool.inputs import Foreseen, UpdateJob
+from holdfast.protocol.pool import events as ev
+from holdfast.protocol.pool.sharing import JobPace
+
+
+def pace(*step_s: float, flop: float = 1e12) -> JobPace:
+    """Return what was measured of a job with 1.. nodes; 0 for what was not."""
+    known = {nodes: seconds for nodes, seconds in enumerate(step_s, 1) if seconds}
+    return JobPace(step_s=known, micro_batches=8, samples=8, workers=1, flop_per_sample=flop)
+
+
+#: eight rounds, then four, two and one: as many nodes, so much faster
+GROWS = pace(8.0, 4.0, 3.0, 2.0, 2.0, 2.0, 2.0, 1.0)
+#: a second node already brings hardly anything
+DOES_NOT = pace(8.0, 7.5, 7.4, 7.3, 7.3, 7.3, 7.3, 7.2)
+
+
+def two_jobs(nodes: int = 6) -> PlayedPool:
+    pool = PlayedPool(nodes, policy="waf")
+    pool.submit("one")
+    pool.submit("two")
+    pool.stands("one")
+    pool.stands("two")
+    return pool
+
+
+def settled(pool: PlayedPool) -> list[int]:
+    """Let the jobs give back and take what they are to have; return how many nodes each then has."""
+    for _ in range(4):
+        for job in ("one", "two"):
+            pool.stands(job)
+    return [len(pool.nodes_of(job)) for job in ("one", "two")]
+
+
+def newest(pool: PlayedPool) -> ev.PlanDecided:
+    return pool.of_kind(ev.PlanDecided)[-1]
+
+
+def test_two_jobs_of_which_nothing_is_known_have_as_much_each() -> None:
+    assert settled(two_jobs()) == [3, 3]
+
+
+def test_whom_a_node_lets_achieve_more_has_it_once_that_is_measured() -> None:
+    pool = two_jobs()
+    settled(pool)
+    pool.stands("one", pace=DOES_NOT)
+    pool.stands("two", pace=GROWS)
+    assert settled(pool) == [2, 4], "with five nodes it has as many rounds as with four"
+    plan = newest(pool)
+    assert plan.trigger == "what was measured of a job"
+    assert plan.before == {"one": 1, "two": 5}, "the first of them was known before the second"
+    assert plan.gain is not None
+    assert plan.cost is not None
+    assert plan.gain > plan.cost > 0
+    assert plan.next_best not in (None, plan.shares)
+    assert plan.given_up is not None
+    assert plan.given_up >= 0
+
+
+def test_a_job_keeps_its_least_whatever_others_would_make_of_it_and_weights_count() -> None:
+    pool = two_jobs(8)
+    settled(pool)
+    pool.stands("one", pace=GROWS)
+    pool.stands("two", pace=GROWS)
+    assert settled(pool) == [4, 4]
+    pool.feed(UpdateJob("one", {"weight": 2.0, "min_nodes": 3}))
+    assert settled(pool) == [4, 4], "there is nothing to gain with five"
+    pool.feed(UpdateJob("one", {"min_nodes": 5}))
+    assert settled(pool)[0] == 5
+    assert newest(pool).trigger == "job one changed"
+
+
+def test_what_is_measured_again_and_is_much_the_same_changes_nothing() -> None:
+    pool = two_jobs()
+    pool.stands("one", pace=GROWS)
+    pool.stands("two", pace=GROWS)
+    sizes, told = settled(pool), len(pool.of_kind(ev.PlanDecided))
+    pool.stands("one", pace=pace(8.5, 4.2, 3.2, 2.1, 2.1, 2.1, 2.1, 1.1))
+    assert settled(pool) == sizes
+    assert len(pool.of_kind(ev.PlanDecided)) == told
+    kept = pool.record.jobs["one"].pace
+    assert kept is not None
+    assert kept.step_s[1] == 8.5
+
+
+def test_what_was_measured_outlives_the_server() -> None:
+    pool = two_jobs()
+    settled(pool)
+    pool.stands("one", pace=DOES_NOT)
+    pool.stands("two", pace=GROWS)
+    sizes = settled(pool)
+    nodes = sorted(pool.connections)
+    pool.restart()
+    for node in nodes:
+        pool.come(node)
+    pool.tick()
+    assert settled(pool) == sizes
+
+
+@pytest.mark.parametrize("foreseen", [True, False])
+def test_the_plan_for_a_job_that_is_hit_is_looked_up_where_it_was_foreseen(foreseen: bool) -> None:
+    pool = two_jobs()
+    settled(pool)
+    pool.stands("one", pace=GROWS)
+    pool.stands("two", pace=GROWS)
+    sizes = settled(pool)
+    if foreseen:
+        pool.foresee()
+    lost = min(pool.nodes_of("one"))
+    pool.go(lost)
+    pool.stands("one", without={lost})
+    plan = newest(pool)
+    assert plan.trigger == "1 node lost"
+    assert plan.source == ("table" if foreseen else "solved")
+    assert sum(plan.shares.values()) <= 5
+    assert sum(settled(pool)) == sum(plan.shares.values()) < sum(sizes)
+    pool.come(lost, session="b")
+    assert sum(settled(pool)) >= sum(plan.shares.values())
+
+
+def test_both_say_the_same() -> None:
+    looked_up, solved = two_jobs(), two_jobs()
+    for pool in (looked_up, solved):
+        settled(pool)
+        pool.stands("one", pace=GROWS)
+        pool.stands("two", pace=DOES_NOT)
+        settled(pool)
+    looked_up.foresee()
+    for pool in (looked_up, solved):
+        pool.go(min(pool.nodes_of("two")))
+        pool.stands("two", without=set(pool.nodes_of("two")) - set(pool.connections))
+    assert newest(looked_up).shares == newest(solved).shares
+    assert (newest(looked_up).source, newest(solved).source) == ("table", "solved")
+
+
+def test_an_answer_to_an_earlier_question_and_one_that_says_too_little_are_not_looked_up_in() -> None:
+    pool = two_jobs()
+    settled(pool)
+    early = pool.question
+    assert early is not None
+    pool.stands("one", pace=GROWS)
+    settled(pool)
+    assert pool.question is not None
+    assert pool.question.number > early.number
+    pool.feed(Foreseen(early.number, early.solve()))
+    pool.feed(Foreseen(pool.question.number, ()))
+    lost = min(pool.nodes_of("one"))
+    pool.go(lost)
+    pool.stands("one", without={lost})
+    assert newest(pool).source == "solved"
+
+
+def test_failures_are_counted_and_what_the_pool_itself_takes_is_none() -> None:
+    pool = two_jobs()
+    settled(pool)
+    pool.stands("one", pace=DOES_NOT)
+    pool.stands("two", pace=GROWS)
+    settled(pool)
+    assert pool.record.failures == 0
+    lost = min(pool.nodes_of("two"))
+    pool.go(lost)
+    pool.stands("two", without={lost})
+    assert pool.record.failures == 1

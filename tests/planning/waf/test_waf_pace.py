@@ -1,0 +1,64 @@
+"""What a job achieves with so many nodes: measured, or fitted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import BadInputError
+from holdfast.planning.waf.pace import UNSHARED, StepTimes
+
+
+def seconds(nodes: int, rounds_s: float, once_s: float, sum_s: float, micro_batches: int, workers: int) -> float:
+    world = nodes * workers
+    return rounds_s * -(-micro_batches // world) + once_s + sum_s * (world - 1) / world
+
+
+@given(
+    st.floats(0.01, 10), st.floats(0, 1), st.floats(0, 1), st.integers(8, 256), st.integers(1, 8),
+    st.sets(st.integers(1, 16), min_size=4, max_size=8),
+)  # fmt: skip
+def test_what_is_as_the_model_says_is_found_from_a_few_sizes(
+    rounds_s: float, once_s: float, sum_s: float, micro_batches: int, workers: int, sizes: set[int]
+) -> None:
+    measured = {nodes: seconds(nodes, rounds_s, once_s, sum_s, micro_batches, workers) for nodes in sizes}
+    times = StepTimes(step_s=measured, micro_batches=micro_batches, workers=workers, flop=1.0)
+    predicted = times.predicted_s(16)
+    for nodes, took in measured.items():
+        assert predicted[nodes - 1] == pytest.approx(took, rel=1e-6)
+
+
+def test_one_size_is_taken_to_grow_well_but_not_without_end() -> None:
+    times = StepTimes(step_s={2: 8.0}, micro_batches=16, workers=1, flop=80.0)
+    assert times.throughput(2).tolist() == pytest.approx([0.0, 80 / (8 * (2 * (1 - UNSHARED) + UNSHARED)), 10.0])
+    assert 4 * times.throughput(16)[2] < times.throughput(16)[16] < 8 * times.throughput(16)[2]
+
+
+def test_rounds_make_steps_and_what_was_measured_stands() -> None:
+    times = StepTimes(step_s={1: 16.0, 4: 4.2, 5: 9.0}, micro_batches=16, workers=1, flop=16.0)
+    achieved = times.throughput(8)
+    assert [achieved[nodes] for nodes in (0, 1, 4, 5)] == pytest.approx([0.0, 1.0, 16 / 4.2, 16 / 9])
+    fitted = StepTimes(step_s={1: 16.0, 2: 8.0}, micro_batches=16, workers=1, flop=16.0).throughput(8)
+    assert fitted[6] == pytest.approx(fitted[7])  # (three rounds, with one idle more)
+    assert fitted[8] > fitted[7]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"step_s": {}}, "no step was measured"),
+        ({"step_s": {0: 1.0}}, "a step on 0 nodes took 1 s"),
+        ({"step_s": {2: -1.0}}, "a step on 2 nodes took -1 s"),
+        ({"step_s": {2: np.nan}}, "a step on 2 nodes took nan s"),
+        ({"micro_batches": 0}, "micro_batches is 0"),
+        ({"workers": 0}, "workers is 0"),
+        ({"flop": -1.0}, "flop is -1"),
+    ],
+)
+def test_what_cannot_have_been_measured_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        replace(StepTimes(step_s={1: 1.0}, micro_batches=4, workers=1, flop=1.0), **change)  # pyright: ignore
