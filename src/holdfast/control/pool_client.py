@@ -57,6 +57,10 @@ class PoolClient(ServerClient):
         """Move jobs together, where that is worth its cost; return what moves."""
         return self._read(self._ask("POST", "/compact", {"dry_run": dry_run}).content, dict[str, Any])
 
+    def what_if(self, **change: object) -> dict[str, Any]:
+        """Return the plan that would follow: `lose` a node, `add` so many, or `submit` a job."""
+        return self._read(self._ask("POST", "/whatif", change).content, dict[str, Any])
+
     def drain(self, nodes: Sequence[str]) -> None:
         """Have jobs leave nodes in good order, and nobody be given them."""
         self._ask("POST", "/nodes/drain", {"nodes": list(nodes)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -31,7 +32,8 @@ from holdfast.coordination.pool.inputs import (
 )
 from holdfast.coordination.pool.places.compacting import WORTH_S, compact
 from holdfast.coordination.pool.places.moving import occupied
-from holdfast.errors import RefusedError, UnreachableError
+from holdfast.coordination.pool.plans.what_if import Add, Change, HandIn, Lose
+from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.launch import PooledLaunch
 from holdfast.protocol.pool.record import PooledJob
@@ -60,6 +62,28 @@ class CompactRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     worth_s: Annotated[float, Meta(ge=0, le=1e9)] = WORTH_S
 
 
+class WhatIfRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /whatif: one of these."""
+
+    lose: Annotated[str, Meta(max_length=64)] = ""
+    add: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    submit: JobSpec | None = None
+
+    @property
+    def change(self) -> Change:
+        """What is asked about.
+
+        Raises:
+            BadInputError: nothing, or several things at once.
+        """
+        asked: list[Change] = [Lose(self.lose)] if self.lose else []
+        asked += [Add(self.add)] if self.add else []
+        asked += [HandIn(self.submit)] if self.submit is not None else []
+        if len(asked) != 1:
+            raise BadInputError("give one of lose, add and submit")
+        return asked[0]
+
+
 class PoolApi:
     """The pool's own routes."""
 
@@ -86,6 +110,7 @@ class PoolApi:
             Route("/jobs/{name}/suspend", self.suspend, methods=["POST"]),
             Route("/jobs/{name}/resume", self.resume, methods=["POST"]),
             Route("/jobs/{name}/update", self.update, methods=["POST"]),
+            Route("/whatif", self.what_if, methods=["POST"]),
             Route("/compact", self.compact, methods=["POST"]),
             Route("/nodes/drain", self.drain, methods=["POST"]),
             Route("/nodes/undrain", self.undrain, methods=["POST"]),
@@ -164,6 +189,12 @@ class PoolApi:
         if not body.dry_run and (answer := await self._fed(MoveJobs(found.moves))):
             return answer
         return json_answer(found)
+
+    async def what_if(self, request: Request) -> Response:
+        """The plan that would follow a change."""
+        change = (await body_of(request, WhatIfRequest, self._body_s)).change
+        found = await self._shell.between_turns(lambda: self._shell.machine.what_if(change))
+        return json_answer({**asdict(found), "policy": self._shell.machine.config.policy.name})
 
     async def drain(self, request: Request) -> Response:
         """Nodes are looked after."""

@@ -19,6 +19,7 @@ from holdfast.coordination.pool.instructions import EmitPool, PoolInstruction
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
 from holdfast.coordination.pool.places.moving import Moving
+from holdfast.coordination.pool.plans.what_if import Change, WhatIf, what_if
 from holdfast.coordination.pool.requests import ask
 from holdfast.coordination.pool.share.explaining import what_would_do
 from holdfast.coordination.pool.state import Connected, PoolConfig, PoolState
@@ -93,6 +94,14 @@ class Pool:
         """Return what would each let a job begin that waits, in words; why it waits is in the record."""
         waits = job in self.state.jobs and self.state.jobs[job].state == "queued"
         return what_would_do(self.config.policy, self._granting.demand(), job) if waits else []
+
+    def what_if(self, change: Change) -> WhatIf:
+        """Return the plan that would follow a change; nothing is done.
+
+        Raises:
+            BadInputError, UnreachableError: as of `plans.what_if`.
+        """
+        return what_if(self.state, self._granting.demand(), self._granting.bid, change)
 
     def _take(self, event: PoolInput) -> None:
         match event:

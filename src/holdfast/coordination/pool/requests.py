@@ -88,7 +88,7 @@ def _submit(state: PoolState, spec: JobSpec) -> None:
             f"first (holdfast stop -j {spec.name})"
         )
     check_sharing(spec)
-    _check_fits(state, spec)
+    check_fits(state, spec)
     _check_room(state, spec)
     number = state.new_submission()
     job = PooledJob(name=spec.name, submission=number, spec=spec, submitted_at=state.now)
@@ -98,8 +98,12 @@ def _submit(state: PoolState, spec: JobSpec) -> None:
     state.emit(JobSubmitted, job=spec.name, submission=number, min_nodes=least, max_nodes=most)
 
 
-def _check_fits(state: PoolState, spec: JobSpec) -> None:
-    """Refuse a job that is larger than the pool, with all its nodes, and nobody else's job on them."""
+def check_fits(state: PoolState, spec: JobSpec) -> None:
+    """Refuse a job that is larger than the pool, with all its nodes, and nobody else's job on them.
+
+    Raises:
+        BadInputError: with what would fit.
+    """
     there = max(len(state.nodes), state.config.expected)
     reserve = 0 if spec.preemptible else state.config.reserve
     room = there - reserve
@@ -172,7 +176,7 @@ def _update(state: PoolState, request: UpdateJob) -> None:
     except msgspec.ValidationError as error:
         raise BadInputError(f"job {job.name}: {error}") from None
     check_sharing(spec)
-    _check_fits(state, spec)
+    check_fits(state, spec)
     if spec != job.spec:
         state.put_job(job, spec=spec)
 

@@ -1,0 +1,85 @@
+"""`holdfast whatif`: the pool's next plan if a node were lost, some came, or a job were handed in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.connection import Server
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.spec_options import given_job, job_spec
+from holdfast.control.launch.modules import with_script
+from holdfast.errors import BadInputError
+from holdfast.protocol.job_spec import JobSpec
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("whatif", rich_help_panel="Look")(grouped(whatif))
+
+
+def whatif(
+    what: Annotated[str, typer.Argument(help="lose, add or submit.", metavar="lose|add|submit", show_default=False)],
+    of: Annotated[str, typer.Argument(help="A node; how many nodes; a job's file.", metavar="NODE|N|FILE")],
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Show a pool's next plan if a node were lost, nodes came, or a job were submitted; nothing is done."""
+    asked = _ASKED.get(what)
+    if asked is None:
+        raise BadInputError(f"{what!r} is nothing that can be asked about: give {', '.join(_ASKED)}")
+    change = asked(of)
+    with server.pool() as client:
+        found = client.what_if(**change)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def _lose(node: str) -> dict[str, object]:
+    return {"lose": node}
+
+
+def _add(nodes: str) -> dict[str, object]:
+    if not nodes.isdecimal() or not 1 <= int(nodes) <= 1 << 16:
+        raise BadInputError(f"{nodes!r} is no number of nodes: give 1 or more")
+    return {"add": int(nodes)}
+
+
+def _submit(file: str) -> dict[str, object]:
+    return {"submit": _job_of(file)}
+
+
+_ASKED: dict[str, Callable[[str], dict[str, object]]] = {"lose": _lose, "add": _add, "submit": _submit}
+
+
+def _job_of(source: str) -> JobSpec:
+    described = with_script(job_spec(given_job(source, (), (), {})), os.getcwd())
+    return described.settled(os.getcwd())
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    say(f"{found['nodes_now']} nodes to share out now, {found['nodes']} then (policy {found['policy']})")
+    table = Table("job", "nodes now", "then", "", box=None)
+    worth = found["worth"]
+    shares = found["shares"]
+    for job in sorted({*found["shares_now"], *shares}):
+        table.add_row(job, str(found["shares_now"].get(job, 0)), str(shares.get(job, 0)), found["waiting"].get(job, ""))
+    Console().print(table)
+    if worth is None:
+        return
+    say(
+        f"weighted FLOP until the next failure: {worth['gain']:.4g} gained, {worth['cost']:.4g} lost to the changes; "
+        f"{worth['waf']:.4g} weighted FLOP/s"
+    )
+    if worth["next_best"]:
+        other = ", ".join(f"{job} {nodes}" for job, nodes in sorted(worth["next_best"].items()))
+        say(f"next best: {other}, worth {worth['given_up']:.4g} less")
