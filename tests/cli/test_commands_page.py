@@ -63,7 +63,7 @@ def test_these_are_the_commands() -> None:
             "undrain",
             "inject",
         ),
-        *("submit", "jobs", "nodes", "whatif", "suspend", "resume", "update"),
+        *("submit", "jobs", "nodes", "whatif", "calibrate", "suspend", "resume", "update"),
         *("coordinator", "agent", "pool", "schema"),
         *("checkpoints list", "checkpoints verify", "checkpoints export"),
         *("experts plan", "simulate"),

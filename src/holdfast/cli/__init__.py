@@ -15,7 +15,7 @@ from holdfast.cli.experts import plan
 from holdfast.cli.history import audit, checkpoints, explain, export, logs, report
 from holdfast.cli.job import act, end, look, run, servers
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
-from holdfast.cli.pool import jobs, nodes, serve, what_if
+from holdfast.cli.pool import calibrate, jobs, nodes, serve, what_if
 from holdfast.cli.simulate import command as simulate
 from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
 
@@ -65,6 +65,7 @@ serve.register(app)
 jobs.register(app)
 nodes.register(app)
 what_if.register(app)
+calibrate.register(app)
 plan.register(app)
 simulate.register(app)
 schema.register(app)

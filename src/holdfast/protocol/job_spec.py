@@ -191,6 +191,17 @@ class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     peak_flop_per_s: Annotated[float, Meta(ge=0, description="FLOP/s that one accelerator could do, for MFU.")] = 0.0
 
 
+class PaceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long the job's steps take by its number of nodes, where that was measured before (`holdfast calibrate`)."""
+
+    step_s: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=1e9)], ...],
+        Meta(max_length=4096, description="Seconds of a step with 1, 2, ... nodes; 0 where that was not measured."),
+    ] = ()
+    micro_batches: Annotated[int, Meta(ge=0, le=MOST, description="Of a step.")] = 0
+    samples: Annotated[int, Meta(ge=0, le=MOST, description="Of a step.")] = 0
+
+
 class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Baselines, emulation and checks; nothing that training needs."""
 
@@ -304,6 +315,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     experts: ExpertSpec = ExpertSpec()
     recovery: RecoverySpec = RecoverySpec()
     output: OutputSpec = OutputSpec()
+    pace: PaceSpec = PaceSpec()
     experiments: ExperimentSpec = ExperimentSpec()
 
     @property

@@ -295,4 +295,14 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
         "preempted": job.preempted,
         "refuses": sorted(state.refused.get(job.name, ())),
         "why": job.why,
+        "pace": _pace(job),
     }
+
+
+def _pace(job: PooledJob) -> dict[str, Any] | None:
+    """Return how long a job's steps take, by its number of nodes, as far as that is known."""
+    pace = job.pace
+    if pace is None:
+        return None
+    step_s = {str(nodes): seconds for nodes, seconds in sorted(pace.step_s.items())}
+    return {"step_s": step_s, "micro_batches": pace.micro_batches, "samples": pace.samples}

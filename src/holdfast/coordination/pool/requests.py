@@ -19,6 +19,7 @@ from holdfast.coordination.pool.inputs import (
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
 from holdfast.coordination.pool.places.moving import Moving
+from holdfast.coordination.pool.plans.paces import declared
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.state import PoolState
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
@@ -45,6 +46,12 @@ def check_sharing(spec: JobSpec) -> None:
         sizes = ", ".join(map(str, spec.sizes))
         raise BadInputError(
             f"sizes is {sizes}: none lies within min_nodes and max_nodes ({least} to {most}); change either"
+        )
+    pace = spec.pace
+    if pace.step_s and not (any(pace.step_s) and pace.micro_batches and pace.samples):
+        raise BadInputError(
+            f"pace says nothing of a step with {pace.micro_batches} micro_batches of {pace.samples} samples that takes "
+            f"{', '.join(f'{seconds:g}' for seconds in pace.step_s)} s: give all three as they were measured, or none"
         )
     if spec.preemptible and not spec.checkpoint.dir:
         raise BadInputError(
@@ -91,7 +98,7 @@ def _submit(state: PoolState, spec: JobSpec) -> None:
     check_fits(state, spec)
     _check_room(state, spec)
     number = state.new_submission()
-    job = PooledJob(name=spec.name, submission=number, spec=spec, submitted_at=state.now)
+    job = PooledJob(name=spec.name, submission=number, spec=spec, submitted_at=state.now, pace=declared(spec))
     state.refused.pop(spec.name, None)
     state.put_job(job)
     least, most = spec.nodes_to_begin, spec.max_nodes

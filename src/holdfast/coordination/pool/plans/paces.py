@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from holdfast.coordination.pool.state import PoolState
 from holdfast.planning.waf.pace import StepTimes
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobPace
 
@@ -18,6 +19,20 @@ _OFF_BY = 0.25
 def room_for(nodes: int) -> int:
     """Return up to how many nodes is reckoned: no other number because of one node more or less."""
     return 1 << (nodes + 1).bit_length()
+
+
+def declared(spec: JobSpec) -> JobPace | None:
+    """Return what a job says of its own pace before it was seen to train, None where it says nothing."""
+    step_s = {nodes: seconds for nodes, seconds in enumerate(spec.pace.step_s, 1) if seconds}
+    if not step_s:
+        return None
+    return JobPace(
+        step_s=step_s,
+        micro_batches=spec.pace.micro_batches,
+        samples=spec.pace.samples,
+        workers=spec.workers_per_node,
+        flop_per_sample=spec.output.flop_per_sample,
+    )
 
 
 def learnt(before: JobPace | None, now: JobPace) -> JobPace:

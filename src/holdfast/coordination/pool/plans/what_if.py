@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from holdfast.coordination.pool.plans.paces import declared
 from holdfast.coordination.pool.requests import check_fits, check_sharing
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand, Worth
@@ -111,5 +112,5 @@ def _with_job(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, int
     check_sharing(spec)
     check_fits(state, spec)
     last = max((job.submission for job in state.jobs.values()), default=0)
-    job = PooledJob(name=spec.name, submission=last + 1, spec=spec, submitted_at=state.now)
+    job = PooledJob(name=spec.name, submission=last + 1, spec=spec, submitted_at=state.now, pace=declared(spec))
     return replace(demand, bids=(*demand.bids, bid_of(job, demand.nodes)))

@@ -1,0 +1,153 @@
+"""`holdfast calibrate`: how long a job's steps take with each number of nodes, measured on a pool."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from holdfast.cli.connection import Server
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, print_json, say, warn
+from holdfast.cli.spec_options import given_job, job_spec
+from holdfast.control.launch.modules import with_script
+from holdfast.control.launch.settings import check_script
+from holdfast.control.pool_client import PoolClient
+from holdfast.errors import EXIT_FAILED, BadInputError, HoldfastError
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
+from holdfast.protocol.pool.record import OVER
+
+_LOOK_AGAIN_S = 0.2
+#: the least of all that want nodes: nobody is made smaller for it, whose policy shares by weight or priority
+_WEIGHT, _PRIORITY = 1e-3, -1000
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("calibrate", rich_help_panel="Run")(grouped(calibrate))
+
+
+def calibrate(
+    file: Annotated[str, typer.Argument(help="The job's file.", metavar="JOB.toml")],
+    nodes: Annotated[str, typer.Option("--nodes", metavar="MIN:MAX", help="With so many nodes, one after the other.")],
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", help="No number of nodes is waited for longer.", min=1.0)
+    ] = 600.0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write what was measured, as TOML.")
+    ] = None,
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Train a copy of a job on a pool with each number of nodes, and say how long its steps take."""
+    least, most = _sizes(nodes)
+    given = with_script(job_spec(given_job(file, (), (), {})), os.getcwd()).settled(os.getcwd())
+    check_script(given.script)
+    with server.pool() as client:
+        found, why = _measured(client, _copy(given, least), (least, most), patience, say=_quiet if as_json else say)
+    document = _document(found, most)
+    if as_json:
+        print_json({"pace": document, "why": why})
+    elif document["step_s"]:
+        say(_toml(document))
+    if document["step_s"] and output is not None:
+        output.write_text(_toml(document))
+    if why:
+        warn(f"the calibration is kept as far as it came: {why}")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    least, most = first, last if colon else first
+    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most) <= 4096):
+        raise BadInputError(f"--nodes is {text!r}: give MIN:MAX, such as 1:8, from 1 on")
+    return int(least), int(most)
+
+
+def _copy(spec: JobSpec, nodes: int) -> JobSpec:
+    """Return the job that is measured: it saves nothing, and is the last to be given anything."""
+    return msgspec.structs.replace(
+        spec,
+        name=f"{spec.name[:54]}-calibrate",
+        min_nodes=nodes,
+        max_nodes=nodes,
+        sizes=(),
+        weight=_WEIGHT,
+        priority=_PRIORITY,
+        preemptible=False,
+        snooze=0.0,
+        time_limit=0.0,
+        checkpoint=CheckpointSpec(),
+        pace=type(spec.pace)(),
+    )
+
+
+def _measured(
+    client: PoolClient, spec: JobSpec, sizes: tuple[int, int], patience: float, *, say: Any
+) -> tuple[dict[str, Any], str]:
+    """Return what was measured, and why it is not all, "" where it is; the copy is over then."""
+    found: dict[str, Any] = {}
+    number = client.submit(spec)
+    try:
+        for size in range(sizes[0], sizes[1] + 1):
+            client.update(spec.name, {"max_nodes": size})
+            why = _await_size(client, spec.name, number, size, patience, found)
+            if why:
+                return found, why
+            say(f"{size} {'node' if size == 1 else 'nodes'}: {found['step_s'][str(size)]:.4g} s a step")
+        return found, ""
+    except HoldfastError as error:
+        return found, str(error)
+    finally:
+        job = client.job(spec.name)
+        if job["submission"] == number and job["state"] not in OVER:
+            client.stop(spec.name)
+
+
+def _await_size(client: PoolClient, name: str, number: int, size: int, patience: float, found: dict[str, Any]) -> str:
+    """Wait until steps with so many nodes were measured; return why they are not, "" where they are."""
+    until = time.monotonic() + patience
+    job: Mapping[str, Any] = {}
+    while time.monotonic() < until:
+        job = client.job(name)
+        if job["submission"] != number:
+            return f"{name} is another job by now"
+        if job["pace"] is not None:
+            found.update(job["pace"])
+            if str(size) in job["pace"]["step_s"]:
+                return ""
+        if job["state"] in OVER:
+            return f"{name} is over: {job['state']}{': ' if job['why'] else ''}{job['why']}"
+        time.sleep(_LOOK_AGAIN_S)
+    waits = job.get("why") or f"it has {len(job.get('nodes', ()))} nodes"
+    return f"no steps with {size} nodes were measured within {patience:g} s: {waits}"
+
+
+def _document(found: Mapping[str, Any], most: int) -> dict[str, Any]:
+    step_s: Mapping[str, float] = found.get("step_s", {})
+    known = [round(step_s.get(str(nodes), 0.0), 6) for nodes in range(1, most + 1)]
+    while known and not known[-1]:
+        known.pop()
+    return {
+        "step_s": known,
+        "micro_batches": found.get("micro_batches", 0),
+        "samples": found.get("samples", 0),
+    }
+
+
+def _toml(document: Mapping[str, Any]) -> str:
+    step_s = ", ".join(f"{seconds!r}" for seconds in document["step_s"])
+    return (
+        f"[pace]\nstep_s = [{step_s}]\nmicro_batches = {document['micro_batches']}\nsamples = {document['samples']}\n"
+    )

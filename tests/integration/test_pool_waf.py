@@ -1,0 +1,52 @@
+"""A pool that shares its nodes out by what its jobs achieve, with real processes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from job_cases import TINY
+
+from holdfast.testing.local_pool import LocalPool
+
+
+@pytest.fixture
+def pool(start_pool: Callable[..., LocalPool]) -> LocalPool:
+    return start_pool(3, "--policy", "waf")
+
+
+def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool: LocalPool, tmp_path: Path) -> None:
+    spec = tmp_path / "job.toml"
+    spec.write_text(
+        f'script = "{TINY}"\nname = "one"\nargs = ["--steps", "1000000"]\nmin_nodes = 1\nmax_nodes = 3\n'
+        '[experiments]\nemulate_compute = "0.02/micro-batch"\n[output]\nflop_per_sample = 1e9\n'
+    )
+    found = tmp_path / "pace.toml"
+    said = pool.call("calibrate", str(spec), "--nodes", "1:2", "-o", str(found))
+    assert "1 node: " in said
+    assert "2 nodes: " in said
+    pace = tomllib.loads(found.read_text())["pace"]
+    assert len(pace["step_s"]) == 2
+    assert pace["step_s"][0] > pace["step_s"][1] > 0, "with two nodes each has half of the micro-batches"
+    assert pool.job("one-calibrate")["state"] == "stopped"
+
+    spec.write_text(spec.read_text() + found.read_text())
+    pool.call("submit", str(spec))
+    assert pool.job("one")["pace"]["step_s"].keys() == {"1", "2"}
+    pool.wait(pool.has("one", 3), "all nodes")
+    pool.goes_on("one")
+    told = json.loads(pool.call("whatif", "lose", pool.job("one")["nodes"][0], "--json"))
+    assert (told["shares_now"], told["shares"]) == ({"one": 3}, {"one": 2})
+    assert told["worth"]["gain"] > 0
+    assert "4 then" in pool.call("whatif", "add", "1")
+    assert "is admitted" in pool.call("whatif", "submit", str(spec), code=2)
+    assert "lose, add, submit" in pool.call("whatif", "win", "1", code=2)
+    assert "there is no node 'n9'" in pool.call("whatif", "lose", "n9", code=3)
+    assert "--nodes is '3:1'" in pool.call("calibrate", str(spec), "--nodes", "3:1", code=2)
+    plan = pool.events("plan_decided")[-1]
+    assert plan["shares"] == {"one": 3}
+    assert plan["gain"] > plan["cost"] >= 0
+    pool.end()
