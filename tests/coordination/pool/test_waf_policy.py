@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from played_pool import PlayedPool
 
 from holdfast.coordination.pool.inputs import Foreseen, UpdateJob
@@ -155,6 +156,16 @@ def test_an_answer_to_an_earlier_question_and_one_that_says_too_little_are_not_l
     pool.go(lost)
     pool.stands("one", without={lost})
     assert newest(pool).source == "solved"
+
+
+@pytest.mark.parametrize("endangered", ["one", "two"])
+def test_a_job_that_keeps_one_copy_of_its_experts_outbids_one_that_is_safe(endangered: str) -> None:
+    """As fast with four nodes and two as with two and four: with four each expert is on two of them."""
+    pool = two_jobs()
+    settled(pool)
+    for job in ("one", "two"):
+        pool.stands(job, pace=replace(GROWS, experts=8, slots=4) if job == endangered else GROWS)
+    assert settled(pool) == ([4, 2] if endangered == "one" else [2, 4])
 
 
 def test_failures_are_counted_and_what_the_pool_itself_takes_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from math import comb, exp
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray
 from holdfast.planning.waf.durations import observed_rate, running_s
-from holdfast.planning.waf.survival import copies_everywhere, lost_share, lost_with_all
+from holdfast.planning.waf.survival import copies_everywhere, lost_share, lost_with_all, lost_with_experts
 
 DAY = 86400.0
 
@@ -74,3 +75,28 @@ def test_what_is_lost_with_all_copies_is_told_for_all_sizes_at_once(
     n: int, rate: float, exposed: float, cost: float
 ) -> None:
     assert lost_with_all(n, rate, exposed, cost) == pytest.approx(lost_share(n, rate, exposed, cost, copies_everywhere))
+
+
+@pytest.mark.parametrize(("nodes", "experts", "slots"), [(4, 8, 4), (6, 8, 4), (6, 6, 2), (3, 6, 2), (8, 8, 2)])
+def test_with_experts_in_groups_no_less_is_lost_than_by_all_ways_to_fail(nodes: int, experts: int, slots: int) -> None:
+    """Brute force over all sets of nodes that fail together, where the groups are of equal size."""
+    rate, exposed, cost = 1e-4, 100.0, 600.0
+    groups, copies = experts // slots, nodes * slots // experts
+    hosts = [set(range(group * copies, (group + 1) * copies)) for group in range(groups)]
+
+    def survives(held: int) -> FloatArray:
+        curve = np.zeros(held + 1)
+        for lost in range(held + 1):
+            sets = list(combinations(range(held), lost))
+            curve[lost] = np.mean([not any(group <= set(gone) for group in hosts) for gone in sets])
+        return curve
+
+    exact = lost_share(nodes, rate, exposed, cost, lambda held: survives(held) if held == nodes else np.ones(held + 1))
+    told = lost_with_experts(nodes, rate, exposed, cost, experts=experts, slots=slots)
+    assert exact[nodes] <= told[nodes] * (1 + 1e-6) <= exact[nodes] * 1.05
+
+
+def test_a_job_whose_experts_have_more_copies_loses_less_and_one_without_room_all() -> None:
+    share = lost_with_experts(12, 1e-5, 60.0, 3600.0, experts=8, slots=4)
+    assert share[1] == 1.0
+    assert share[2] > 100 * share[4] > 100 * 100 * share[6] > 0

@@ -10,10 +10,9 @@ from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.places.choosing import choose, spare
 from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.plans.deciding import PlanInForce
-from holdfast.coordination.pool.plans.paces import Paces, room_for
+from holdfast.coordination.pool.plans.paces import Paces
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Worth
 from holdfast.coordination.pool.state import PoolState
-from holdfast.planning.waf.survival import lost_with_all
 from holdfast.protocol.pool.events import JobResized, PlanDecided
 from holdfast.protocol.pool.record import PooledJob
 
@@ -92,7 +91,7 @@ class Granting:
     def _lost_share(self, job: PooledJob, nodes: int, change_s: float) -> tuple[float, ...]:
         """Return the share of a job's time that going back takes, with 0.. nodes."""
         lost_s = RESTART_S + (SAVED_S if job.spec.checkpoint.dir else UNSAVED_S) / 2
-        return tuple(lost_with_all(room_for(nodes), self._deciding.failure_rate, change_s, lost_s).tolist())
+        return self._paces.lost_share(job, nodes, (self._deciding.failure_rate, change_s, lost_s))
 
     def next_at(self) -> float:
         """Return when a job has snoozed long enough, unix seconds; inf where none does."""

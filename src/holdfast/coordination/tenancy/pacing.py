@@ -46,4 +46,6 @@ class Pacing:
                 samples=record.global_batch,
                 workers=workers,
                 flop_per_sample=self._spec.output.flop_per_sample,
+                experts=record.expert_shape.experts if record.expert_shape is not None else 0,
+                slots=self._spec.experts.slots,
             )

@@ -37,7 +37,7 @@ class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How fast a job trains, as far as it was measured: with how many nodes a step took how long, and what it is.
 
     `micro_batches`, `samples`: of a step. `workers`: of a node. `flop_per_sample`: that training on one takes, 0 where
-    nobody has said it.
+    nobody has said it. `experts`: of a layer, 0 where it has none; `slots`: of a node for them.
     """
 
     step_s: Mapping[Annotated[int, Meta(ge=1, le=1 << 20)], Seconds] = msgspec.field(default_factory=dict[int, float])
@@ -45,6 +45,8 @@ class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples: Count = 0
     workers: Count = 0
     flop_per_sample: Annotated[float, Meta(ge=0.0, le=1e30)] = 0.0
+    experts: Count = 0
+    slots: Count = 0
 
 
 class JobStands(Struct, frozen=True, kw_only=True):

@@ -6,12 +6,17 @@ hand a node to and fro with every measurement; but a job that was seen for the f
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast.coordination.pool.state import PoolState
 from holdfast.planning.waf.pace import StepTimes
+from holdfast.planning.waf.survival import lost_with_all, lost_with_experts
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobPace
 
+#: how often a node fails, per second; how long until its copies are there again; what going back costs, seconds
+Danger = tuple[float, float, float]
 #: a plan is made anew once a step takes so much more or less than it was made with
 _OFF_BY = 0.25
 
@@ -39,13 +44,7 @@ def learnt(before: JobPace | None, now: JobPace) -> JobPace:
     """Return what is known of a job with what it says now: of each size what was said last."""
     if before is None or _samples(before) != _samples(now):
         return now
-    return JobPace(
-        step_s={**before.step_s, **now.step_s},
-        micro_batches=now.micro_batches,
-        samples=now.samples,
-        workers=now.workers,
-        flop_per_sample=now.flop_per_sample,
-    )
+    return replace(now, step_s={**before.step_s, **now.step_s})
 
 
 def _samples(pace: JobPace) -> tuple[int, int, int]:
@@ -60,6 +59,8 @@ class Paces:
         self._taken: dict[str, JobPace] = {}
         #: FLOP/s by job, for so many nodes, of the pace that was taken
         self._achieved: dict[str, tuple[JobPace, tuple[float, ...]]] = {}
+        #: the share of its time that going back takes, by job, and what that was reckoned from
+        self._lost: dict[str, tuple[object, tuple[float, ...]]] = {}
 
     def look(self, *, anew: bool) -> bool:
         """Take what is known by now where plans are made anew, or have to be; return whether that was because of it."""
@@ -68,6 +69,7 @@ class Paces:
         if anew or off:
             self._taken = known
             self._achieved = {name: kept for name, kept in self._achieved.items() if name in known}
+            self._lost = {name: kept for name, kept in self._lost.items() if name in self._state.jobs}
         return off
 
     def achieved(self, job: PooledJob, nodes: int) -> tuple[float, ...]:
@@ -80,6 +82,21 @@ class Paces:
         if known is None or known[0] != pace or len(known[1]) != room + 1:
             known = pace, _throughput(pace, room)
             self._achieved[job.name] = known
+        return known[1]
+
+    def lost_share(self, job: PooledJob, nodes: int, danger: Danger) -> tuple[float, ...]:
+        """Return the share of a job's time that going back takes, with 0.. nodes."""
+        pace, room = self._taken.get(job.name), room_for(nodes)
+        shape = (pace.experts, pace.slots) if pace is not None else (0, 0)
+        known = self._lost.get(job.name)
+        if known is None or known[0] != (shape, room, danger):
+            rate, exposed_s, lost_s = danger
+            if all(shape):
+                share = lost_with_experts(room, rate, exposed_s, lost_s, experts=shape[0], slots=shape[1])
+            else:
+                share = lost_with_all(room, rate, exposed_s, lost_s)
+            known = (shape, room, danger), tuple(share.tolist())
+            self._lost[job.name] = known
         return known[1]
 
     def in_flop(self, job: PooledJob) -> bool:
