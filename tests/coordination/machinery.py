@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from types import FrameType
 from typing import Any, TypeVar
 
 import msgspec
@@ -109,6 +111,22 @@ def applied(
 ) -> msg.Applied:
     told = {"worker": worker, "generation": generation, "step": step, "state_hash": state_hash}
     return msg.Applied(**told, commit=v or commit(), world=world)
+
+
+def calls(action: Callable[[], object]) -> int:
+    """Return how many functions, Python's own included, an action calls."""
+    count = 0
+
+    def tally(_frame: FrameType, what: str, _arg: object) -> None:
+        nonlocal count
+        count += what in ("call", "c_call")
+
+    sys.setprofile(tally)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 @dataclass

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 
-from machinery import Job, applied, hello, w
+from machinery import Job, applied, calls, hello, w
 
 from holdfast.coordination.inputs import Received, Tick
 from holdfast.coordination.instructions import Broadcast
@@ -17,22 +15,6 @@ from holdfast.protocol.messages.progress import Activity, Probe, Stand, Whereabo
 from holdfast.protocol.plan import Phase
 
 SMALL, LARGE = 4, 64
-
-
-def calls(action: Callable[[], object]) -> int:
-    """Return how many functions, Python's own included, an action calls."""
-    count = 0
-
-    def tally(_frame: FrameType, what: str, _arg: object) -> None:
-        nonlocal count
-        count += what in ("call", "c_call")
-
-    sys.setprofile(tally)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def costs(nodes: int) -> dict[str, int]:

@@ -16,6 +16,7 @@ from functools import partial
 import httpx
 import msgspec
 
+from holdfast.clock import until_mark
 from holdfast.control.agent.channel import CoordinatorChannel, open_channel
 from holdfast.control.pool_node.pool_agent import BEAT_S
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding, StartGrant
@@ -84,7 +85,7 @@ class _PoolNode:
                 self.connections += 1
                 while not self.channel.closed.done():
                     self._say(NodeAlive())
-                    await asyncio.sleep(BEAT_S)
+                    await asyncio.sleep(until_mark(time.time(), BEAT_S))
             await asyncio.sleep(BEAT_S)
 
     def end(self) -> None:

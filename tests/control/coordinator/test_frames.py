@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from holdfast.control.serving.frames import FrameEnds, short_message
+from holdfast.control.serving.frames import LITTLE_BYTES, MUCH_BYTES, FrameEnds, ReadBuffer, short_message
 
 SHORT = st.builds(Frame, st.sampled_from(Opcode), st.binary(max_size=125))
 LONG = st.builds(Frame, st.just(Opcode.BINARY), st.sampled_from([b"x" * size for size in (126, 127, 65_535, 65_536)]))
@@ -44,3 +44,20 @@ def test_what_is_anything_else_is_left_to_the_parser(data: bytes) -> None:
         assert len(data) == len(message) + 6
     assert short_message(Frame(Opcode.BINARY, os.urandom(126)).serialize(mask=True)) is None
     assert short_message(Frame(Opcode.BINARY, b"unmasked").serialize(mask=False)) is None
+
+
+@given(st.lists(st.integers(1, 3 * MUCH_BYTES), max_size=6))
+def test_what_is_read_is_what_came_and_much_of_it_takes_few_reads(sizes: list[int]) -> None:
+    buffer = ReadBuffer()
+    for size in sizes:
+        came, got, reads = os.urandom(size), b"", 0
+        while len(got) < size:
+            count = min(len(buffer.room), size - len(got))
+            buffer.room[:count] = came[len(got) : len(got) + count]
+            got += buffer.take(count)
+            reads += 1
+        assert got == came
+        assert reads <= 2 + size // MUCH_BYTES
+        buffer.room[0] = 7
+        assert buffer.take(1) == b"\7"
+        assert len(buffer.room) == LITTLE_BYTES, "as long as little comes, little is kept for it"

@@ -6,15 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from machinery import Job, attach, hello, kept, w, written
+from machinery import Job, attach, calls, hello, kept, w, written
 
-from holdfast.coordination.inputs import PoolSaid
+from holdfast.coordination.inputs import PoolSaid, Tick
 from holdfast.coordination.instructions import EndJob, Persist, TellPool
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobShares, JobStands
+from holdfast.protocol.record import Quarantined
 
 
 class Pooled(Job):
@@ -82,6 +83,29 @@ def test_a_job_holds_what_it_is_told_of_once_that_is_written() -> None:
     assert kinds.index(Persist) < kinds.index(TellPool)
     assert job.told[-1].held == {1, 2}
     assert job.records[-1].held == job.held
+
+
+def test_where_nothing_changes_a_tick_costs_the_same_however_many_grants_are_held() -> None:
+    def cost(nodes: int) -> int:
+        job = pooled(nodes=nodes, min_nodes=nodes).train(*(f"n{number}" for number in range(nodes)))
+        job.tick(0.01)
+        return calls(lambda: job.machine.handle(Tick(), job.now))
+
+    assert cost(32) <= cost(4) + 5
+
+
+def test_what_has_changed_is_told_and_nothing_twice() -> None:
+    job = pooled(nodes=3).train("n0", "n1")
+    job.tick(0.01)
+    assert job.tick(0.01) == []
+    job.machine.parts.tenant.refuse("n7")
+    job.tick(0.01)
+    assert [one.refuses for one in job.told] == [{"n7"}]
+    job.machine.turn.change(quarantined=(Quarantined(node="n8", host="h", why="broken", since=job.now),))
+    job.tick(0.01)
+    assert [one.refuses for one in job.told] == [{"n7", "n8"}]
+    job.tick(0.01)
+    assert not job.told
 
 
 def test_only_who_comes_by_a_grant_that_is_held_is_let_in() -> None:

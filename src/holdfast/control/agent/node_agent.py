@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.clock import Clock, ShiftedClock, SystemClock
+from holdfast.clock import Clock, ShiftedClock, SystemClock, until_mark
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.memory import LOOK_S, MemoryReading, MemoryRing
 from holdfast.control.agent.preflight import Preflight
@@ -345,7 +345,7 @@ class Agent:
         while not self._exit.done():
             self._obey(self.machine.tick(self.clock.monotonic(), self.workforce.stopped()))
             self._look_at_clock()
-            await asyncio.sleep(self.machine.watch_s)
+            await asyncio.sleep(until_mark(self.clock.time(), self.machine.watch_s))
 
     def _look_at_clock(self) -> None:
         """Say where this machine's clock was set; nothing is decided by it."""

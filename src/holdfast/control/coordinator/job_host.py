@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from holdfast.clock import until_mark
 from holdfast.control.coordinator.alerts import Alerts
 from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, build_app
 from holdfast.control.coordinator.searcher import searcher
@@ -97,7 +98,7 @@ class JobHost:
     async def tick(self) -> None:
         """Tell the machine that time passes, for ever."""
         while True:
-            await asyncio.sleep(self._settings.config.tick_s)
+            await asyncio.sleep(until_mark(self._now(), self._settings.config.tick_s))
             await self._shell.feed(Tick())
 
     def hear(self, said: PoolSaid) -> None:

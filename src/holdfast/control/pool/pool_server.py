@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.clock import Clock, SystemClock
+from holdfast.clock import Clock, SystemClock, until_mark
 from holdfast.control.coordinator.settings import is_loopback
 from holdfast.control.file_limit import raise_file_limit
 from holdfast.control.pool.foreseer import foreseer
@@ -196,7 +196,7 @@ class _PoolServer:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(until_mark(self._shell.now(), TICK_S))
             await self._shell.feed(Tick())
 
     def _linked(self, job: str) -> None:

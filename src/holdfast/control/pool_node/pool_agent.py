@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import ssl
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from holdfast.clock import until_mark
 from holdfast.control.agent.channel import ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.pool_node.descendants import adopt_orphans, reap_orphans
 from holdfast.control.pool_node.grant_processes import GrantProcesses
@@ -185,7 +187,7 @@ class PoolAgent:
         """Say that the node lives."""
         while not self._exit.done():
             self._tell(NodeAlive())
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(until_mark(time.time(), BEAT_S))
 
     async def _reap(self) -> None:
         """Reap what was left to the node."""

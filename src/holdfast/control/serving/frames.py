@@ -12,6 +12,8 @@ _MASKED = 0x80
 _SHORT = 125
 #: before the bytes of a short frame: two of the head, four of the mask
 _BEFORE = 6
+#: what is read at once
+LITTLE_BYTES, MUCH_BYTES = 1 << 12, 1 << 18
 
 
 def short_message(data: bytes) -> bytes | None:
@@ -21,6 +23,22 @@ def short_message(data: bytes) -> bytes | None:
         return None
     mask = (data[2:_BEFORE] * (size // 4 + 1))[:size]
     return (int.from_bytes(data[_BEFORE:], "big") ^ int.from_bytes(mask, "big")).to_bytes(size, "big")
+
+
+class ReadBuffer:
+    """Where a connection is read into: a little, as most of what comes is; much, while there is more."""
+
+    def __init__(self) -> None:
+        self.room = memoryview(bytearray(LITTLE_BYTES))
+
+    def take(self, count: int) -> bytes:
+        """Return what was read: the first `count` bytes of the room."""
+        data, size = bytes(self.room[:count]), len(self.room)
+        if count == size < MUCH_BYTES:
+            self.room = memoryview(bytearray(MUCH_BYTES))
+        elif count < LITTLE_BYTES < size:
+            self.room = memoryview(bytearray(LITTLE_BYTES))
+        return data
 
 
 class FrameEnds:

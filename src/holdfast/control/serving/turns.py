@@ -258,8 +258,11 @@ class MachineShell(ABC, Generic[I, O, R]):
         """Handle an input up to the first record that is to be written; return that, and what comes after it."""
         if self._stopped:
             return None
-        with self._failing():
+        try:
             return self._up_to_a_record(iter(self._ask(event)))
+        except BaseException as error:  # (a context manager would take as long as all else of a heartbeat's turn)
+            self._note_failure(error)
+            raise
 
     async def _end_turn(self, record: R, rest: Iterator[O]) -> None:
         try:
@@ -273,13 +276,17 @@ class MachineShell(ABC, Generic[I, O, R]):
         """Handle nothing any more once something inside has failed."""
         try:
             yield
-        except (BadInputError, UnreachableError, RefusedError, asyncio.CancelledError):
-            raise
         except BaseException as error:
-            # Whatever it was, the machine may now believe what nobody was told: another coordinator must begin anew.
-            self._stopped = True
-            self._on_failure(error)
+            self._note_failure(error)
             raise
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Handle nothing any more, unless it is a user's request that is refused, or somebody who does not wait."""
+        if isinstance(error, BadInputError | UnreachableError | RefusedError | asyncio.CancelledError):
+            return
+        # Whatever it was, the machine may now believe what nobody was told: another coordinator must begin anew.
+        self._stopped = True
+        self._on_failure(error)
 
     async def _write_and_go_on(self, record: R, rest: Iterator[O]) -> None:
         left: tuple[R, Iterator[O]] | None = record, rest

@@ -6,6 +6,9 @@ what the pool wants, that nodes leave, that the job is saved or ends, is done as
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from operator import is_
+
 from holdfast.coordination.closing import Closing
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.ending import Ending
@@ -31,6 +34,21 @@ from holdfast.protocol.pool.sharing import JobStanding, JobStands, PoolWish
 RETRY_S = 1.0
 #: what users are told of a job that ends so
 _WHY: dict[PoolWish, str] = {"suspend": "the pool has it saved, to go on later", "stop": "the pool has it end"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What is asked of what is held at every look: gone through once for all."""
+
+    of: Held
+    to_leave: tuple[str, ...]
+    #: whose nodes wait
+    waiting: frozenset[str]
+
+    @staticmethod
+    def of_held(held: Held) -> _Listed:
+        waiting = frozenset(node for node, grant in held.grants.items() if grant.standby)
+        return _Listed(held, held.to_leave, waiting)
 
 
 class Tenant:
@@ -66,8 +84,10 @@ class Tenant:
         self._unfit: set[str] = set()
         #: standbys that the pool wants to join, and that wait still
         self._called: set[str] = set()
-        #: what was told last
+        #: what was told last, and what that was made of
         self._told: JobStands | None = None
+        self._told_of: tuple[object, ...] = ()
+        self._listed: _Listed | None = None
         #: of what the pool wishes, what is under way
         self._doing: PoolWish = "run"
         self._asked_at = -RETRY_S
@@ -149,6 +169,8 @@ class Tenant:
     def _without_who_is_gone(self, held: Held) -> Held:
         """Return what is held without the nodes that the plan in force, and the members, do without."""
         absent, now = self._absent(held), self._turn.now
+        if not absent:
+            return held
         gone = [node for node in absent if held.grants[node].came and not self._absences.knows(node)]
         gone += [node for node in overdue(held, now, self._config.grant_join_s) if node in absent]
         gone += [node for node in held.to_leave if node in absent and not held.grants[node].came]
@@ -156,10 +178,12 @@ class Tenant:
 
     def _as_they_are(self, held: Held) -> Held:
         """Return what is held with who waits and who does not: one may have taken a place by now, or given it away."""
-        here = self._turn.members.nodes
-        return act(
-            held, {node: here[node].standby for node in held.grants if node in here and node not in self._called}
-        )
+        here, standbys = self._turn.members.nodes, self._turn.members.standbys
+        waiting = self._list(held).waiting
+        if waiting == standbys.keys():
+            return held
+        differ = (waiting ^ standbys.keys()) - self._called
+        return act(held, {node: here[node].standby for node in held.grants if node in here and node in differ})
 
     def _call(self, before: Held, held: Held) -> None:
         """Take in which standbys are to join; and have no more nodes than the pool says, whoever was lost before."""
@@ -190,7 +214,13 @@ class Tenant:
 
     def _absent(self, held: Held) -> list[str]:
         turn = self._turn
-        return [node for node in held.grants if node not in turn.members.nodes and node not in turn.nodes_planned]
+        away = held.grants.keys() - turn.members.nodes.keys()
+        return [node for node in held.grants if node in away and node not in turn.nodes_planned] if away else []
+
+    def _list(self, held: Held) -> _Listed:
+        if self._listed is None or self._listed.of is not held:
+            self._listed = _Listed.of_held(held)
+        return self._listed
 
     def _drop_who_is_not_ours(self, held: Held) -> None:
         """Whom the pool has released has said itself that nothing of the job runs there."""
@@ -206,8 +236,11 @@ class Tenant:
             self._doing = held.wish
             self._closing.ask(Shutdown(EXIT_ENDED, _WHY[held.wish], save=True))
             return
+        to_leave = self._list(held).to_leave
+        if not to_leave:
+            return
         leaving = {one.node for one in self._turn.record.leaving}
-        asked = [node for node in held.to_leave if node not in leaving]
+        asked = [node for node in to_leave if node not in leaving]
         if held.wish == "run" and asked and self._turn.now - self._asked_at >= RETRY_S:
             self._asked_at = self._turn.now
             for node in asked:
@@ -233,12 +266,19 @@ class Tenant:
         return round(sum(map(self._costs.of, (Cost.SWAP, Cost.DECISION, Cost.BUILD))), 1)
 
     def _write(self, held: Held) -> None:
-        if held != self._held:
+        if held is not self._held and held != self._held:
             self._turn.change(held=held)
 
     def _tell(self, held: Held) -> None:
+        record, move_s, pace = self._turn.record, self._move_s, self._pacing.pace
+        # (none of these is ever changed in its place)
+        made_of = held, record.plan, record.pending, record.leaving, record.quarantined, record.given_up
+        made_of = *made_of, pace, len(self._unfit), move_s
+        if self._told is not None and all(map(is_, made_of[:7], self._told_of)) and made_of[7:] == self._told_of[7:]:
+            return
+        self._told_of = made_of
         refuses = {*(one.node for one in self._ladder.all_out), *self._unfit}
-        said = report(held, refuses, self._turn.nodes_planned, self._move_s, self._pacing.pace)
+        said = report(held, refuses, self._turn.nodes_planned, move_s, pace)
         if said != self._told:
             self._told = said
             self._turn.tell_pool(said)

@@ -1,0 +1,65 @@
+"""The faults of `make bench-pool`: whatever a slow machine leaves no time for, users ask for it in the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pool_faults
+import pytest
+
+from holdfast.testing.local_pool import LocalPool
+
+
+def _nobody(*_: object) -> None:
+    pass
+
+
+class SlowPool:
+    """A pool of which only what its users do is remembered."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.done: list[tuple[str, ...]] = []
+
+    def submit(self, name: str, *_: Any, **__: Any) -> None:
+        self.done.append(("submit", name))
+
+    def call(self, *args: str) -> None:
+        self.done.append(args)
+
+    def goes_on(self, *names: str, **_: int) -> None:
+        suspended = {args[-1] for args in self.done if args[0] == "suspend"}
+        resumed = {args[-1] for args in self.done if args[0] == "resume"}
+        assert not (suspended - resumed) & {*names}, "it would be waited for in vain"
+
+    def until_answered(self) -> None:
+        pass
+
+
+def test_who_was_suspended_is_resumed_before_it_is_waited_for(tmp_path: Path) -> None:
+    pool = SlowPool(tmp_path)
+    assert pool_faults.run(cast(LocalPool, pool), 0.0, Random(1)) == []
+    asked = [("submit", "fourth"), ("suspend", "-j", "first"), ("resume", "-j", "first"), ("stop", "-j", "fourth")]
+    assert pool.done[-4:] == asked
+
+
+def test_one_that_is_suspended_when_the_time_is_up_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, now = SlowPool(tmp_path), [0.0]
+
+    class Clock:
+        """Each round takes a long time: the second one is the last."""
+
+        @staticmethod
+        def time() -> float:
+            return now[0]
+
+        @staticmethod
+        def sleep(_: float) -> None:
+            now[0] += 35.0
+
+    monkeypatch.setattr(pool_faults, "time", Clock)
+    monkeypatch.setattr(pool_faults, "strike", _nobody)
+    pool_faults.run(cast(LocalPool, pool), 1.0, Random(1))
+    assert pool.done[-2:] == [("resume", "-j", "first"), ("stop", "-j", "fourth")]
