@@ -281,14 +281,7 @@ def test_a_job_snoozes_after_it_has_grown() -> None:
 def test_nodes_that_a_job_would_not_take_are_given_to_another() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one", most=2)
-    told = pool.job_told["one"]
-    stands = JobStands(
-        submission=told.submission,
-        heard=told.version,
-        held=frozenset({told.grants["n1"]}),
-        refuses=frozenset({"n2"}),
-    )
-    pool.feed(JobSaid("one", stands))
+    pool.stands("one", unfit={"n2"})
     assert pool.nodes_of("one") == {"n1"}
     pool.submit("two", most=1)
     assert pool.nodes_of("two") == {"n2"}

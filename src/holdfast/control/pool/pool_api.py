@@ -262,6 +262,6 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
         "submitted_at": job.submitted_at,
         "admitted_at": job.admitted_at,
         "preempted": job.preempted,
-        "refuses": sorted(state.refused.get(job.name, ())),
+        "refuses": state.unfit(job.name),
         "why": job.why,
     }

@@ -64,9 +64,7 @@ class PooledJobs:
         state, job = self._state, self._state.jobs.get(name)
         if job is None or report.submission != job.submission or job.state not in COORDINATED:
             return  # (of an earlier job of that name, or of one that has nothing to say any more)
-        state.refused[name], state.trains[name] = report.refuses, report.trains
-        if report.move_s is not None:
-            state.move_s[name] = report.move_s
+        state.said(name, report)
         over = _OVER.get(report.standing)
         for grant in state.grants_of(name):
             # What it was told of and does not hold it has given back, and never takes again.
@@ -93,9 +91,7 @@ class PooledJobs:
         state.emit(ev.JobEnded, job=job.name, state=over, why=why)
         if job.state in COORDINATED:
             state.close_job(job)
-        state.refused.pop(job.name, None)
-        state.trains.pop(job.name, None)
-        state.move_s.pop(job.name, None)
+        state.said_no_more(job.name)
         state.forget_old_jobs()
 
     def live(self, name: str) -> PooledJob | None:

@@ -92,7 +92,6 @@ def _submit(state: PoolState, spec: JobSpec) -> None:
     _check_room(state, spec)
     number = state.new_submission()
     job = PooledJob(name=spec.name, submission=number, spec=spec, submitted_at=state.now)
-    state.refused.pop(spec.name, None)
     state.put_job(job)
     least, most = spec.nodes_to_begin, spec.max_nodes
     state.emit(JobSubmitted, job=spec.name, submission=number, min_nodes=least, max_nodes=most)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from msgspec.structs import replace
 
 from holdfast.protocol.pool.held import Held, HeldGrant
-from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands
+from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands, NodeUnfit
 
 
 def hear(held: Held, shares: JobShares, now: float) -> Held:
@@ -86,7 +86,10 @@ def act(held: Held, roles: Mapping[str, bool]) -> Held:
 
 
 def report(
-    held: Held, refuses: Collection[str] = (), members: Collection[str] = (), move_s: float | None = None
+    held: Held,
+    refuses: Mapping[str, NodeUnfit] | None = None,
+    members: Collection[str] = (),
+    move_s: float | None = None,
 ) -> JobStands:
     """Return what the pool is told; `members`: of its plan. `move_s`: what a move costs; None: not known yet."""
     return JobStands(
@@ -97,6 +100,6 @@ def report(
         trains=frozenset(grant.number for node, grant in held.grants.items() if node in members),
         standing=held.standing,
         why=held.why,
-        refuses=frozenset(refuses),
+        refuses=dict(refuses or {}),
         move_s=move_s,
     )

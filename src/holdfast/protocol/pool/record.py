@@ -41,7 +41,7 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node of the pool, connected or not. `session`: of its agent's process that came last.
 
-    `drained`: a person has it looked after: no job is given it.
+    `drained`: a person has it looked after: no job is given it. `passing`: its name is of its agent's process alone.
     """
 
     name: str
@@ -49,6 +49,7 @@ class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rack: str = ""
     zone: str = ""
     drained: bool = False
+    passing: bool = False
 
 
 class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):

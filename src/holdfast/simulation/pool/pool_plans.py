@@ -52,11 +52,12 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedJob:
-    """A job, when it is submitted, and how much it has to do, in seconds of one node."""
+    """A job, when it is submitted, and how much it has to do, in seconds of one node. `unfit`: nodes that will not do."""
 
     spec: JobSpec
     at: float
     work_s: float
+    unfit: frozenset[str] = frozenset()
     visits: tuple[Visit, ...] = ()
 
 
@@ -127,7 +128,8 @@ def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
         recovery=RecoverySpec(standbys=rng.choice((0, 0, 0, 1, 2))),
     )
     at = rng.uniform(0.0, QUIET_S * rng.choice((0.1, 0.3, 0.7))) if rng.random() < 0.8 else 0.0
-    return PlannedJob(spec=spec, at=at, work_s=work_s, visits=tuple(sorted(visits, key=lambda visit: visit.at)))
+    unfit = frozenset(f"n{node}" for node in range(1, 9) if rng.random() < 0.4) if rng.random() < 0.3 else frozenset()
+    return PlannedJob(spec=spec, at=at, work_s=work_s, unfit=unfit, visits=tuple(sorted(visits, key=lambda visit: visit.at)))
 
 
 def _fault(rng: Random) -> PoolFault:
