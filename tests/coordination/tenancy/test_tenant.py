@@ -188,6 +188,21 @@ def test_a_job_that_is_to_wait_is_saved_and_gives_all_its_nodes_back_at_its_end(
     assert job.machine.record.outcome == ""
 
 
+def test_a_job_that_is_to_end_at_once_is_not_saved_although_that_is_under_way() -> None:
+    job = pooled(1).train("n0", saves=True)
+    job.step(1, "n0")
+    job.grants(wish="stop", n0=1)
+    assert job.told[-1].standing == "going"
+    job.grants(wish="stop_now", n0=1)
+    assert any(isinstance(one, EndJob) for one in job.last)
+    assert job.told[-1].standing == "stopped"
+    assert job.told[-1].held == frozenset()
+    other = pooled(1).train("n0", saves=True)
+    other.step(1, "n0")
+    other.grants(wish="stop_now", n0=1)
+    assert other.told[-1].standing == "stopped"
+
+
 def suspended() -> Pooled:
     job = pooled(1).train("n0")
     job.step(1, "n0")

@@ -52,10 +52,11 @@ class PooledJobs:
             job, state="suspending", preempted=preempted, share=0, wished_at=self._state.version, why=""
         )
 
-    def stop(self, job: PooledJob, why: str) -> None:
-        """Have a job end; one without a coordinator is over at once."""
+    def stop(self, job: PooledJob, why: str, *, unsaved: bool = False) -> None:
+        """Have a job end; one without a coordinator is over at once. Who wants it saved as well is too late."""
         if job.state in COORDINATED:
-            self._state.put_job(job, state="stopping", share=0, wished_at=self._state.version, why=why)
+            at, unsaved = self._state.version, unsaved or job.unsaved
+            self._state.put_job(job, state="stopping", share=0, wished_at=at, why=why, unsaved=unsaved)
         else:
             self._end(job, "stopped", why)
 

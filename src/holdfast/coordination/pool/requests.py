@@ -63,7 +63,7 @@ def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, moving: Moving, 
         case Submit(spec):
             _submit(state, spec)
         case StopPooled(name):
-            jobs.stop(_live(state, name), "a person has stopped it")
+            jobs.stop(_live(state, name), request.why, unsaved=request.now)
         case SuspendJob(name, force):
             _suspend(state, jobs, _live(state, name), force=force)
         case ResumeJob(name):

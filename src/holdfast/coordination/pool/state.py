@@ -104,6 +104,15 @@ class PoolState:
         self._nodes_to_tell: dict[str, None] = {}
         self._jobs_to_tell: dict[str, None] = {}
 
+    def copy(self) -> PoolState:
+        """Return how the pool stands, to see what would come of something: nobody is told of that."""
+        other = PoolState(self.config, self.record)
+        other.now = self.now
+        for name in ("here", "by_connection", "away", "refused", "trains", "move_s", "_unfit", "_anew"):
+            setattr(other, name, dict(getattr(self, name)))
+        other.stranded = self.stranded
+        return other
+
     # ---- what the record is to be ----
 
     @property
@@ -151,7 +160,7 @@ class PoolState:
         known = self.jobs.get(job.name)
         self.jobs[job.name] = changed
         self._changed = True
-        if known is None or known.state != changed.state:
+        if known is None or (known.state, known.unsaved) != (changed.state, changed.unsaved):
             self._jobs_to_tell[job.name] = None
         return changed
 
@@ -373,6 +382,6 @@ class PoolState:
             grants={node: grant.number for node, grant in grants.items()},
             leaving=frozenset(grant.number for grant in grants.values() if grant.recalled),
             standbys=frozenset(grant.number for grant in grants.values() if grant.standby),
-            wish=_WISHES.get(job.state, "run"),
+            wish="stop_now" if job.state == "stopping" and job.unsaved else _WISHES.get(job.state, "run"),
             stranded=job.name in self.stranded,
         )

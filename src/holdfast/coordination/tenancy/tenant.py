@@ -31,7 +31,11 @@ RETRY_S = 1.0
 #: characters that are told of what is wrong with a node; and of so many nodes where the job fails by that
 _WHY_LENGTH, _WHY_NODES = 400, 3
 #: what users are told of a job that ends so
-_WHY: dict[PoolWish, str] = {"suspend": "the pool has it saved, to go on later", "stop": "the pool has it end"}
+_WHY: dict[PoolWish, str] = {
+    "suspend": "the pool has it saved, to go on later",
+    "stop": "the pool has it end",
+    "stop_now": "the pool has it end at once",
+}
 
 
 class Tenant:
@@ -226,7 +230,7 @@ class Tenant:
     def _wish(self, held: Held) -> None:
         if held.wish != "run" and self._doing != held.wish:
             self._doing = held.wish
-            self._closing.ask(Shutdown(EXIT_ENDED, _WHY[held.wish], save=True))
+            self._closing.ask(Shutdown(EXIT_ENDED, _WHY[held.wish], save=held.wish != "stop_now"))
             return
         leaving = {one.node for one in self._turn.record.leaving}
         asked = [node for node in held.to_leave if node not in leaving]

@@ -58,7 +58,8 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `submission`: its number, which no other ever has. `admitted_at`: when it was begun last. `share`: how many nodes it
     was to have when that was decided last; `grew_at`: when that was raised last. `preempted`: it leaves its nodes, or
     has left them, for other jobs. `wished_at`: the version of the record in which what it is to do with its nodes
-    changed last. `why`: it is in the queue, or over, for this reason.
+    changed last. `why`: it is in the queue, or over, for this reason. `unsaved`: it is to end
+    at once, without being saved.
     """
 
     name: str
@@ -72,6 +73,7 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     preempted: bool = False
     wished_at: int = 0
     why: str = ""
+    unsaved: bool = False
 
 
 class PoolRecord(Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from holdfast.protocol.names import Count, Name, Seconds, Struct, Text
 
-#: what a job is to do with its nodes: train; save its state and leave them; end
-PoolWish = Literal["run", "suspend", "stop"]
+#: what a job is to do with its nodes: train; save its state and leave them; save it and end; end at once
+PoolWish = Literal["run", "suspend", "stop", "stop_now"]
 #: how a job stands by its own record; the last three: it is over
 JobStanding = Literal["going", "suspended", "finished", "stopped", "failed"]
 

@@ -172,6 +172,7 @@ class PoolCluster:
             "suspend": SuspendJob(job),
             "resume": ResumeJob(job),
             "stop": StopPooled(job),
+            "stop_now": StopPooled(job, now=True),
             "weight": UpdateJob(job, {"weight": self.world.rng.uniform(0.5, 2.0)}),
         }
         if self.server is not None:
