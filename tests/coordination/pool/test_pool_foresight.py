@@ -27,7 +27,7 @@ def test_a_node_that_is_free_takes_the_place() -> None:
     mine = sorted(pool.nodes_of("one"))
     (free,) = {"n1", "n2", "n3"} - set(mine)
     (found, nobodys) = foreseen(pool, mine[0], free)
-    assert found.to == "" and found.waits, "the free one is drained as well"
+    assert (found.to, found.waits) == ("", True), "the free one is drained as well"
     assert nobodys == DrainForecast(node=free, why="it is nobody's, and stays so")
     (found,) = foreseen(pool, mine[0])
     assert (found.job, found.to, found.waits, found.cost_s) == ("one", free, False, None)
