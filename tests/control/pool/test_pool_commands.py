@@ -225,7 +225,13 @@ def test_a_node_that_is_of_no_use_to_a_job_is_said_with_the_reason(pool: PoolPro
     assert code == 0
     assert "n1 is of no use to it: its disk is full" in told
     assert f"a node needs {script}, the same as on the job's other nodes" in told
-    assert call("stop", "-j", "some", "--no-wait")[0] == 0
+    code, told = call("drain", "n0", "--dry-run")
+    assert code == 0
+    assert "n0 (job some): no other node is to be had, and the job keeps 1 at the least" in told
+    code, told = call("drain", "--rolling", "--dry-run")
+    assert code == 2
+    assert "--dry-run is for nodes that are named: leave out --rolling" in told
+    assert call("stop", "-j", "some", "--now", "--no-wait")[0] == 0
     until(lambda: pool.ask("GET", "/jobs/some").json()["state"] == "stopped")
 
 
