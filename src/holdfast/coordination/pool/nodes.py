@@ -38,7 +38,7 @@ class PooledNodes:
             return
         if known is None and len(state.nodes) >= state.config.most_nodes and not self._make_room():
             why = (
-                f"the pool has {len(state.nodes)} nodes, and takes no more: have it forget those that do not come back"
+                f"the pool has {len(state.nodes)} nodes, and takes no more: none of them is gone for good"
             )
             self._refuse(connection, why)
             return
