@@ -91,9 +91,12 @@ def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refus
     pool.call("update", "-j", "a", "--weight", "2")
     assert pool.job("a")["weight"] == 2
     pool.check_owners()
+    pool.submit("c", "3:3", TINY, *FOREVER)
     pool.end()
     assert "job a is being saved" in pool.log.read_text()
     assert pool.events("job_suspended")[-1]["job"] == "a"
+    assert pool.events()[-1] | {"event": "job_resumed", "job": "c"} == pool.events()[-1], "it waits for the next pool"
+    assert "c" not in [event["job"] for event in pool.events("job_admitted")]
 
 
 def test_a_node_with_another_script_or_none_is_said_to_be_of_no_use_and_harms_nobody(pool: LocalPool) -> None:

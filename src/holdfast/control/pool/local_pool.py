@@ -92,6 +92,8 @@ class _LocalPool:
         self._environment = dict(environment)
         self._say = say
         self._children: dict[str, ChildProcess] = {}
+        #: jobs that were queued when the pool was told to end
+        self._queued: list[str] = []
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._again = asyncio.Event()
 
@@ -134,23 +136,35 @@ class _LocalPool:
             for child in self._children.values():
                 child.send_signal(signal.SIGKILL)
         await ending
+        await asyncio.to_thread(self._queue_again)
         if server is not None:
             await end_all([server], grace_s=_END_S)
 
     def _end_jobs(self) -> None:
         """Suspend the jobs that keep checkpoints, and stop the others that run, as far as the server still does that.
 
-        In a thread of its own.
+        Those that are queued are not to begin on what these leave. In a thread of its own.
         """
         until = time.monotonic() + _SAVE_S
         with contextlib.suppress(HoldfastError), PoolClient(self._entry()) as client:
-            for job in client.status()["jobs"]:
+            jobs = client.status()["jobs"]
+            self._queued = [job["job"] for job in jobs if job["state"] == "queued"]
+            for name in self._queued:
+                with contextlib.suppress(RefusedError):  # (it has just begun)
+                    client.suspend(name)
+            for job in jobs:
                 if job["state"] == "admitted":
                     self._end_job(client, job["job"], saves=job["saves"])
             while time.monotonic() < until and not self._again.is_set():
                 if not any(job["state"] in ("suspending", "stopping") for job in client.status()["jobs"]):
                     return
                 time.sleep(_LOOK_S)
+
+    def _queue_again(self) -> None:
+        """Once there is no node any more, those that were queued are so again: for the next pool of this store."""
+        with contextlib.suppress(HoldfastError), PoolClient(self._entry()) as client:
+            for name in self._queued:
+                client.resume(name)
 
     def _end_job(self, client: PoolClient, name: str, *, saves: bool) -> None:
         with contextlib.suppress(RefusedError):  # (it has just ended by itself)

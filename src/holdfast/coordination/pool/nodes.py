@@ -37,9 +37,7 @@ class PooledNodes:
             self._refuse(connection, why)
             return
         if known is None and len(state.nodes) >= state.config.most_nodes and not self._make_room():
-            why = (
-                f"the pool has {len(state.nodes)} nodes, and takes no more: none of them is gone for good"
-            )
+            why = f"the pool has {len(state.nodes)} nodes, and takes no more: none of them is gone for good"
             self._refuse(connection, why)
             return
         if here is not None and here.connection != connection:
