@@ -95,7 +95,7 @@ def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refus
     pool.end()
     assert "job a is being saved" in pool.log.read_text()
     assert pool.events("job_suspended")[-1]["job"] == "a"
-    assert pool.events()[-1] | {"event": "job_resumed", "job": "c"} == pool.events()[-1], "it waits for the next pool"
+    assert pool.events("job_resumed")[-1]["job"] == "c", "it waits for the next pool"
     assert "c" not in [event["job"] for event in pool.events("job_admitted")]
 
 
