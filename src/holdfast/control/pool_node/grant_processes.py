@@ -22,12 +22,11 @@ from holdfast.control.launch.children import AgentOrder, spawn
 from holdfast.control.launch.settings import script_digest
 from holdfast.control.pool_node.descendants import descendants, kill_all, reap_orphans
 from holdfast.control.pool_node.settings import PoolNodeSettings
-from holdfast.control.pool_node.watched_scripts import WatchedScripts, looks
+from holdfast.control.pool_node.watched_scripts import WatchedScripts
 from holdfast.control.processes import ChildProcess
 from holdfast.control.serving.turns import MALFORMED
 from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.pool.fence import StartGrant
-from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.pool.launch import PooledLaunch
 
@@ -45,7 +44,7 @@ class GrantProcesses:
 
     Args:
         http: speaks with the pool, which is asked what belongs to the grant. zygote: the socket of one that has begun
-            already, and is this grant's; "" for none. scripts: is told of a script for which the node was of no use.
+            already, and is this grant's; "" for none. scripts: is told which script is looked at.
     """
 
     def __init__(
@@ -78,20 +77,17 @@ class GrantProcesses:
 
     async def _live(self, launch: PooledLaunch) -> None:
         """Have the job here, if it can be; return once its agent has ended."""
-        looked = looks(launch.spec.script)
+        self._scripts.looked_at(launch.spec.script)
         if why := self._unfit(launch):
-            self._scripts.refused(launch.spec.script, looked)
             await self._say_unfit(launch, why)
             return
         try:
             order = AgentOrder(settings=self._agent(launch), log=self._settings.log)
             self._child = spawn(order, dict(os.environ))
         except OSError as error:
-            self._scripts.refused(launch.spec.script, looked)
             await self._say_unfit(launch, f"the job cannot be started on it: {error.strerror or error}")
             return
-        if await self._ended(self._child) == EXIT_BAD_INPUT:
-            self._scripts.refused(launch.spec.script, looked)
+        await self._ended(self._child)
 
     def end(self) -> None:
         """The grant is over: end everything."""
@@ -188,8 +184,8 @@ class GrantProcesses:
             grant=self.grant,
         )
 
-    async def _ended(self, child: ChildProcess) -> int:
-        """Wait for the end of the job's agent, and return its code; once the grant is over it has so long for that."""
+    async def _ended(self, child: ChildProcess) -> None:
+        """Wait for the end of the job's agent; once the grant is over it has so long for that."""
         ended = asyncio.ensure_future(child.wait())
         told = asyncio.ensure_future(self._ends.wait())
         await asyncio.wait((ended, told), return_when=asyncio.FIRST_COMPLETED)
@@ -200,7 +196,7 @@ class GrantProcesses:
             await asyncio.wait((ended,), timeout=END_S)
         if not ended.done():
             kill_all()
-        return await ended
+            await ended
 
     async def _reap(self) -> None:
         """Kill what is left, and return once nothing is."""

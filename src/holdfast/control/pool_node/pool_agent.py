@@ -33,7 +33,7 @@ from holdfast.protocol.messages.pool import FromNode, LeavePool, NodeAlive, Node
 
 #: how often the pool hears that the node lives: three times in a lease
 BEAT_S = 1.0
-#: how often is looked for what was left to the node; and whether a script has changed for which it was of no use
+#: how often is looked for what was left to the node; and whether a script has changed that was to run here
 _REAP_S = 0.5
 _WATCH_S = 1.0
 #: what is left of a node that is told to end has so long to go, beyond its grace
@@ -201,7 +201,7 @@ class PoolAgent:
             await asyncio.sleep(_REAP_S)
 
     async def _watch(self) -> None:
-        """Tell the pool that a script has changed for which the node was of no use."""
+        """Tell the pool that a script has changed: a job that would not take this node may do so now."""
         while not self._exit.done():
             if self._scripts.changed():
                 self._obey(self._fence.changed())

@@ -22,7 +22,7 @@ class NodeStands(Struct, frozen=True, kw_only=True):
     """How a node stands. `runs`: the grant whose processes it has, 0: none.
 
     `ended`: up to this grant everything is over here for good: no process of theirs is left, none will be started.
-    `changes`: how often, since its agent began, a script has changed here for which it was of no use.
+    `changes`: how often, since its agent began, a script has changed here that it was to run.
     """
 
     runs: Count = 0
