@@ -142,7 +142,7 @@ class PoolAbove:
         self._world.timeline.after(self._world.rng.uniform(0.0, 0.05), self._hear, stands)
 
     def _hear(self, stands: JobStands) -> None:
-        self._refused = stands.refuses
+        self._refused = frozenset(stands.refuses)
         over = stands.standing not in ("going", "suspended")
         for name, (number, version) in list(self._grants.items()):
             if over or (version <= stands.heard and number not in stands.held):

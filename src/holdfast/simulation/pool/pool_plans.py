@@ -126,7 +126,8 @@ def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
         recovery=RecoverySpec(standbys=rng.choice((0, 0, 0, 1, 2))),
     )
     at = rng.uniform(0.0, QUIET_S * rng.choice((0.1, 0.3, 0.7))) if rng.random() < 0.8 else 0.0
-    unfit = frozenset(f"n{node}" for node in range(1, 9) if rng.random() < 0.4) if rng.random() < 0.3 else frozenset()
+    some = 0.4 if rng.random() < 0.3 else 0.0
+    unfit = frozenset(f"n{node}" for node in range(1, 9) if rng.random() < some)
     return PlannedJob(
         spec=spec, at=at, work_s=work_s, unfit=unfit, visits=tuple(sorted(visits, key=lambda visit: visit.at))
     )
