@@ -292,6 +292,9 @@ def test_a_job_whose_first_node_would_not_do_waits_for_another_unless_there_is_n
     unfit(job, "n1", 2)
     job.grants()
     assert job.told[-1].standing == "going"
+    old = JobShares(term=1, version=1, submission=1, stranded=True)
+    job.feed(PoolSaid(old))
+    assert job.told[-1].standing == "going", "that was before"
     job.grants(stranded=True)
     assert job.told[-1].standing == "failed"
     why = job.told[-1].why

@@ -106,7 +106,8 @@ class Tenant:
                 self._call(before, held)
         if self._ending.over is None:
             self._drop_who_is_not_ours(held)
-            if said.shares.stranded and held.standing == "going":
+            newest = (said.shares.term, said.shares.version) == (held.term, held.heard)
+            if newest and said.shares.stranded and held.standing == "going":
                 self._stranded()
         self._told = None
         self._asked_at = -RETRY_S

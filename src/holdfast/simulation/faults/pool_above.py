@@ -54,6 +54,7 @@ class PoolAbove:
         #: those by which nodes wait
         self._standbys: set[int] = set()
         self._refused: frozenset[str] = frozenset()
+        self._known: set[str] = set()
         self._said: list[JobShares] = []
         self._held: frozenset[int] = frozenset()
         self._gone: set[int] = set()
@@ -67,6 +68,7 @@ class PoolAbove:
 
     def arrives(self, name: str) -> int:
         """A node's agent starts: what the one before had is over; return the grant by which the job has it now."""
+        self._known.add(name)
         self._last += 1
         self._version += 1
         self._grants[name] = self._last, self._version
@@ -160,6 +162,7 @@ class PoolAbove:
             grants=grants,
             leaving=frozenset(self._leaving),
             standbys=frozenset(self._standbys),
+            stranded=bool(self._refused) and self._known <= self._refused,
         )
         self._said.append(shares)
         self._tell(shares)
