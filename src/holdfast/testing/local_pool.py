@@ -43,7 +43,7 @@ class LocalPool:
         self._agents: list[subprocess.Popen[bytes]] = []
         command = [sys.executable, "-m", "holdfast", "pool", "--local", str(nodes), "--journals", str(self.journals)]
         command += ["--store", store or f"sqlite:{folder}/p.db", *options]
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, process_group=0
             )
