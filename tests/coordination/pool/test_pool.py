@@ -397,9 +397,8 @@ def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:
     assert pool.node_told[50].grant == told.grant
 
 
-def test_a_pool_takes_no_more_nodes_than_its_record_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.coordination.pool.nodes.MOST_NODES", 2)
-    pool = PlayedPool(nodes=2)
+def test_a_pool_takes_no_more_nodes_than_its_record_has_room_for() -> None:
+    pool = PlayedPool(nodes=2, most_nodes=2)
     (why,) = _refusals(pool.feed(NodeSaid(99, PoolHello(node="n3", session="a"))))
     assert "the pool has 2 nodes, and takes no more" in why
     pool.go("n2")
