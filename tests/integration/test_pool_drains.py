@@ -41,6 +41,31 @@ def test_a_drained_node_is_left_and_given_to_nobody_and_a_job_may_have_more_or_f
     pool.wait(pool.has("one", 2), "one fewer")
     assert "there is no node 'nowhere'" in pool.call("drain", "nowhere", code=3)
     pool.goes_on("one")
+    _check_that_it_moves_together(pool)
     pool.check_journal_of("one")
     pool.check_owners()
     pool.end()
+
+
+def _check_that_it_moves_together(pool: LocalPool) -> None:
+    """A job on two nodes that are racks by themselves moves to two nodes of one rack, once there is room in it."""
+    here = set(pool.job("one")["nodes"])
+    assert "no job is worth moving" in pool.call("move", "--compact")
+    for name in ("a0", "a1"):
+        pool.add_node(name, "--rack", "r1")
+    pool.wait(lambda: len(pool.events("node_added")) == 5, "two more nodes")
+    assert set(pool.job("one")["nodes"]) == here, "it has all that it may have"
+    left = min(here)
+    (foreseen,) = json.loads(pool.call("drain", left, "--dry-run", "--json"))["forecast"]
+    assert (foreseen["job"], foreseen["waits"]) == ("one", False)
+    assert foreseen["to"] not in {"", *here}
+    assert "one: 2 -> 1 racks" in pool.call("move", "--compact", "--dry-run")
+    assert set(pool.job("one")["nodes"]) == here
+    told = pool.call("move", "--compact")
+    assert "one: 2 -> 1 racks" in told
+    assert "2 moves, one after another" in told
+    assert set(pool.job("one")["nodes"]) == {"a0", "a1"}
+    worlds = [event["world_size"] for event in pool.events_of("one", "generation_started")]
+    assert min(worlds[1:]) >= 2, "it has never fewer nodes than it is to have"
+    assert not pool.events_of("one", "failure_detected")
+    pool.goes_on("one")

@@ -55,6 +55,8 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     pool.check_journal_of("experts")
     pool.check_owners()
     pool.end()
+    ended = pool.events("job_ended")[-1]
+    assert (ended["job"], ended["state"]) == ("experts", "stopped"), "it keeps no checkpoints, and has not failed"
 
 
 def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refused(pool: LocalPool) -> None:
@@ -89,9 +91,12 @@ def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refus
     pool.call("update", "-j", "a", "--weight", "2")
     assert pool.job("a")["weight"] == 2
     pool.check_owners()
+    pool.submit("c", "3:3", TINY, *FOREVER)
     pool.end()
     assert "job a is being saved" in pool.log.read_text()
     assert pool.events("job_suspended")[-1]["job"] == "a"
+    assert pool.events("job_resumed")[-1]["job"] == "c", "it waits for the next pool"
+    assert "c" not in [event["job"] for event in pool.events("job_admitted")]
 
 
 def test_a_node_with_another_script_or_none_is_said_to_be_of_no_use_and_harms_nobody(pool: LocalPool) -> None:
@@ -104,16 +109,20 @@ def test_a_node_with_another_script_or_none_is_said_to_be_of_no_use_and_harms_no
     mine = set(pool.job("two")["nodes"])
 
     # Somebody edits the script while its jobs run, and a further node comes to one of them.
-    script.write_text(script.read_text() + "\n# another one\n")
+    text = script.read_text()
+    script.write_text(f"{text}\n# another one\n")
     pool.call("stop", "-j", "one")
     pool.wait(lambda: len(pool.job("two")["refuses"]) == 2, "both other nodes to be of no use")
     assert set(pool.job("two")["nodes"]) == mine
     assert not mine & set(pool.job("two")["refuses"])
     told = pool.call("explain", "-j", "two")
-    assert (
-        f"{', '.join(pool.job('two')['refuses'])} (their agents have said why): a node needs {script}, the same" in told
-    )
+    for node in pool.job("two")["refuses"]:
+        assert f"{node} is of no use to it: script or arguments of node {node} differ from those of the job" in told
+    assert f"a node needs {script}, the same as on the job's other nodes" in told
     assert pool.log.read_text().count("script or arguments of node node-") == 2
+    pool.goes_on("two")
+    script.write_text(text)
+    pool.wait(pool.has("two", 3), "one of them again, where the script is the job's once more")
     pool.goes_on("two")
 
     # It is gone from all nodes by the time that a job that waited for them is begun.
@@ -125,7 +134,7 @@ def test_a_node_with_another_script_or_none_is_said_to_be_of_no_use_and_harms_no
     pool.call("stop", "-j", "two")
     pool.wait(lambda: pool.job("three")["state"] == "failed", "the end of a job that no node can run")
     assert f"there is no script {other} on it that can be read" in pool.job("three")["why"]
-    assert "is failed: the last node" in pool.call("explain", "-j", "three")
+    assert "is failed: too few nodes of the pool would do, and it needs 3" in pool.call("explain", "-j", "three")
     pool.submit("four", "4:4", TINY, *FOREVER)
     pool.goes_on("four")
     pool.check_journal_of("two")

@@ -27,6 +27,11 @@ def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(p
     (standby,) = pool.job("one")["standbys"]
     assert "1 standby" in pool.call("jobs")
     assert [event["standby"] for event in pool.events("node_granted")].count(True) == 1
+    mine = pool.job("one")["nodes"][0]
+    assert f"{standby} takes the place of {mine}" in pool.call("move", "-j", "one", mine, "--dry-run")
+    assert f"{mine} (job one): {standby} joins first, which waits there as a standby" in pool.call(
+        "drain", mine, "--dry-run"
+    )
 
     def recovered() -> list[dict[str, Any]]:
         """Return what it took to go on after losses: those that join are another matter."""

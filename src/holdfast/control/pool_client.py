@@ -9,12 +9,17 @@ import msgspec
 
 from holdfast.control.client import ServerClient
 from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.messages.forecast import DrainForecast
 
 _POLL_S = 20.0
 
 
 class _Submitted(msgspec.Struct):
     submission: int
+
+
+class _Foreseen(msgspec.Struct):
+    forecast: list[DrainForecast]
 
 
 class PoolClient(ServerClient):
@@ -37,9 +42,9 @@ class PoolClient(ServerClient):
         """Hand in a job; return its number."""
         return self._read(self._ask("POST", "/jobs", spec).content, _Submitted).submission
 
-    def stop(self, name: str) -> None:
-        """End a job, queued or not."""
-        self._ask("POST", f"/jobs/{name}/stop")
+    def stop(self, name: str, *, now: bool = False, why: str = "") -> None:
+        """End a job, queued or not; `now`: without its being saved. `why`: as its users are told."""
+        self._ask("POST", f"/jobs/{name}/stop", {"now": now, "why": why})
 
     def suspend(self, name: str, *, force: bool = False) -> None:
         """Have a job saved, and leave its nodes."""
@@ -64,6 +69,11 @@ class PoolClient(ServerClient):
     def drain(self, nodes: Sequence[str]) -> None:
         """Have jobs leave nodes in good order, and nobody be given them."""
         self._ask("POST", "/nodes/drain", {"nodes": list(nodes)})
+
+    def foresee_drain(self, nodes: Sequence[str]) -> list[DrainForecast]:
+        """Return what would come of draining these nodes; nothing is done."""
+        answer = self._ask("POST", "/nodes/drain", {"nodes": list(nodes), "dry_run": True})
+        return self._read(answer.content, _Foreseen).forecast
 
     def undrain(self, nodes: Sequence[str]) -> None:
         """Let nodes be given to jobs again."""

@@ -20,12 +20,21 @@ def die_with_parent(parent: int) -> None:
     Args:
         parent: the parent's pid, to notice that it ended before this call.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    _at_parents_end(signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    _at_parents_end(0)
+
+
+def _at_parents_end(number: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
 
 
 def is_stopped(pid: int) -> bool:

@@ -40,9 +40,10 @@ class LocalPool:
         self.nodes = nodes
         self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "OMP_NUM_THREADS": "1"}
         self.log = folder / "pool.log"
+        self._agents: list[subprocess.Popen[bytes]] = []
         command = [sys.executable, "-m", "holdfast", "pool", "--local", str(nodes), "--journals", str(self.journals)]
         command += ["--store", store or f"sqlite:{folder}/p.db", *options]
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, process_group=0
             )
@@ -64,6 +65,15 @@ class LocalPool:
         )
         assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
+
+    def add_node(self, name: str, *options: str) -> None:
+        """Start a further node: `holdfast agent`."""
+        command = [sys.executable, "-m", "holdfast", "agent", "--node-name", name, *options]
+        with self.log.open("ab") as log:
+            agent = subprocess.Popen(
+                command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, process_group=0
+            )
+        self._agents.append(agent)
 
     def until_answered(self) -> None:
         """Wait until a server is there for its users."""
@@ -176,4 +186,7 @@ class LocalPool:
         """End it as a user does; nothing is left."""
         self.process.send_signal(signal.SIGINT)
         assert self.process.wait(timeout=PATIENCE_S) == 130
+        for agent in self._agents:
+            agent.send_signal(signal.SIGINT)
+            assert agent.wait(timeout=PATIENCE_S) == 130
         assert not self.processes()

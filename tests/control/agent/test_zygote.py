@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -89,6 +90,34 @@ print(json.dumps({
     "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
 }))
 """
+
+
+def test_a_zygote_whose_owner_is_killed_while_it_imports_is_gone_at_once(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(f"import os, time\nos.mkfifo({str(tmp_path / 'there')!r})\ntime.sleep(3600)\n")
+    code = (
+        "import os, sys, time\nfrom holdfast.control.link.forking import start_zygote\n"
+        "zygote = start_zygote(sys.argv[1], environment=dict(os.environ), preload=('endless',))\n"
+        "print(zygote.pid, flush=True)\ntime.sleep(3600)\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "zygote.sock")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+    )
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    deadline = time.monotonic() + DEADLINE
+    try:
+        while not (tmp_path / "there").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    while alive(pid):
+        assert time.monotonic() < deadline, "it imports on"
+        time.sleep(0.01)
 
 
 def test_a_worker_is_like_a_cold_start(tmp_path: Path) -> None:

@@ -123,6 +123,12 @@ def test_a_jobs_token_opens_that_jobs_coordinator_and_nothing_else(pool: PoolPro
     until_answered(pool, "one", 401, token=mine)  # (it ends with its job)
 
 
+def test_a_job_whose_coordinator_is_not_there_yet_refuses_no_token(pool: PoolProcess) -> None:
+    """An agent that is told so takes it for wrong, and ends: its node would have been given to the job in vain."""
+    with pytest.raises(InvalidStatus, match="404"), pool.node(path="/jobs/none/job/agent"):
+        pass
+
+
 def test_a_later_job_of_a_name_has_another_token(pool: PoolProcess) -> None:
     with running(pool, "again") as first:
         pass

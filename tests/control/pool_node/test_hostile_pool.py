@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -139,7 +140,10 @@ def children(node: subprocess.Popen[bytes]) -> list[str]:
     found: list[str] = []
     for pid in Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split():
         with suppress(FileNotFoundError, ProcessLookupError):  # (it has just ended)
-            found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+            deadline = time.monotonic() + 2.0
+            while not (words := Path(f"/proc/{pid}/cmdline").read_text()) and time.monotonic() < deadline:
+                time.sleep(0.01)  # (it is just being started)
+            found.append(words.replace("\0", " "))
     return [words for words in found if "holdfast.control.agent.zygote" not in words]
 
 
@@ -260,3 +264,19 @@ def test_a_node_whose_token_is_refused_says_where_to_give_it_and_ends(tmp_path: 
         assert (pool.hellos[-1].term, pool.hellos[-1].version) == (1, 1)
 
     run(tmp_path, again)
+
+
+def test_a_node_says_that_a_script_has_come_for_which_it_was_of_no_use(tmp_path: Path) -> None:
+    async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
+        script = tmp_path / "train.py"
+        pool.launch = launch(spec=JobSpec(name="one", script=str(script)))
+        connection = await pool.node()
+        await say(connection, grant(1))
+        await pool.until(lambda: pool.asked, "the question what to start")
+        await say(connection, grant(0, version=2))
+        await pool.until(lambda: NodeStands(ended=1) in pool.stands, "the grant's end")
+        script.write_text("")
+        await pool.until(lambda: NodeStands(ended=1, changes=1) in pool.stands, "that it has come")
+        assert node.poll() is None
+
+    run(tmp_path, test)

@@ -22,10 +22,10 @@ from holdfast.coordination.pool.share.foresight import Foresight
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
-from holdfast.protocol.messages.pool import NodeGrant, NodeStands, PoolHello
+from holdfast.protocol.messages.pool import NodeAlive, NodeGrant, NodeStands, PoolHello
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.record import PoolRecord
-from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, JobStands
+from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, JobStands, NodeUnfit
 
 E = TypeVar("E", bound=AnyPoolEvent)
 
@@ -51,6 +51,8 @@ class PlayedPool:
         self.question: Foresight | None = None
         self.connections: dict[str, int] = {}
         self.sessions: dict[str, str] = {}
+        #: what jobs say of nodes that they would not take
+        self.refuses: dict[str, dict[str, NodeUnfit]] = {}
         self._last_connection = 0
         self._opened()
         for number in range(1, nodes + 1):
@@ -99,20 +101,38 @@ class PlayedPool:
 
     # ---- nodes ----
 
-    def come(self, node: str, *, session: str = "", stands: NodeStands | None = None, rack: str = "") -> None:
+    def come(
+        self,
+        node: str,
+        *,
+        session: str = "",
+        stands: NodeStands | None = None,
+        rack: str = "",
+        passing: bool = False,
+    ) -> None:
         """A node connects; with another session than before it is another process of its agent."""
         self._last_connection += 1
         self.connections[node] = self._last_connection
         self.sessions[node] = session or self.sessions.get(node, "a")
-        hello = PoolHello(node=node, session=self.sessions[node], stands=stands or NodeStands(), rack=rack)
+        hello = PoolHello(
+            node=node, session=self.sessions[node], stands=stands or NodeStands(), rack=rack, passing=passing
+        )
         self.feed(NodeSaid(self._last_connection, hello))
 
     def go(self, node: str) -> None:
         """A node is out of touch."""
         self.feed(NodeGone(self.connections.pop(node)))
 
-    def says(self, node: str, *, runs: int = 0, ended: int = 0) -> None:
-        self.feed(NodeSaid(self.connections[node], NodeStands(runs=runs, ended=ended)))
+    def says(self, node: str, *, runs: int = 0, ended: int = 0, changes: int = 0) -> None:
+        self.feed(NodeSaid(self.connections[node], NodeStands(runs=runs, ended=ended, changes=changes)))
+
+    def lives(self, seconds: float, *away: str) -> None:
+        """Time passes; all nodes but these say that they live."""
+        for _ in range(int(seconds)):
+            for node, connection in self.connections.items():
+                if node not in away:
+                    self.feed(NodeSaid(connection, NodeAlive()))
+            self.tick(1.0)
 
     def whose(self, node: str) -> str:
         """Return what a node was told last: the job whose it is."""
@@ -133,12 +153,17 @@ class PlayedPool:
         taken: frozenset[str] | set[str] = frozenset(),
         waiting: frozenset[str] | set[str] = frozenset(),
         pace: JobPace | None = None,
+        unfit: frozenset[str] | set[str] = frozenset(),
     ) -> None:
         """A job has heard all, and holds all but these nodes and those that it is to give back; all of them train.
 
-        taken: standbys that have taken places. waiting: nodes that are standbys now.
+        taken: standbys that have taken places. waiting: nodes that are standbys now. unfit: nodes that it refuses from
+        here on, by the grants that it has been told of.
         """
         told = self.job_told[job]
+        refuses = self.refuses.setdefault(job, {})
+        refuses.update({node: NodeUnfit(grant=told.grants[node], why="no script") for node in unfit})
+        without = {*without, *unfit}
         held = {number for node, number in told.grants.items() if node not in without and number not in told.leaving}
         waits = {*told.standbys, *(told.grants[node] for node in waiting)} - {told.grants[node] for node in taken}
         stands = JobStands(
@@ -150,6 +175,7 @@ class PlayedPool:
             standing=standing,
             why=why,
             pace=pace,
+            refuses=dict(refuses),
         )
         self.feed(JobSaid(job, stands))
 

@@ -281,14 +281,7 @@ def test_a_job_snoozes_after_it_has_grown() -> None:
 def test_nodes_that_a_job_would_not_take_are_given_to_another() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one", most=2)
-    told = pool.job_told["one"]
-    stands = JobStands(
-        submission=told.submission,
-        heard=told.version,
-        held=frozenset({told.grants["n1"]}),
-        refuses=frozenset({"n2"}),
-    )
-    pool.feed(JobSaid("one", stands))
+    pool.stands("one", unfit={"n2"})
     assert pool.nodes_of("one") == {"n1"}
     pool.submit("two", most=1)
     assert pool.nodes_of("two") == {"n2"}
@@ -404,9 +397,8 @@ def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:
     assert pool.node_told[50].grant == told.grant
 
 
-def test_a_pool_takes_no_more_nodes_than_its_record_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.coordination.pool.nodes.MOST_NODES", 2)
-    pool = PlayedPool(nodes=2)
+def test_a_pool_takes_no_more_nodes_than_its_record_has_room_for() -> None:
+    pool = PlayedPool(nodes=2, most_nodes=2)
     (why,) = _refusals(pool.feed(NodeSaid(99, PoolHello(node="n3", session="a"))))
     assert "the pool has 2 nodes, and takes no more" in why
     pool.go("n2")

@@ -78,6 +78,27 @@ def test_stopping() -> None:
         pool.feed(StopPooled("three"))
 
 
+def test_stopping_at_once_waits_for_no_saving_although_that_is_under_way() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.feed(StopPooled("one"))
+    pool.feed(StopPooled("one", now=True))
+    assert pool.job_told["one"].wish == "stop_now"
+    pool.feed(StopPooled("one"))
+    assert pool.job_told["one"].wish == "stop_now", "it is too late"
+    pool.restart()
+    assert pool.job_told["one"].wish == "stop_now"
+    pool.stands("one", standing="stopped")
+    pool.submit("one")
+    pool.come("n1")
+    assert pool.job_told["one"].wish == "run"
+    pool.feed(SuspendJob("one"))
+    pool.feed(StopPooled("one", now=True, why="its pool was ended"))
+    assert pool.job_told["one"].wish == "stop_now"
+    pool.stands("one", standing="stopped")
+    assert (pool.state_of("one"), pool.record.jobs["one"].why) == ("stopped", "its pool was ended")
+
+
 def test_suspending_and_going_on() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")

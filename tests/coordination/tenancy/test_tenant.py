@@ -14,7 +14,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobShares, JobStands
+from holdfast.protocol.pool.sharing import JobShares, JobStands, NodeUnfit
 from holdfast.protocol.record import Quarantined
 
 
@@ -23,7 +23,9 @@ class Pooled(Job):
 
     version = 0
 
-    def grants(self, leaving: tuple[int, ...] = (), wish: Any = "run", term: int = 1, **grants: int) -> None:
+    def grants(
+        self, leaving: tuple[int, ...] = (), wish: Any = "run", term: int = 1, stranded: bool = False, **grants: int
+    ) -> None:
         self.version += 1
         shares = JobShares(
             term=term,
@@ -32,6 +34,7 @@ class Pooled(Job):
             grants=grants,
             leaving=frozenset(leaving),
             wish=wish,
+            stranded=stranded,
         )
         self.feed(PoolSaid(shares))
 
@@ -209,6 +212,21 @@ def test_a_job_that_is_to_wait_is_saved_and_gives_all_its_nodes_back_at_its_end(
     assert job.machine.record.outcome == ""
 
 
+def test_a_job_that_is_to_end_at_once_is_not_saved_although_that_is_under_way() -> None:
+    job = pooled(1).train("n0", saves=True)
+    job.step(1, "n0")
+    job.grants(wish="stop", n0=1)
+    assert job.told[-1].standing == "going"
+    job.grants(wish="stop_now", n0=1)
+    assert any(isinstance(one, EndJob) for one in job.last)
+    assert job.told[-1].standing == "stopped"
+    assert job.told[-1].held == frozenset()
+    other = pooled(1).train("n0", saves=True)
+    other.step(1, "n0")
+    other.grants(wish="stop_now", n0=1)
+    assert other.told[-1].standing == "stopped"
+
+
 def suspended() -> Pooled:
     job = pooled(1).train("n0")
     job.step(1, "n0")
@@ -272,7 +290,69 @@ def test_a_node_that_is_out_is_given_back_and_the_pool_hears_that_it_is_of_no_us
     job.grants(n0=1, n1=2)
     job.connect(msgspec.structs.replace(hello("n1"), grant=2, unfit="its disk is full"))
     assert job.held.numbers == {1}
-    assert job.told[-1].refuses == {"n1"}
+    assert job.told[-1].refuses == {"n1": NodeUnfit(grant=2, why="its disk is full")}
+    assert not job.machine.record.quarantined, "the pool may give it again, once it is another"
+    job.grants(n0=1, n1=3)
+    job.come("n1", 3, session="00000abc")
+    assert job.sent(msg.Welcome)
+    assert not job.told[-1].refuses
+
+
+NO_SCRIPT = "there is no script /a/train.py on it that can be read"
+
+
+def unfit(job: Pooled, node: str, grant: int) -> None:
+    job.connect(msgspec.structs.replace(hello(node), grant=grant, unfit=NO_SCRIPT))
+
+
+def test_a_job_whose_first_node_would_not_do_waits_for_another_unless_there_is_none() -> None:
+    job = pooled(1)
+    job.boot()
+    job.grants(n0=1)
+    unfit(job, "n0", 1)
+    assert job.told[-1].standing == "going"
+    assert job.told[-1].held == frozenset()
+    job.grants(n1=2)
+    unfit(job, "n1", 2)
+    job.grants()
+    assert job.told[-1].standing == "going"
+    old = JobShares(term=1, version=1, submission=1, stranded=True)
+    job.feed(PoolSaid(old))
+    assert job.told[-1].standing == "going", "that was before"
+    job.grants(stranded=True)
+    assert job.told[-1].standing == "failed"
+    why = job.told[-1].why
+    assert why == f"too few nodes of the pool would do, and it needs 1: n0: {NO_SCRIPT}; n1: {NO_SCRIPT}"
+
+
+def test_a_job_that_has_not_begun_fails_where_too_few_nodes_would_do_although_some_are_here() -> None:
+    job = pooled(2)
+    job.boot()
+    job.grants(n0=1, n1=2)
+    job.come("n0", 1)
+    unfit(job, "n1", 2)
+    job.grants(n0=1, stranded=True)
+    assert job.told[-1].standing == "failed"
+    assert "it needs 2: n1: there is no script" in job.told[-1].why
+
+
+def test_a_job_that_trains_does_not_fail_by_nodes_that_would_not_do() -> None:
+    job = pooled(1).train("n0")
+    job.grants(n0=1, n1=2)
+    unfit(job, "n1", 2)
+    job.grants(n0=1, stranded=True)
+    assert job.told[-1].standing == "going"
+    assert job.held.numbers == {1}
+
+
+def test_a_node_with_another_script_is_told_of_with_its_grant_and_why() -> None:
+    job = pooled(2)
+    job.boot()
+    job.grants(n0=1, n1=2)
+    job.come("n0", 1)
+    job.connect(msgspec.structs.replace(hello("n1"), grant=2, digest="another"))
+    assert job.told[-1].refuses["n1"].grant == 2
+    assert "script or arguments of node n1 differ" in job.told[-1].refuses["n1"].why
 
 
 @pytest.mark.parametrize("leaving", [(1,), (1, 2)])

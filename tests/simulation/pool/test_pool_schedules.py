@@ -48,12 +48,14 @@ def test_schedules_try_everything() -> None:
         "suspend",
         "resume",
         "stop",
+        "stop_now",
         "weight",
         "move",
         "compact",
     }
     assert {plan.together for plan in plans} == {True, False}
     assert any(plan.reserve for plan in plans)
+    assert any(job.unfit for plan in plans for job in plan.jobs)
     assert any(job.spec.preemptible for plan in plans for job in plan.jobs)
 
 

@@ -31,6 +31,8 @@ _DETECTORS = {
     "statistics": "the coordinator: what usually takes a moment took far longer, while others waited",
     "timeout": "who waited in vain for a collective or a report",
 }
+#: of so many nodes is said why a job would not take them
+_MOST_NODES = 16
 _SEVERITIES = {1: "the node is out", 2: "a process is", 3: "nobody is: the same members try again"}
 
 
@@ -89,12 +91,17 @@ def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _say_unfit(job: Mapping[str, Any]) -> None:
-    """Say which nodes a pool's job would not take, and what they need."""
-    if job.get("refuses"):
+    """Say which nodes a pool's job would not take, why, and when they are tried again."""
+    refuses = dict(job.get("refuses") or {})
+    for node in list(refuses)[:_MOST_NODES]:
+        say(on_one_line(f"{node} is of no use to it: {refuses[node]}"))
+    if len(refuses) > _MOST_NODES:
+        say(f"and so are {len(refuses) - _MOST_NODES} more nodes")
+    if refuses:
         say(
-            f"nodes that are of no use to it: {', '.join(job['refuses'])} (their agents have said why): a node needs "
-            f"{job['script']}, the same as on the job's other nodes, and room for {job['workers_per_node']} of its "
-            "workers. Once that is so, suspend the job and resume it, or hand it in anew"
+            f"a node needs {job['script']}, the same as on the job's other nodes, and room for "
+            f"{job['workers_per_node']} of its workers: it is tried again once its agent is started again, or that "
+            "script has changed there"
         )
 
 

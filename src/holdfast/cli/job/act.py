@@ -14,7 +14,8 @@ from holdfast.cli.job.awaiting import await_back, await_left, await_moved
 from holdfast.cli.job.end import NoWait
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
-from holdfast.cli.pool.nodes import drain_nodes, move_together, scale_job, undrain_nodes
+from holdfast.cli.pool.draining import drain_of_pool
+from holdfast.cli.pool.nodes import move_together, scale_job, undrain_nodes
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.pool_client import PoolClient
 from holdfast.coordination.nodes.injection import FAULTS
@@ -164,21 +165,21 @@ def drain(
 ) -> None:
     """Have nodes leave in good order, at the end of a step: nothing is lost, and nothing counted as a failure.
 
-    Nodes of a pool are left by their jobs, once others train in their place, and given to nobody.
+    Nodes of a pool are left by their jobs, once others train in their place, and given to nobody. --rolling: all of
+    them in turn (-j: a job's), each until its agent is started again, or somebody undrains it.
     """
     if rolling == bool(nodes):
         raise BadInputError("name the nodes that are to leave, or give --rolling: one of both")
     if rolling and no_wait:
         raise BadInputError("--rolling waits for each node: leave out --no-wait")
+    if rolling and dry_run:
+        raise BadInputError("--dry-run is for nodes that are named: leave out --rolling")
     pool = server.of_nodes()
     if pool is not None:
-        if rolling or dry_run:
-            raise BadInputError("--rolling and --dry-run are for jobs without a pool: name the nodes")
-        drain_nodes(pool, nodes or (), no_wait=no_wait, as_json=as_json)
+        how = "roll" if rolling else "foresee" if dry_run else "drain"
+        drain_of_pool(pool, how, nodes or (), job=server.job or "", no_wait=no_wait, as_json=as_json)
         return
     if dry_run:
-        if rolling:
-            raise BadInputError("--dry-run is for nodes that are named: leave out --rolling")
         _foresee(server, nodes or (), (), stays=False, as_json=as_json)
         return
     with server.client() as client:

@@ -43,7 +43,7 @@ def stop(
     pool = server.of_pool()
     if pool is not None:
         assert server.job is not None
-        _stop_pooled(pool, server.job, no_wait=no_wait, as_json=as_json)
+        _stop_pooled(pool, server.job, now=now, no_wait=no_wait, as_json=as_json)
         return
     with server.client() as client:
         after = client.status()["events"]
@@ -58,10 +58,10 @@ def stop(
         say(f"{describe(end)}{'' if saved is None else f'; step {saved} is saved'}")
 
 
-def _stop_pooled(pool: PoolClient, name: str, *, no_wait: bool, as_json: bool) -> None:
+def _stop_pooled(pool: PoolClient, name: str, *, now: bool, no_wait: bool, as_json: bool) -> None:
     """Have a pool end a job, queued or not."""
     with pool as client:
-        client.stop(name)
+        client.stop(name, now=now)
         job = client.job(name)
         while job["state"] not in OVER and not no_wait:
             time.sleep(_LOOK_AGAIN_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -50,46 +50,6 @@ def state_of(node: Mapping[str, Any]) -> str:
     words += ["is to be drained"] if node["drained"] else []
     words += [] if node["here"] else ["away"]
     return ", ".join(words)
-
-
-def drain_nodes(pool: PoolClient, names: Sequence[str], *, no_wait: bool, as_json: bool) -> None:
-    """Have jobs leave nodes of a pool, and nobody be given them."""
-    with pool as client:
-        client.drain(names)
-        if not no_wait:
-            _await_nobodys(client, names, (lambda _: None) if as_json else say)
-    if as_json:
-        print_json({"nodes": list(names), "left": not no_wait})
-        return
-    for name in names:
-        what = "is left by its job as soon as that can be" if no_wait else "is nobody's"
-        say(f"{name} {what}, and given to none; `holdfast undrain {name}` lets it be again")
-
-
-def _await_nobodys(client: PoolClient, names: Sequence[str], told: Callable[[str], None]) -> None:
-    """Return once no job has any of these nodes; say whom each waits for.
-
-    Raises:
-        RefusedError: one is not drained any more: somebody has let it be given to jobs again.
-    """
-    said: set[str] = set()
-    while True:
-        found = {node["node"]: node for node in client.status()["nodes"] if node["node"] in names}
-        if again := [name for name, node in found.items() if not node["drained"]]:
-            raise RefusedError(f"node {again[0]} is drained no more: somebody has asked for that")
-        for line in _waits(found):
-            if line not in said:
-                told(line)
-            said.add(line)
-        if not any(node["job"] for node in found.values()):
-            return
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def _waits(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    for name, node in found.items():
-        if node["job"] and not node["leaving"]:
-            yield f"{name} waits: job {node['job']} keeps it until it can do without, or another trains in its place"
 
 
 def move_together(pool: PoolClient, *, dry_run: bool, no_wait: bool, as_json: bool) -> None:

@@ -148,6 +148,7 @@ def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, l
             log_folder=os.path.abspath(log_dir) if log_dir else "",
             workers=workers,
             grace_s=grace_s,
+            passing=not node.node_name,
         )
         return run_pool_agent(settings, warn)
     finally:

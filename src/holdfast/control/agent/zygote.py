@@ -13,6 +13,7 @@ import gc
 import importlib
 import io
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -26,7 +27,7 @@ from typing import NoReturn
 from holdfast.control.agent.worker_process import run_script
 from holdfast.control.link.forking import PRELOAD, Exited, Fork, Forked, ForkFailed, Streams, ZygoteReply
 from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
-from holdfast.control.processes import die_with_parent
+from holdfast.control.processes import die_with_parent, outlive_parent
 
 #: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
 _REMOVE_TRIES = 50
@@ -238,7 +239,13 @@ def main() -> int:
     lifeline = os.dup(0)
     listener = socket.socket(fileno=options.listen_fd)
     os.set_inheritable(listener.fileno(), False)
-    preload([name for name in options.preload.split(",") if name])
+    # While it imports it looks at nothing: the kernel ends it with whoever started it, where it has nothing to remove.
+    if not options.remove:
+        die_with_parent(os.getppid())
+    if not select.select([lifeline], [], [], 0)[0]:
+        preload([name for name in options.preload.split(",") if name])
+    if not options.remove:
+        outlive_parent()
     gc.collect()
     gc.freeze()  # so that a child's collections do not copy the pages that all share
     zygote = Zygote(listener, lifeline)

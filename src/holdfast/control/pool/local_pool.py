@@ -28,7 +28,7 @@ from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess, describe_exit, die_with_parent, end_all
 from holdfast.control.registry import JobEntry
 from holdfast.control.serving.listening import bind
-from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_DONE, EXIT_OUR_FAULT, HoldfastError
+from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_DONE, EXIT_OUR_FAULT, HoldfastError, RefusedError
 
 #: how long nodes may take to end in good order
 _END_S = 15.0
@@ -92,6 +92,8 @@ class _LocalPool:
         self._environment = dict(environment)
         self._say = say
         self._children: dict[str, ChildProcess] = {}
+        #: jobs that were queued when the pool was told to end
+        self._queued: list[str] = []
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._again = asyncio.Event()
 
@@ -115,13 +117,16 @@ class _LocalPool:
         if self._over.done():
             self._again.set()
         else:
-            self._say("holdfast: jobs are saved that can be, then the pool ends; another signal ends all at once")
+            self._say(
+                "holdfast: jobs that keep checkpoints are saved, the others end; then the pool does. Another signal "
+                "ends all at once"
+            )
             self._over.set_result(code)
 
     async def _end(self) -> None:
         """Have the jobs saved, end the nodes, then the server, which hears of it."""
         again = asyncio.ensure_future(self._again.wait())
-        saving = asyncio.ensure_future(asyncio.to_thread(self._save_jobs))
+        saving = asyncio.ensure_future(asyncio.to_thread(self._end_jobs))
         await asyncio.wait((saving, again), return_when=asyncio.FIRST_COMPLETED)
         server = self._children.pop("server", None)
         ending = asyncio.ensure_future(end_all(self._children.values(), grace_s=_END_S))
@@ -131,23 +136,44 @@ class _LocalPool:
             for child in self._children.values():
                 child.send_signal(signal.SIGKILL)
         await ending
+        await asyncio.to_thread(self._queue_again)
         if server is not None:
             await end_all([server], grace_s=_END_S)
 
-    def _save_jobs(self) -> None:
-        """Suspend the jobs that keep checkpoints, as far as the server still does that. In a thread of its own."""
+    def _end_jobs(self) -> None:
+        """Suspend the jobs that keep checkpoints, and stop the others that run, as far as the server still does that.
+
+        Those that are queued are not to begin on what these leave. In a thread of its own.
+        """
         until = time.monotonic() + _SAVE_S
         with contextlib.suppress(HoldfastError), PoolClient(self._entry()) as client:
-            for job in client.status()["jobs"]:
-                if job["state"] == "admitted" and job["saves"]:
-                    client.suspend(job["job"])
-                    self._say(
-                        f"holdfast: job {job['job']} is being saved; `holdfast resume -j {job['job']}` takes it up"
-                    )
+            jobs = client.status()["jobs"]
+            self._queued = [job["job"] for job in jobs if job["state"] == "queued"]
+            for name in self._queued:
+                with contextlib.suppress(RefusedError):  # (it has just begun)
+                    client.suspend(name)
+            for job in jobs:
+                if job["state"] == "admitted":
+                    self._end_job(client, job["job"], saves=job["saves"])
             while time.monotonic() < until and not self._again.is_set():
-                if not any(job["state"] == "suspending" for job in client.status()["jobs"]):
+                if not any(job["state"] in ("suspending", "stopping") for job in client.status()["jobs"]):
                     return
                 time.sleep(_LOOK_S)
+
+    def _queue_again(self) -> None:
+        """Once there is no node any more, those that were queued are so again: for the next pool of this store."""
+        with contextlib.suppress(HoldfastError), PoolClient(self._entry()) as client:
+            for name in self._queued:
+                client.resume(name)
+
+    def _end_job(self, client: PoolClient, name: str, *, saves: bool) -> None:
+        with contextlib.suppress(RefusedError):  # (it has just ended by itself)
+            if saves:
+                client.suspend(name)
+                self._say(f"holdfast: job {name} is being saved; `holdfast resume -j {name}` takes it up")
+            else:
+                client.stop(name, now=True, why="its pool was ended, and it keeps no checkpoints")
+                self._say(f"holdfast: job {name} keeps no checkpoints, and is stopped")
 
     def _entry(self) -> JobEntry:
         mine = self._settings

@@ -18,6 +18,7 @@ from holdfast.control.pool.handed_in import check_handed_in
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_shell import PoolShell
 from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
+from holdfast.coordination.pool.foresight import foresee_drain
 from holdfast.coordination.pool.inputs import (
     DrainNodes,
     ForgetNode,
@@ -41,6 +42,13 @@ from holdfast.protocol.pool.record import PooledJob
 #: a write of the store that takes longer is not waited for: it is away
 WRITE_S = 3.0
 _JSON_LINES = "application/x-ndjson"
+
+
+class StopRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /jobs/NAME/stop."""
+
+    now: bool = False
+    why: Annotated[str, Meta(max_length=200)] = ""
 
 
 class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,7 +173,9 @@ class PoolApi:
 
     async def stop(self, request: Request) -> Response:
         """End a job."""
-        return await self._done(StopPooled(request.path_params["name"]))
+        body = await body_of(request, StopRequest, self._body_s)
+        why = {"why": body.why} if body.why else {}
+        return await self._done(StopPooled(request.path_params["name"], body.now, **why))
 
     async def suspend(self, request: Request) -> Response:
         """Have a job saved, and leave its nodes."""
@@ -197,8 +207,12 @@ class PoolApi:
         return json_answer({**asdict(found), "policy": self._shell.machine.config.policy.name})
 
     async def drain(self, request: Request) -> Response:
-        """Nodes are looked after."""
-        return await self._done(DrainNodes((await body_of(request, DrainRequest, self._body_s)).nodes))
+        """Nodes are looked after; or what would come of that."""
+        body, state = await body_of(request, DrainRequest, self._body_s), self._shell.machine.state
+        if body.dry_run:
+            found = await self._shell.between_turns(lambda: foresee_drain(state, body.nodes))
+            return json_answer({"forecast": found})
+        return await self._done(DrainNodes(body.nodes))
 
     async def undrain(self, request: Request) -> Response:
         """Nodes may be given to jobs again."""
@@ -257,6 +271,7 @@ def pool_status(shell: PoolShell) -> dict[str, Any]:
             "standby": grant.standby if grant else False,
             "leaving": grant.recalled if grant else False,
             "drained": node.drained,
+            "session": node.session,
         }
         for node in sorted(state.nodes.values(), key=lambda one: one.name)
     ]
@@ -293,7 +308,7 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
         "submitted_at": job.submitted_at,
         "admitted_at": job.admitted_at,
         "preempted": job.preempted,
-        "refuses": sorted(state.refused.get(job.name, ())),
+        "refuses": state.unfit(job.name),
         "why": job.why,
         "pace": _pace(job),
     }

@@ -306,10 +306,8 @@ class _ByPath:
 
 
 async def _refuse(status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": why})
-        return
+    # (A socket that is closed before it is accepted is answered with 403, whatever is wrong: an agent takes that for a
+    # wrong token, and ends.)
     await error_answer(status, why)(scope, receive, send)
 
 

@@ -22,6 +22,7 @@ from holdfast.control.launch.children import AgentOrder, spawn
 from holdfast.control.launch.settings import script_digest
 from holdfast.control.pool_node.descendants import descendants, kill_all, reap_orphans
 from holdfast.control.pool_node.settings import PoolNodeSettings
+from holdfast.control.pool_node.watched_scripts import WatchedScripts
 from holdfast.control.processes import ChildProcess
 from holdfast.control.serving.turns import MALFORMED
 from holdfast.coordination.agent.identity import NodeIdentity
@@ -43,15 +44,23 @@ class GrantProcesses:
 
     Args:
         http: speaks with the pool, which is asked what belongs to the grant. zygote: the socket of one that has begun
-            already, and is this grant's; "" for none.
+            already, and is this grant's; "" for none. scripts: is told which script is looked at.
     """
 
-    def __init__(self, settings: PoolNodeSettings, start: StartGrant, http: httpx.AsyncClient, zygote: str) -> None:
+    def __init__(
+        self,
+        settings: PoolNodeSettings,
+        start: StartGrant,
+        http: httpx.AsyncClient,
+        zygote: str,
+        scripts: WatchedScripts,
+    ) -> None:
         self.grant = start.grant
         self._settings = settings
         self._start = start
         self._http = http
         self._zygote = zygote
+        self._scripts = scripts
         self._child: ChildProcess | None = None
         self._ends = asyncio.Event()
         # (what was killed leaves its sockets behind)
@@ -61,18 +70,24 @@ class GrantProcesses:
         """Start what belongs to the grant; return once nothing of it is left, however it came to that."""
         launch = await self._launch()
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        if launch is not None and (why := self._unfit(launch)):
-            await self._say_unfit(launch, why)
-        elif launch is not None:
-            try:
-                order = AgentOrder(settings=self._agent(launch), log=self._settings.log)
-                self._child = spawn(order, dict(os.environ))
-            except OSError as error:
-                await self._say_unfit(launch, f"the job cannot be started on it: {error.strerror or error}")
-            else:
-                await self._ended(self._child)
+        if launch is not None:
+            await self._live(launch)
         await self._reap()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _live(self, launch: PooledLaunch) -> None:
+        """Have the job here, if it can be; return once its agent has ended."""
+        self._scripts.looked_at(launch.spec.script)
+        if why := self._unfit(launch):
+            await self._say_unfit(launch, why)
+            return
+        try:
+            order = AgentOrder(settings=self._agent(launch), log=self._settings.log)
+            self._child = spawn(order, dict(os.environ))
+        except OSError as error:
+            await self._say_unfit(launch, f"the job cannot be started on it: {error.strerror or error}")
+            return
+        await self._ended(self._child)
 
     def end(self) -> None:
         """The grant is over: end everything."""

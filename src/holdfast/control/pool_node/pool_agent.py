@@ -26,6 +26,7 @@ from holdfast.control.pool_node.descendants import adopt_orphans, reap_orphans
 from holdfast.control.pool_node.grant_processes import GrantProcesses
 from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
+from holdfast.control.pool_node.watched_scripts import WatchedScripts
 from holdfast.control.processes import die_with_parent
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding, StartGrant
 from holdfast.environment import TOKEN
@@ -34,8 +35,9 @@ from holdfast.protocol.messages.pool import FromNode, LeavePool, NodeAlive, Node
 
 #: how often the pool hears that the node lives: three times in a lease
 BEAT_S = 1.0
-#: how often is looked for what was left to the node
+#: how often is looked for what was left to the node; and whether a script has changed that was to run here
 _REAP_S = 0.5
+_WATCH_S = 1.0
 #: what is left of a node that is told to end has so long to go, beyond its grace
 _GOING_S = 10.0
 _FIRST_BACKOFF_S = 0.02
@@ -58,6 +60,7 @@ class PoolAgent:
         self._channel: CoordinatorChannel | None = None
         self._grant: GrantProcesses | None = None
         self._zygote = NextZygote(settings)
+        self._scripts = WatchedScripts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcome = False
         self._leaving = False
@@ -75,6 +78,7 @@ class PoolAgent:
         self._task(self._stay_connected())
         self._task(self._beat())
         self._task(self._reap())
+        self._task(self._watch())
         try:
             return await self._exit
         finally:
@@ -114,7 +118,9 @@ class PoolAgent:
         for instruction in instructions:
             match instruction:
                 case StartGrant():
-                    self._grant = GrantProcesses(self._settings, instruction, self._http, self._zygote.path)
+                    self._grant = GrantProcesses(
+                        self._settings, instruction, self._http, self._zygote.path, self._scripts
+                    )
                     self._task(self._live(self._grant))
                 case ReapGrant(grant):
                     if self._grant is not None and self._grant.grant == grant:
@@ -174,6 +180,7 @@ class PoolAgent:
                     rack=mine.rack,
                     zone=mine.zone,
                     stands=self._fence.stands,
+                    passing=mine.passing,
                     term=term,
                     version=version,
                 )
@@ -194,6 +201,13 @@ class PoolAgent:
         while not self._exit.done():
             reap_orphans((*self._zygote.awaited, *(self._grant.awaited if self._grant is not None else ())))
             await asyncio.sleep(_REAP_S)
+
+    async def _watch(self) -> None:
+        """Tell the pool that a script has changed: a job that would not take this node may do so now."""
+        while not self._exit.done():
+            if self._scripts.changed():
+                self._obey(self._fence.changed())
+            await asyncio.sleep(_WATCH_S)
 
     def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

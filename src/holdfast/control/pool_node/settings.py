@@ -12,7 +12,8 @@ class PoolNodeSettings:
     pool: the pool's http(s) URL. token: what it is shown. node: this node's name. folder: a private one, for sockets.
     advertise, rack, zone, failure_rate, tls_ca, environment, log_folder, preload, parent: as of `AgentSettings`.
     workers: a job with more on a node than these finds this one unfit; 0: any number. grace_s: so long the node stays
-    once it is told to end, for its job to leave it in good order. shows: whether what workers print is printed.
+    once it is told to end, for its job to leave it in good order. passing: its name is of this process alone. shows:
+    whether what workers print is printed.
     """
 
     pool: str
@@ -28,6 +29,7 @@ class PoolNodeSettings:
     log_folder: str = ""
     workers: int = 0
     grace_s: float = 0.0
+    passing: bool = False
     shows: bool = True
     parent: int = 0
     log: str = "warning"

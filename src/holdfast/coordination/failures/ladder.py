@@ -34,6 +34,7 @@ class Ladder:
     def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
         self._turn = turn
         self._max_restarts, self._nodes_to_begin = config.spec.recovery.max_restarts, config.spec.nodes_to_begin
+        self._pooled = bool(config.submission)
         #: by node, its agent's process (see `_agent`) and rung: a machine that was replaced begins anew
         self._budgets: dict[tuple[str, int, Severity], Budget] = {}
         #: the newest loss of a node: when, which, and what it was counted in
@@ -110,7 +111,8 @@ class Ladder:
         others = (one for one in turn.record.quarantined if one.node != node)
         turn.change(quarantined=(*others, entry), given_up=self._given_up_but(node))
         self._gone.pop(node, None)
-        self._out = node, f"is quarantined: {why}"
+        if not self._pooled:  # (a pool may have another one)
+            self._out = node, f"is quarantined: {why}"
 
     def left(self, node: Node, leave: Leave) -> None:
         """An agent goes: its machine is broken, or it has used up its tries (it waits to be heard), or all is well."""

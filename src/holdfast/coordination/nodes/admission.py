@@ -56,12 +56,13 @@ class Admission:
         why_not = self._refusal(hello)
         if why_not is not None:
             if why_not.exit_code == EXIT_BAD_INPUT:
-                self._tenant.refuse(hello.node)
+                self._tenant.refuse(hello, why_not.why)
             turn.send(connection, why_not)
             turn.close(connection)
             return None
         self._namesakes.pop(hello.node, None)
         self._ladder.came(hello.node)
+        self._tenant.takes(hello.node)
         waits = self._standbys.waits(hello) and self._tenant.may_wait(hello.node)
         if not turn.record.script_digest and not waits:
             turn.change(script_digest=hello.digest)
@@ -124,8 +125,7 @@ class Admission:
             why = f"{what} is quarantined: {barred.why}; `holdfast undrain {barred.node}` lets it come back"
             return Refused(why=why, exit_code=EXIT_REFUSED)
         if hello.unfit:
-            self._ladder.quarantine(hello.node, hello.host, hello.unfit)
-            self._turn.emit(NodeLeft, node=hello.node, reason="quarantined", detail=hello.unfit)
+            self._keep_out(hello)
             return Refused(why=f"node {hello.node} is not fit: {hello.unfit}", exit_code=EXIT_REFUSED)
         known = self._turn.members.nodes.get(hello.node)
         if record.outcome == "failed" or (record.outcome and known is not None):
@@ -137,6 +137,15 @@ class Admission:
             why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
             return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
         return None
+
+    def _keep_out(self, hello: Hello) -> None:
+        """A node finds itself unfit. A pool has others, and gives this one again once it has come anew."""
+        if hello.grant:
+            self._tenant.refuse(hello, hello.unfit)
+        else:
+            self._ladder.quarantine(hello.node, hello.host, hello.unfit)
+        reason = "failed" if hello.grant else "quarantined"
+        self._turn.emit(NodeLeft, node=hello.node, reason=reason, detail=hello.unfit)
 
     def pause_over(self) -> None:
         """This process was away: what it did not read in that time says nothing about anybody."""

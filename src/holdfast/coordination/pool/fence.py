@@ -48,12 +48,13 @@ class Fence:
         #: up to this grant everything is over here, and nothing of it is ever started
         self.ended = 0
         self._reaping = False
+        self._changes = 0
         self._told = _NOBODY
 
     @property
     def stands(self) -> NodeStands:
         """What the pool is told."""
-        return NodeStands(runs=self.runs, ended=self.ended)
+        return NodeStands(runs=self.runs, ended=self.ended, changes=self._changes)
 
     @property
     def heard(self) -> tuple[int, int]:
@@ -73,6 +74,11 @@ class Fence:
             return []
         self.runs, self.ended, self._reaping = 0, grant, False
         return [SayStanding(self.stands), *self._follow()]
+
+    def changed(self) -> list[FenceInstruction]:
+        """What a job has found wrong with this node may be so no more."""
+        self._changes += 1
+        return [SayStanding(self.stands)]
 
     def _follow(self) -> list[FenceInstruction]:
         told = self._told

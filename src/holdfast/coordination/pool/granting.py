@@ -94,12 +94,16 @@ class Granting:
         return self._paces.lost_share(job, nodes, (self._deciding.failure_rate, change_s, lost_s))
 
     def next_at(self) -> float:
-        """Return when a job has snoozed long enough, unix seconds; inf where none does."""
-        ends = (job.grew_at + job.spec.snooze for job in self._state.jobs.values() if job.state == "admitted")
-        return min((end for end in ends if end > self._state.now), default=inf)
+        """Return when a job has snoozed long enough, or a node is no more awaited, unix seconds; inf where none is."""
+        state = self._state
+        ends = [job.grew_at + job.spec.snooze for job in state.jobs.values() if job.state == "admitted"]
+        if any(state.refused.values()):
+            ends += [since + state.config.back_s for since in state.away.values()]
+        return min((end for end in ends if end > state.now), default=inf)
 
     def carry_out(self) -> None:
         """Decide who is to have how many nodes, and do of that what can be done now."""
+        self._moving.give_up()
         demand, division = self._deciding.divide(self.demand)
         if self._call(demand, division):
             demand, division = self._deciding.divide(self.demand)
@@ -109,6 +113,7 @@ class Granting:
         self._clear(division)
         self._moving.go_on()
         self._grant(demand, division)
+        self._strand(demand)
         if self._state.config.policy.reckons and (question := self._deciding.question(self.demand())) is not None:
             self._state.foresee(question)
 
@@ -208,8 +213,17 @@ class Granting:
             for node in choose(state.nodes, mine, fit, division.nodes[bid.name] - state.has(bid.name)):
                 free.discard(node)
                 state.give(node, bid.name)
+        for bid in short:
+            if free and state.has(bid.name) < division.nodes[bid.name]:
+                self._moving.exchange(bid.name, free)
         for bid in demand.bids:
             self._stand_by(bid, division.standbys.get(bid.name, 0), free)
+
+    def _strand(self, demand: Demand) -> None:
+        """Say which jobs cannot be begun, or go on, because too few nodes would do for them."""
+        state = self._state
+        mine = (bid for bid in demand.bids if state.refused.get(bid.name))
+        state.strand(frozenset(bid.name for bid in mine if state.usable(bid.name) < bid.smallest))
 
     def _stand_by(self, bid: Bid, count: int, free: set[str]) -> None:
         state, waiting = self._state, self._state.standbys(bid.name)

@@ -52,9 +52,11 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class StopPooled:
-    """A user ends a job, queued or not."""
+    """A user ends a job, queued or not; `now`: at once, without its being saved. `why`: as its users are told."""
 
     job: str
+    now: bool = False
+    why: str = "a person has stopped it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,10 +53,11 @@ class PooledJobs:
             job, state="suspending", preempted=preempted, share=0, wished_at=self._state.version, why=""
         )
 
-    def stop(self, job: PooledJob, why: str) -> None:
-        """Have a job end; one without a coordinator is over at once."""
+    def stop(self, job: PooledJob, why: str, *, unsaved: bool = False) -> None:
+        """Have a job end; one without a coordinator is over at once. Who wants it saved as well is too late."""
         if job.state in COORDINATED:
-            self._state.put_job(job, state="stopping", share=0, wished_at=self._state.version, why=why)
+            at, unsaved = self._state.version, unsaved or job.unsaved
+            self._state.put_job(job, state="stopping", share=0, wished_at=at, why=why, unsaved=unsaved)
         else:
             self._end(job, "stopped", why)
 
@@ -66,9 +67,7 @@ class PooledJobs:
         if job is None or report.submission != job.submission or job.state not in COORDINATED:
             return  # (of an earlier job of that name, or of one that has nothing to say any more)
         trained = state.trains.get(name, frozenset())
-        state.refused[name], state.trains[name] = report.refuses, report.trains
-        if report.move_s is not None:
-            state.move_s[name] = report.move_s
+        state.said(name, report)
         if report.pace is not None and (pace := learnt(job.pace, report.pace)) != job.pace:
             job = state.put_job(job, pace=pace)
         over = _OVER.get(report.standing)
@@ -98,9 +97,7 @@ class PooledJobs:
         state.emit(ev.JobEnded, job=job.name, state=over, why=why)
         if job.state in COORDINATED:
             state.close_job(job)
-        state.refused.pop(job.name, None)
-        state.trains.pop(job.name, None)
-        state.move_s.pop(job.name, None)
+        state.said_no_more(job.name)
         state.forget_old_jobs()
 
     def live(self, name: str) -> PooledJob | None:

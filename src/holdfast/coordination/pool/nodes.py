@@ -13,15 +13,14 @@ from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.pool.events import NodeAdded, NodeDrained, NodeForgotten, NodeUndrained
 from holdfast.protocol.pool.record import PoolNode
 
-#: each is in the record, which is written as a whole
-MOST_NODES = 8192
-
 
 class PooledNodes:
     """Who is here."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
+        #: when is looked next who is gone for good
+        self._looks_at = 0.0
 
     def hello(self, connection: int, hello: PoolHello) -> None:
         """A node is here: what belongs to an earlier process of its agent died with that."""
@@ -37,10 +36,8 @@ class PooledNodes:
             state.touch()  # (a server that another has followed learns of that before it says such a thing)
             self._refuse(connection, why)
             return
-        if known is None and len(state.nodes) >= MOST_NODES:
-            why = (
-                f"the pool has {len(state.nodes)} nodes, and takes no more: have it forget those that do not come back"
-            )
+        if known is None and len(state.nodes) >= state.config.most_nodes and not self._make_room():
+            why = f"the pool has {len(state.nodes)} nodes, and takes no more: none of them is gone for good"
             self._refuse(connection, why)
             return
         if here is not None and here.connection != connection:
@@ -51,17 +48,27 @@ class PooledNodes:
             state.close(here.connection)
             self.gone(here.connection)
         drained = known is not None and known.drained
-        node = PoolNode(name=hello.node, session=hello.session, rack=hello.rack, zone=hello.zone, drained=drained)
+        node = PoolNode(
+            name=hello.node,
+            session=hello.session,
+            rack=hello.rack,
+            zone=hello.zone,
+            drained=drained,
+            passing=hello.passing,
+        )
         if known is None:
             state.emit(NodeAdded, node=node.name, rack=node.rack, zone=node.zone)
         if known != node:
             state.put_node(node)
+        if known is not None and known.session != hello.session:
+            state.came_anew(node.name)
+        state.away.pop(node.name, None)
         state.here[node.name] = state.by_connection[connection] = Connected(node.name, connection, state.now)
         grant = state.grants.get(node.name)
         if grant is not None and grant.session != hello.session:
             trained = grant.number in state.trains.get(grant.job, frozenset())
             state.release(grant, by="node", failed=trained)
-        self._take_over(node.name, hello.stands)
+        self._take_over(state.here[node.name], hello.stands)
         state.tell_node(node.name)
 
     def _foreign(self, node: str, stands: NodeStands, term: int = 0, version: int = 0) -> str:
@@ -92,12 +99,15 @@ class PooledNodes:
             self._refuse(here.connection, why)
             self.gone(here.connection)
         else:
-            self._take_over(here.name, stands)
+            self._take_over(here, stands)
 
-    def _take_over(self, name: str, stands: NodeStands) -> None:
-        grant = self._state.grants.get(name)
+    def _take_over(self, here: Connected, stands: NodeStands) -> None:
+        grant = self._state.grants.get(here.name)
         if grant is not None and grant.number <= stands.ended:
             self._state.release(grant, by="node")
+        if stands.changes > here.changes:
+            here.changes = stands.changes
+            self._state.came_anew(here.name)
 
     def leave(self, here: Connected, _: LeavePool) -> None:
         """A node goes for good, and nothing runs there any more."""
@@ -114,14 +124,38 @@ class PooledNodes:
         here = self._state.by_connection.pop(connection, None)
         if here is not None:
             del self._state.here[here.name]
+            self._state.away[here.name] = self._state.now
 
     def expire(self) -> None:
-        """Close the connections of those that have said nothing for too long."""
+        """Close the connections of those that have said nothing for too long, and forget who is gone for good."""
         state = self._state
         before = state.now - state.config.lease_s
         for here in [one for one in state.here.values() if one.seen < before]:
             state.close(here.connection)
             self.gone(here.connection)
+        if state.now >= self._looks_at:
+            self._looks_at = state.now + state.config.back_s / 2
+            self._forget_who_is_gone()
+
+    def _forget_who_is_gone(self) -> None:
+        """Whoever comes back all the same is welcome: as a new node."""
+        state = self._state
+        for name in self._forgettable():
+            away_s = state.now - state.away[name]
+            if away_s >= (state.config.back_s if state.nodes[name].passing else state.config.forget_s):
+                self._drop(name, f"it has been away for {away_s:.0f} s")
+
+    def _forgettable(self) -> list[str]:
+        """Return the nodes that are away and nobody's, those first that went first; none that a person has drained."""
+        state = self._state
+        return [name for name in state.away if name not in state.grants and not state.nodes[name].drained]
+
+    def _make_room(self) -> bool:
+        """Forget who has been away longest, where the pool is full; tell whether somebody was."""
+        gone = self._forgettable()
+        if gone:
+            self._drop(gone[0], f"another has come, and the pool keeps {self._state.config.most_nodes}")
+        return bool(gone)
 
     def renew_all(self) -> None:
         """Nobody has listened for a while: nobody is late."""

@@ -61,6 +61,7 @@ class Pool:
         state, config = self.state, self.config
         state.now = self._last_tick = now
         self._settles_at = now + config.settle_s if state.nodes else now
+        state.away = dict.fromkeys(state.nodes, now)
         state.new_term()
         state.began_at = state.began_at or now
         state.emit(PoolStarted, url=url, pid=pid, policy=config.policy.name, reserve=config.reserve)

@@ -70,7 +70,7 @@ def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, moving: Moving, 
         case Submit(spec):
             _submit(state, spec)
         case StopPooled(name):
-            jobs.stop(_live(state, name), "a person has stopped it")
+            jobs.stop(_live(state, name), request.why, unsaved=request.now)
         case SuspendJob(name, force):
             _suspend(state, jobs, _live(state, name), force=force)
         case ResumeJob(name):
@@ -99,7 +99,6 @@ def _submit(state: PoolState, spec: JobSpec) -> None:
     _check_room(state, spec)
     number = state.new_submission()
     job = PooledJob(name=spec.name, submission=number, spec=spec, submitted_at=state.now, pace=declared(spec))
-    state.refused.pop(spec.name, None)
     state.put_job(job)
     least, most = spec.nodes_to_begin, spec.max_nodes
     state.emit(JobSubmitted, job=spec.name, submission=number, min_nodes=least, max_nodes=most)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,10 +25,12 @@ from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased, RoleChanged
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolNode, PoolRecord
-from holdfast.protocol.pool.sharing import JobShares, PoolWish
+from holdfast.protocol.pool.sharing import JobShares, JobStands, NodeUnfit, PoolWish
 
 E = TypeVar("E", bound=AnyPoolEvent)
 
+#: each is in the record, which is written as a whole
+MOST_NODES = 8192
 #: of jobs that are over, so many are remembered
 KEPT_JOBS = 256
 _WISHES: dict[str, PoolWish] = {"suspending": "suspend", "stopping": "stop"}
@@ -39,8 +41,9 @@ class PoolConfig:
     """Settings of a pool; times in seconds.
 
     reserve: nodes that no job but preemptible ones is given, for those that lose one. expected: nodes that are known to
-    come. lease_s: a node that says nothing for so long is gone. settle_s: so long a pool that has been started again
-    waits for its nodes before it decides anything new.
+    come. lease_s: a node that says nothing for so long is gone. back_s: so long it may well be about to come back.
+    forget_s: so long it is known; one whose name is of its process alone only for `back_s`. settle_s: so long a pool
+    that has been started again waits for its nodes before it decides anything new. most_nodes: no more are known.
     """
 
     name: str
@@ -49,6 +52,9 @@ class PoolConfig:
     expected: int = 0
     lease_s: float = 3.0
     settle_s: float = 5.0
+    back_s: float = 60.0
+    forget_s: float = 86_400.0
+    most_nodes: int = MOST_NODES
 
 
 @dataclass(slots=True)
@@ -58,6 +64,8 @@ class Connected:
     name: str
     connection: int
     seen: float
+    #: as of `NodeStands`
+    changes: int = 0
 
 
 class PoolState:
@@ -75,9 +83,17 @@ class PoolState:
         for grant in record.grants.values():
             self.of_job.setdefault(grant.job, {})[grant.node] = grant
         self.here: dict[str, Connected] = {}
+        #: since when the others are not; those that went last come last
+        self.away: dict[str, float] = {}
         self.by_connection: dict[int, Connected] = {}
-        #: nodes that a job would not take, as far as it has said; and the grants by which nodes train in it
+        #: nodes that a job would not take, as they are, as far as it has said; all that it has said of that; and the
+        #: grants by which nodes train in it
         self.refused: dict[str, frozenset[str]] = {}
+        self._unfit: dict[str, Mapping[str, NodeUnfit]] = {}
+        #: nodes that have come anew, or been changed: what was said of them of grants up to this one counts no more
+        self._anew: dict[str, int] = {}
+        #: jobs that too few nodes would do for
+        self.stranded: frozenset[str] = frozenset()
         self.trains: dict[str, frozenset[int]] = {}
         #: what a move costs a job, where it has said so
         self.move_s: dict[str, float] = {}
@@ -90,6 +106,15 @@ class PoolState:
         self._sends: list[PoolInstruction] = []
         self._nodes_to_tell: dict[str, None] = {}
         self._jobs_to_tell: dict[str, None] = {}
+
+    def copy(self) -> PoolState:
+        """Return how the pool stands, to see what would come of something: nobody is told of that."""
+        other = PoolState(self.config, self.record)
+        other.now = self.now
+        for name in ("here", "by_connection", "away", "refused", "trains", "move_s", "_unfit", "_anew"):
+            setattr(other, name, dict(getattr(self, name)))
+        other.stranded = self.stranded
+        return other
 
     # ---- what the record is to be ----
 
@@ -123,6 +148,8 @@ class PoolState:
         """Forget a node that nobody owns."""
         assert name not in self.grants, name
         del self.nodes[name]
+        self._anew.pop(name, None)
+        self.away.pop(name, None)
         self._changed = True
 
     def new_submission(self) -> int:
@@ -136,7 +163,7 @@ class PoolState:
         known = self.jobs.get(job.name)
         self.jobs[job.name] = changed
         self._changed = True
-        if known is None or known.state != changed.state:
+        if known is None or (known.state, known.unsaved) != (changed.state, changed.unsaved):
             self._jobs_to_tell[job.name] = None
         return changed
 
@@ -147,6 +174,38 @@ class PoolState:
             room -= size(job.spec)
             if place >= KEPT_JOBS or room < 0:
                 del self.jobs[job.name]
+
+    # ---- what jobs say ----
+
+    def said(self, job: str, report: JobStands) -> None:
+        """A job says which nodes it would not take, on which it trains, and what a move costs it."""
+        self._unfit[job], self.trains[job] = report.refuses, report.trains
+        self.refused[job] = frozenset(self.unfit(job))
+        if report.move_s is not None:
+            self.move_s[job] = report.move_s
+
+    def unfit(self, job: str) -> dict[str, str]:
+        """Return the nodes that a job would not take, as they are, and why."""
+        known = self._unfit.get(job, {}).items()
+        return {node: one.why for node, one in known if not 0 < one.grant <= self._anew.get(node, 0)}
+
+    def came_anew(self, node: str) -> None:
+        """A node is another than jobs have seen: it may do for those that would not take it."""
+        self._anew[node] = self._last_grant
+        for job, known in self._unfit.items():
+            if node in known:
+                self.refused[job] = frozenset(self.unfit(job))
+
+    def said_no_more(self, job: str) -> None:
+        """Forget what a job has said."""
+        for said in (self._unfit, self.refused, self.trains, self.move_s):
+            said.pop(job, None)
+
+    def strand(self, jobs: frozenset[str]) -> None:
+        """These jobs, and no other ones, have too few nodes that would do for them: they are told."""
+        for job in jobs ^ self.stranded:
+            self.tell_job(job)
+        self.stranded = jobs
 
     # ---- grants ----
 
@@ -167,6 +226,10 @@ class PoolState:
     def replace(self, node: str) -> None:
         """Have a job leave a node once another trains that it has for it."""
         self._put(replace(self.grants[node], replaced=True))
+
+    def keep(self, node: str) -> None:
+        """Have a job keep a node that another was to replace."""
+        self._put(replace(self.grants[node], replaced=False))
 
     def call(self, node: str) -> None:
         """Have a standby join its job: what that has said of it before it hears of this counts no more."""
@@ -228,6 +291,13 @@ class PoolState:
     def free(self) -> list[str]:
         """Return the nodes that are here and nobody's, and may be given to somebody."""
         return [name for name in self.here if name not in self.grants and not self.nodes[name].drained]
+
+    def usable(self, job: str) -> int:
+        """Return how many nodes would do for a job: that are here, may well come back, or are known to come."""
+        before = self.now - self.config.back_s
+        there = [name for name in self.nodes if name in self.grants or self.away.get(name, self.now) > before]
+        refused = self.refused.get(job, frozenset())
+        return sum(name not in refused for name in there) + max(0, self.config.expected - len(self.nodes))
 
     # ---- what is told ----
 
@@ -322,5 +392,6 @@ class PoolState:
             grants={node: grant.number for node, grant in grants.items()},
             leaving=frozenset(grant.number for grant in grants.values() if grant.recalled),
             standbys=frozenset(grant.number for grant in grants.values() if grant.standby),
-            wish=_WISHES.get(job.state, "run"),
+            wish="stop_now" if job.state == "stopping" and job.unsaved else _WISHES.get(job.state, "run"),
+            stranded=job.name in self.stranded,
         )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from msgspec.structs import replace
 
 from holdfast.protocol.pool.held import Held, HeldGrant
-from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, JobStands
+from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, JobStands, NodeUnfit
 
 
 def hear(held: Held, shares: JobShares, now: float) -> Held:
@@ -87,7 +87,7 @@ def act(held: Held, roles: Mapping[str, bool]) -> Held:
 
 def report(
     held: Held,
-    refuses: Collection[str] = (),
+    refuses: Mapping[str, NodeUnfit] | None = None,
     members: Collection[str] = (),
     move_s: float | None = None,
     pace: JobPace | None = None,
@@ -105,7 +105,7 @@ def report(
         trains=frozenset(grant.number for node, grant in held.grants.items() if node in members),
         standing=held.standing,
         why=held.why,
-        refuses=frozenset(refuses),
+        refuses=dict(refuses or {}),
         move_s=move_s,
         pace=pace,
     )

@@ -28,12 +28,18 @@ from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import Hello
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobStanding, JobStands, PoolWish
+from holdfast.protocol.pool.sharing import JobStanding, JobStands, NodeUnfit, PoolWish
 
 #: how often a node is asked again to leave that the job cannot do without
 RETRY_S = 1.0
+#: characters that are told of what is wrong with a node; and of so many nodes where the job fails by that
+_WHY_LENGTH, _WHY_NODES = 400, 3
 #: what users are told of a job that ends so
-_WHY: dict[PoolWish, str] = {"suspend": "the pool has it saved, to go on later", "stop": "the pool has it end"}
+_WHY: dict[PoolWish, str] = {
+    "suspend": "the pool has it saved, to go on later",
+    "stop": "the pool has it end",
+    "stop_now": "the pool has it end at once",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +86,8 @@ class Tenant:
         self._replacing = replacing
         self._costs = costs
         self._pacing = Pacing(turn, config, costs)
-        #: nodes that came and do not fit the job, as far as this coordinator has seen
-        self._unfit: set[str] = set()
+        #: nodes that came and do not fit the job, as far as this coordinator has seen; the newest last
+        self._unfit: dict[str, NodeUnfit] = {}
         #: standbys that the pool wants to join, and that wait still
         self._called: set[str] = set()
         #: what was told last, and what that was made of
@@ -122,6 +128,9 @@ class Tenant:
                 self._call(before, held)
         if self._ending.over is None:
             self._drop_who_is_not_ours(held)
+            newest = (said.shares.term, said.shares.version) == (held.term, held.heard)
+            if newest and said.shares.stranded and held.standing == "going":
+                self._stranded()
         self._told = None
         self._asked_at = -RETRY_S
 
@@ -143,9 +152,14 @@ class Tenant:
         held = self._held
         return held is None or (node in held.grants and held.grants[node].standby)
 
-    def refuse(self, node: str) -> None:
-        """A node does not fit the job: the pool is not to offer it again."""
-        self._unfit.add(node)
+    def refuse(self, hello: Hello, why: str) -> None:
+        """A node does not fit the job: the pool is not to offer it again, as it is."""
+        self._unfit.pop(hello.node, None)
+        self._unfit[hello.node] = NodeUnfit(grant=hello.grant, why=why[:_WHY_LENGTH])
+
+    def takes(self, node: str) -> None:
+        """A node is let in: whatever was wrong with it is so no more."""
+        self._unfit.pop(node, None)
 
     def look(self) -> None:
         """Do what follows from how things stand; asked after every input."""
@@ -229,12 +243,27 @@ class Tenant:
         gone += [name for name in self._absences.promised if name not in held.grants]
         self._failures.take(*(node_lost(name, FailureKind.CONNECTION_LOST, turn.now) for name in gone))
 
+    def _stranded(self) -> None:
+        """Too few nodes of the pool would do: the job fails by that, unless it trains, or did, on some that are here.
+
+        As long as the pool has others, or some may come, it gives them: a job waits for these.
+        """
+        turn = self._turn
+        refuses = self._refuses
+        if not refuses or (turn.record.generation and turn.members.nodes):
+            return
+        newest = list(refuses.items())[-_WHY_NODES:]
+        others = f"; and {len(refuses) - len(newest)} more" if len(refuses) > len(newest) else ""
+        told = "; ".join(f"{node}: {one.why}" for node, one in newest)
+        least = self._config.spec.nodes_to_begin
+        self._ending.failed(f"too few nodes of the pool would do, and it needs {least}: {told}{others}")
+
     # ---- what the pool wants ----
 
     def _wish(self, held: Held) -> None:
         if held.wish != "run" and self._doing != held.wish:
             self._doing = held.wish
-            self._closing.ask(Shutdown(EXIT_ENDED, _WHY[held.wish], save=True))
+            self._closing.ask(Shutdown(EXIT_ENDED, _WHY[held.wish], save=held.wish != "stop_now"))
             return
         to_leave = self._list(held).to_leave
         if not to_leave:
@@ -265,6 +294,11 @@ class Tenant:
             return None
         return round(sum(map(self._costs.of, (Cost.SWAP, Cost.DECISION, Cost.BUILD))), 1)
 
+    @property
+    def _refuses(self) -> dict[str, NodeUnfit]:
+        """The nodes that the job would not take, and why."""
+        return {one.node: NodeUnfit(why=one.why[:_WHY_LENGTH]) for one in self._ladder.all_out} | self._unfit
+
     def _write(self, held: Held) -> None:
         if held is not self._held and held != self._held:
             self._turn.change(held=held)
@@ -273,12 +307,11 @@ class Tenant:
         record, move_s, pace = self._turn.record, self._move_s, self._pacing.pace
         # (none of these is ever changed in its place)
         made_of = held, record.plan, record.pending, record.leaving, record.quarantined, record.given_up
-        made_of = *made_of, pace, len(self._unfit), move_s
+        made_of = *made_of, pace, tuple(self._unfit.items()), move_s
         if self._told is not None and all(map(is_, made_of[:7], self._told_of)) and made_of[7:] == self._told_of[7:]:
             return
         self._told_of = made_of
-        refuses = {*(one.node for one in self._ladder.all_out), *self._unfit}
-        said = report(held, refuses, self._turn.nodes_planned, move_s, pace)
+        said = report(held, self._refuses, self._turn.nodes_planned, move_s, pace)
         if said != self._told:
             self._told = said
             self._turn.tell_pool(said)

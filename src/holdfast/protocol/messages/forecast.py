@@ -21,3 +21,18 @@ class MoveForecast(Struct, frozen=True, kw_only=True):
     wait_s: float | None
     down_s: float
     why: str
+
+
+class DrainForecast(Struct, frozen=True, kw_only=True):
+    """What is expected of a pool's node being drained.
+
+    `job`: whose it is; "": nobody's. `to`: who takes its place there; "": nobody. `waits`: as things are, the job keeps
+    it. `cost_s`: of the job's training; None: not known before it has made a move. `why`, in words.
+    """
+
+    node: str
+    why: str
+    job: str = ""
+    to: str = ""
+    waits: bool = False
+    cost_s: float | None = None

@@ -22,16 +22,19 @@ class NodeStands(Struct, frozen=True, kw_only=True):
     """How a node stands. `runs`: the grant whose processes it has, 0: none.
 
     `ended`: up to this grant everything is over here for good: no process of theirs is left, none will be started.
+    `changes`: how often, since its agent began, a script has changed here that it was to run.
     """
 
     runs: Count = 0
     ended: Count = 0
+    changes: Count = 0
 
 
 class PoolHello(Struct, frozen=True, kw_only=True):
     """First message of an agent's connection. `session`: of this agent's process; no other has it.
 
-    `term`, `version`: of the newest record of which it was told. `protocol`: what it speaks.
+    `term`, `version`: of the newest record of which it was told. `protocol`: what it speaks. `passing`: the node's name
+    is of this process alone: no other ever comes back by it.
     """
 
     node: Name
@@ -43,6 +46,7 @@ class PoolHello(Struct, frozen=True, kw_only=True):
     term: Count = 0
     version: Count = 0
     protocol: Count = PROTOCOL
+    passing: bool = False
 
 
 class NodeAlive(Struct, frozen=True, kw_only=True):

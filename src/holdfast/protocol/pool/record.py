@@ -42,7 +42,7 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node of the pool, connected or not. `session`: of its agent's process that came last.
 
-    `drained`: a person has it looked after: no job is given it.
+    `drained`: a person has it looked after: no job is given it. `passing`: its name is of its agent's process alone.
     """
 
     name: str
@@ -50,6 +50,7 @@ class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rack: str = ""
     zone: str = ""
     drained: bool = False
+    passing: bool = False
 
 
 class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,8 +59,8 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `submission`: its number, which no other ever has. `admitted_at`: when it was begun last. `share`: how many nodes it
     was to have when that was decided last; `grew_at`: when that was raised last. `preempted`: it leaves its nodes, or
     has left them, for other jobs. `wished_at`: the version of the record in which what it is to do with its nodes
-    changed last. `why`: it is in the queue, or over, for this reason. `pace`: how fast it trains, all that was ever
-    measured of it.
+    changed last. `why`: it is in the queue, or over, for this reason. `unsaved`: it is to end at once, without being
+    saved. `pace`: how fast it trains, all that was ever measured of it.
     """
 
     name: str
@@ -74,6 +75,7 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wished_at: int = 0
     why: str = ""
     pace: JobPace | None = None
+    unsaved: bool = False
 
 
 class PoolRecord(Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from holdfast.protocol.names import Count, Name, Seconds, Struct, Text
 
-#: what a job is to do with its nodes: train; save its state and leave them; end
-PoolWish = Literal["run", "suspend", "stop"]
+#: what a job is to do with its nodes: train; save its state and leave them; save it and end; end at once
+PoolWish = Literal["run", "suspend", "stop", "stop_now"]
 #: how a job stands by its own record; the last three: it is over
 JobStanding = Literal["going", "suspended", "finished", "stopped", "failed"]
 
@@ -21,6 +21,7 @@ class JobShares(Struct, frozen=True, kw_only=True):
 
     `standbys`: those of nodes that wait to take the place of one that is lost. The job says itself when one has; one
     that was among them, and is no more, is to join.
+    `stranded`: so many nodes of the pool are of no use to the job that it cannot be begun on the others.
     `term`, `version`: of that record; an older one than was heard counts no more.
     """
 
@@ -31,6 +32,14 @@ class JobShares(Struct, frozen=True, kw_only=True):
     leaving: frozenset[Count] = frozenset()
     standbys: frozenset[Count] = frozenset()
     wish: PoolWish = "run"
+    stranded: bool = False
+
+
+class NodeUnfit(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job would not take a node, and why. `grant`: by which it came; 0: not before a person lets it come back."""
+
+    grant: Count = 0
+    why: Text = ""
 
 
 class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +73,6 @@ class JobStands(Struct, frozen=True, kw_only=True):
     trains: frozenset[Count] = frozenset()
     standing: JobStanding = "going"
     why: Annotated[Text, Meta(description="of one that is over")] = ""
-    refuses: frozenset[Name] = frozenset()
+    refuses: Mapping[Name, NodeUnfit] = msgspec.field(default_factory=dict[str, NodeUnfit])
     move_s: Seconds | None = None
     pace: JobPace | None = None

@@ -54,6 +54,7 @@ class PoolAbove:
         #: those by which nodes wait
         self._standbys: set[int] = set()
         self._refused: frozenset[str] = frozenset()
+        self._known: set[str] = set()
         self._said: list[JobShares] = []
         self._held: frozenset[int] = frozenset()
         self._gone: set[int] = set()
@@ -67,6 +68,7 @@ class PoolAbove:
 
     def arrives(self, name: str) -> int:
         """A node's agent starts: what the one before had is over; return the grant by which the job has it now."""
+        self._known.add(name)
         self._last += 1
         self._version += 1
         self._grants[name] = self._last, self._version
@@ -142,7 +144,7 @@ class PoolAbove:
         self._world.timeline.after(self._world.rng.uniform(0.0, 0.05), self._hear, stands)
 
     def _hear(self, stands: JobStands) -> None:
-        self._refused = stands.refuses
+        self._refused = frozenset(stands.refuses)
         over = stands.standing not in ("going", "suspended")
         for name, (number, version) in list(self._grants.items()):
             if over or (version <= stands.heard and number not in stands.held):
@@ -160,6 +162,7 @@ class PoolAbove:
             grants=grants,
             leaving=frozenset(self._leaving),
             standbys=frozenset(self._standbys),
+            stranded=bool(self._refused) and self._known <= self._refused,
         )
         self._said.append(shares)
         self._tell(shares)

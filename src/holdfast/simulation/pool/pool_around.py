@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,6 +79,10 @@ class PoolAround(Protocol):
     def nodes(self) -> Mapping[str, NodeSeen]: ...
     @property
     def coordinators(self) -> Mapping[tuple[str, int], CoordinatorSeen]: ...
+
+    def unfit(self, job: str) -> Collection[str]:
+        """Return the nodes that will not do for a job."""
+        ...
 
     def work_s(self, job: str) -> float: ...
 

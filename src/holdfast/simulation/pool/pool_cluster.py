@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from holdfast.coordination.pool.inputs import (
     DrainNodes,
     MoveJobs,
@@ -47,7 +49,7 @@ class PoolCluster:
         self._closed: set[tuple[str, int]] = set()
         self._submitted: set[str] = set()
         self._refused: set[str] = set()
-        self._work = {job.spec.name: job.work_s for job in plan.jobs}
+        self._planned = {job.spec.name: job for job in plan.jobs}
 
     def run(self) -> None:
         """Run to the end.
@@ -81,7 +83,11 @@ class PoolCluster:
 
     def work_s(self, job: str) -> float:
         """Return how much a job has to do."""
-        return self._work[job]
+        return self._planned[job].work_s
+
+    def unfit(self, job: str) -> Collection[str]:
+        """Return the nodes that will not do for a job."""
+        return self._planned[job].unfit
 
     # ---- processes ----
 
@@ -166,6 +172,7 @@ class PoolCluster:
             "suspend": SuspendJob(job),
             "resume": ResumeJob(job),
             "stop": StopPooled(job),
+            "stop_now": StopPooled(job, now=True),
             "weight": UpdateJob(job, {"weight": self.world.rng.uniform(0.5, 2.0)}),
         }
         if self.server is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.coordination.tenancy.holding import act, give_back, joined, overdue, report, stand
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding
+from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, NodeUnfit
 from holdfast.simulation.pool.pool_around import PoolAround
 from holdfast.simulation.pool.pool_world import Crash, JobDisk, Line, NodeComes, PoolWorld
 
@@ -31,6 +31,7 @@ class SimJobCoordinator:
         #: when those were heard last, or began to be waited for
         self._seen = dict.fromkeys(disk.held.grants, self._world.now)
         self._doing = ""
+        self._unfit: dict[str, NodeUnfit] = {}
         self._world.later(0.01, 0.5, self._link)
         self._world.later(0.5, 1.0, self._tick)
 
@@ -69,7 +70,8 @@ class SimJobCoordinator:
 
     def _report(self) -> None:
         if self._pool is not None:
-            self._pool.send(self, report(self.disk.held, members=self.training, pace=self._pace))
+            said = report(self.disk.held, dict(self._unfit), members=self.training, pace=self._pace)
+            self._pool.send(self, said)
 
     @property
     def _pace(self) -> JobPace | None:
@@ -93,6 +95,8 @@ class SimJobCoordinator:
         for node in [node for node in self.members if node not in held.grants]:
             self._drop(node)
         self._report()
+        if shares.stranded and self._unfit and not self.members and disk.standing == "going":
+            self._all_go("failed", "too few nodes would do")
         self._look_at_wish()
 
     def _look_at_wish(self) -> None:
@@ -172,6 +176,10 @@ class SimJobCoordinator:
             held = joined(self.disk.held, node, message.grant)
             if held is None or self.disk.standing != "going":
                 line.cut()  # (it tries again until somebody says that it is another's)
+            elif node in self._cluster.unfit(self.name):
+                self._unfit[node] = NodeUnfit(grant=message.grant, why="no script")
+                line.send(self, message.grant)
+                self._give_back([node])
             elif self._write(held):
                 self.members[node] = line
                 self._seen[node] = self._world.now

@@ -16,6 +16,7 @@ QUIET_S = 120.0
 
 #: one after the other, so many seconds after the first
 _TO_AND_FRO = ("suspend", "resume", "suspend", "resume")
+_ASKED = ("suspend", "resume", "stop", "stop_now", "weight", "move", "compact")
 _GAPS = (0.0, 4.0, 4.1, 9.0)
 
 
@@ -44,7 +45,7 @@ class PoolFault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """A user asks for something: suspend, resume, stop, weight, move, or that jobs are moved together."""
+    """A user asks for something: suspend, resume, stop, stop_now, weight, move, or that jobs are moved together."""
 
     at: float
     what: str
@@ -52,11 +53,12 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedJob:
-    """A job, when it is submitted, and how much it has to do, in seconds of one node."""
+    """A job, when it is submitted, and how much it has to do, in seconds of one node. `unfit`: nodes that do not do."""
 
     spec: JobSpec
     at: float
     work_s: float
+    unfit: frozenset[str] = frozenset()
     visits: tuple[Visit, ...] = ()
 
 
@@ -106,10 +108,7 @@ def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
     most = rng.randint(least, room if policy == "sized" else 8) if room > least else least
     sizes = tuple(sorted({least, *rng.sample(range(least, most + 1), rng.randint(0, most - least))}))
     work_s = rng.choice((10.0, 60.0, 250.0)) * rng.uniform(0.5, 1.5)
-    visits = [
-        Visit(at=rng.uniform(0.0, QUIET_S), what=rng.choice(("suspend", "resume", "stop", "weight", "move", "compact")))
-        for _ in range(rng.choice((0, 0, 1, 3)))
-    ]
+    visits = [Visit(at=rng.uniform(0.0, QUIET_S), what=rng.choice(_ASKED)) for _ in range(rng.choice((0, 0, 1, 3)))]
     if rng.random() < 0.4:  # (somebody who cannot make up his mind)
         since = rng.uniform(0.0, QUIET_S * 0.8)
         visits += [Visit(at=since + gap, what=what) for gap, what in zip(_GAPS, _TO_AND_FRO, strict=True)]
@@ -127,7 +126,11 @@ def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
         recovery=RecoverySpec(standbys=rng.choice((0, 0, 0, 1, 2))),
     )
     at = rng.uniform(0.0, QUIET_S * rng.choice((0.1, 0.3, 0.7))) if rng.random() < 0.8 else 0.0
-    return PlannedJob(spec=spec, at=at, work_s=work_s, visits=tuple(sorted(visits, key=lambda visit: visit.at)))
+    some = 0.4 if rng.random() < 0.3 else 0.0
+    unfit = frozenset(f"n{node}" for node in range(1, 9) if rng.random() < some)
+    return PlannedJob(
+        spec=spec, at=at, work_s=work_s, unfit=unfit, visits=tuple(sorted(visits, key=lambda visit: visit.at))
+    )
 
 
 def _fault(rng: Random) -> PoolFault:

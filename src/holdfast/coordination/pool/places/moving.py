@@ -49,6 +49,33 @@ class Moving:
                 self._state.replace(move.from_node)
                 return
 
+    def give_up(self) -> None:
+        """Let jobs stay where they are that have lost what was to take a node's place: no other may be to be had."""
+        state = self._state
+        for grant in [one for one in state.grants.values() if one.replaced and not one.recalled]:
+            job = state.jobs[grant.job]
+            if job.state == "admitted" and state.has(job.name) < job.share:
+                state.keep(grant.node)
+
+    def exchange(self, short: str, free: set[str]) -> None:
+        """Have a job move to one of these nodes, which another would not take, from one that this could; one at once.
+
+        Args:
+            short: who lacks a node. free: what nobody else lacks; what is given is taken out.
+        """
+        state = self._state
+        if any(grant.replaced for grant in state.grants.values()):
+            return
+        no_use = state.refused.get(short, frozenset())
+        for name in sorted(state.jobs):
+            fit = sorted(free - state.refused.get(name, frozenset()))
+            mine = sorted(set(state.own(name)) - no_use)
+            if name != short and fit and mine and self._is_whole(name):
+                free.discard(fit[0])
+                state.give(fit[0], name)
+                state.replace(mine[0])
+                return
+
     def _is_whole(self, name: str) -> bool:
         job = self._state.jobs[name]
         return job.state == "admitted" and self._state.has(name) == job.share

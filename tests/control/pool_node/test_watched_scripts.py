@@ -1,0 +1,29 @@
+"""A script that was to run on a node: that it has changed is told once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.control.pool_node.watched_scripts import WatchedScripts
+
+
+def test_each_change_is_told_once_whether_it_has_come_changed_or_gone(tmp_path: Path) -> None:
+    script, scripts = tmp_path / "train.py", WatchedScripts()
+    scripts.looked_at(str(script))
+    for change in (lambda: script.write_text("1"), lambda: script.write_text("22"), script.unlink):
+        assert not scripts.changed()
+        change()
+        assert scripts.changed()
+    script.write_text("1")
+    scripts.looked_at(str(script))
+    assert not scripts.changed(), "it is as it was when it was looked at last"
+
+
+def test_no_more_are_watched_than_anybody_looks_at(tmp_path: Path) -> None:
+    scripts = WatchedScripts()
+    for number in range(300):
+        scripts.looked_at(str(tmp_path / f"{number}.py"))
+    (tmp_path / "0.py").write_text("")
+    assert not scripts.changed(), "forgotten"
+    (tmp_path / "299.py").write_text("")
+    assert scripts.changed()

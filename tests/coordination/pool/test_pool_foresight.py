@@ -1,0 +1,93 @@
+"""What is said of a drain before it is done: nothing is changed, and the pool does as it was said."""
+
+from __future__ import annotations
+
+import pytest
+from played_pool import PlayedPool
+
+from holdfast.coordination.pool.foresight import foresee_drain
+from holdfast.coordination.pool.inputs import DrainNodes, SuspendJob
+from holdfast.errors import BadInputError, UnreachableError
+from holdfast.protocol.messages.forecast import DrainForecast
+
+
+def foreseen(pool: PlayedPool, *names: str) -> list[DrainForecast]:
+    before, record = pool.stored, pool.pool.record
+    found = foresee_drain(pool.pool.state, names)
+    assert (pool.stored, pool.pool.record) == (before, record)
+    assert pool.pool.state.flush() == []
+    assert [one.node for one in found] == list(dict.fromkeys(names))
+    return found
+
+
+def test_a_node_that_is_free_takes_the_place() -> None:
+    pool = PlayedPool(nodes=3)
+    pool.submit("one", least=2, most=2)
+    pool.stands("one")
+    mine = sorted(pool.nodes_of("one"))
+    (free,) = {"n1", "n2", "n3"} - set(mine)
+    (found, nobodys) = foreseen(pool, mine[0], free)
+    assert (found.to, found.waits) == ("", True), "the free one is drained as well"
+    assert nobodys == DrainForecast(node=free, why="it is nobody's, and stays so")
+    (found,) = foreseen(pool, mine[0])
+    assert (found.job, found.to, found.waits, found.cost_s) == ("one", free, False, None)
+    assert found.why.startswith(f"{free} joins first, which is free; then the job leaves {mine[0]}")
+    pool.feed(DrainNodes((mine[0],)))
+    pool.stands("one")
+    assert pool.leaving("one") == {mine[0]}
+    assert pool.nodes_of("one") == {mine[1], free}
+
+
+def test_a_job_goes_on_with_fewer_or_keeps_its_least() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one", least=1, most=2)
+    pool.stands("one")
+    (first,) = foreseen(pool, "n1")
+    assert not first.waits
+    assert "no other node is to be had: the job goes on with 1" in first.why
+    pool.feed(DrainNodes(("n1",)))
+    assert pool.leaving("one") == {"n1"}
+    assert foreseen(pool, "n1")[0].why == "its job leaves it already"
+    pool.stands("one")
+    (second,) = foreseen(pool, "n2")
+    assert second.waits
+    assert "the job keeps 1 at the least" in second.why
+    pool.feed(DrainNodes(("n2",)))
+    assert not pool.leaving("one")
+
+
+def test_a_standby_takes_the_place_and_is_missed_by_nobody() -> None:
+    pool = PlayedPool(nodes=3, reserve=1)
+    pool.submit("one", least=2, most=2)
+    pool.stands("one")
+    (standby,) = pool.standbys_of("one")
+    assert "nobody notices" in foreseen(pool, standby)[0].why
+    (mine, _) = sorted(pool.nodes_of("one"))
+    (found,) = foreseen(pool, mine)
+    assert (found.to, found.waits) == (standby, False)
+    assert "which waits there as a standby" in found.why
+
+
+def test_another_job_gives_up_a_node_for_it() -> None:
+    pool = PlayedPool(nodes=4)
+    pool.submit("one", least=2, most=2)
+    pool.submit("two", least=1, most=2)
+    for job in ("one", "two"):
+        pool.stands(job)
+    mine = min(pool.nodes_of("one"))
+    (found,) = foreseen(pool, mine)
+    assert found.to in pool.nodes_of("two")
+    assert "which job two gives up, which goes on with fewer" in found.why
+    pool.feed(DrainNodes((mine,)))
+    assert pool.leaving("two") == {found.to}
+
+
+def test_what_cannot_be_asked_for_is_refused_and_who_leaves_already_is_said() -> None:
+    pool = PlayedPool(nodes=1)
+    with pytest.raises(BadInputError, match="no node is named"):
+        foresee_drain(pool.pool.state, ())
+    with pytest.raises(UnreachableError, match="there is no node 'n9'"):
+        foresee_drain(pool.pool.state, ("n9",))
+    pool.submit("one")
+    pool.feed(SuspendJob("one"))
+    assert foreseen(pool, "n1")[0].why == "its job leaves it already"

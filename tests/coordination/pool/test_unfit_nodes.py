@@ -1,0 +1,159 @@
+"""Nodes that a job would not take: others are tried; these again once they are others; and what if too few would do."""
+
+from __future__ import annotations
+
+from played_pool import PlayedPool
+
+from holdfast.coordination.pool.inputs import DrainNodes
+
+
+def test_a_job_whose_first_node_would_not_do_is_given_another() -> None:
+    pool = PlayedPool(nodes=3)
+    pool.submit("one", most=1)
+    (first,) = pool.nodes_of("one")
+    pool.stands("one", unfit={first})
+    (second,) = pool.nodes_of("one")
+    assert second != first
+    assert not pool.job_told["one"].stranded
+    pool.stands("one", unfit={second})
+    assert pool.nodes_of("one") == {"n1", "n2", "n3"} - {first, second}
+    assert pool.pool.state.unfit("one") == {first: "no script", second: "no script"}
+    assert not pool.job_told["one"].stranded
+    pool.stands("one", unfit=pool.nodes_of("one"))
+    assert pool.job_told["one"].stranded
+    assert not pool.nodes_of("one")
+
+
+def test_where_another_job_has_the_only_node_that_would_do_it_moves_to_the_one_that_would_not() -> None:
+    pool = PlayedPool(nodes=3)
+    pool.submit("two", least=2, most=2)
+    pool.stands("two")
+    pool.submit("one", most=1)
+    (first,) = pool.nodes_of("one")
+    pool.stands("one", unfit={first})
+    assert pool.nodes_of("two") == {"n1", "n2", "n3"}, "first it has another, and nobody is below its least"
+    assert not pool.leaving("two")
+    pool.stands("two")
+    (leaves,) = pool.leaving("two")
+    pool.stands("two")
+    assert pool.nodes_of("one") == {leaves}
+    pool.stands("one", unfit={leaves})
+    assert not pool.nodes_of("one")
+    pool.stands("two")
+    pool.stands("two")
+    (last,) = pool.nodes_of("one")
+    assert len({first, leaves, last}) == 3, "each is tried once"
+    pool.stands("one", unfit={last})
+    assert pool.job_told["one"].stranded
+    for _ in range(3):
+        pool.stands("two")
+    assert len(pool.nodes_of("two")) == 2
+
+
+def test_a_node_that_has_come_anew_is_tried_again_and_one_whose_script_has_changed() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one", most=1)
+    pool.stands("one", unfit={"n1"})
+    assert not pool.nodes_of("one")
+    pool.go("n1")
+    pool.come("n1")
+    assert not pool.nodes_of("one"), "the same agent"
+    pool.go("n1")
+    pool.come("n1", session="b")
+    assert pool.nodes_of("one") == {"n1"}
+    assert not pool.job_told["one"].stranded
+    pool.stands("one")
+    assert pool.nodes_of("one") == {"n1"}, "what is said of the grant before counts no more"
+    pool.stands("one", unfit={"n1"})
+    assert not pool.nodes_of("one")
+    pool.says("n1", ended=pool.record.last_grant, changes=1)
+    assert pool.nodes_of("one") == {"n1"}
+    pool.stands("one", unfit={"n1"})
+    pool.says("n1", ended=pool.record.last_grant, changes=1)
+    assert not pool.nodes_of("one"), "no news"
+
+
+def test_a_node_that_may_well_come_back_is_awaited_before_a_job_is_given_up() -> None:
+    pool = PlayedPool(nodes=2, back_s=20.0)
+    pool.go("n2")
+    pool.submit("one", most=1)
+    pool.stands("one", unfit={"n1"})
+    assert not pool.job_told["one"].stranded
+    pool.lives(19.0, "n2")
+    assert not pool.job_told["one"].stranded
+    pool.lives(3.0, "n2")
+    assert pool.job_told["one"].stranded
+    pool.come("n2")
+    assert not pool.job_told["one"].stranded
+    assert pool.nodes_of("one") == {"n2"}
+
+
+def test_nodes_that_are_known_to_come_are_awaited_and_those_that_are_drained() -> None:
+    pool = PlayedPool(nodes=1, expected=2)
+    pool.submit("one", most=1)
+    pool.stands("one", unfit={"n1"})
+    assert not pool.job_told["one"].stranded
+    pool.come("n2")
+    pool.feed(DrainNodes(("n2",)))
+    pool.stands("one", without={"n2"})
+    assert not pool.job_told["one"].stranded
+    assert not pool.nodes_of("one")
+
+
+def test_a_job_that_has_lost_what_it_was_to_move_to_stays_where_it_is() -> None:
+    pool = PlayedPool(nodes=3)
+    pool.submit("two", least=2, most=2)
+    pool.stands("two")
+    pool.submit("one", most=1)
+    (first,) = pool.nodes_of("one")
+    before = pool.nodes_of("two")
+    pool.stands("one", unfit={first})
+    pool.stands("two", unfit={first})
+    assert pool.nodes_of("two") == before
+    assert not [grant for grant in pool.record.grants.values() if grant.replaced]
+    assert not pool.leaving("two")
+
+
+def test_nodes_that_are_gone_for_good_are_forgotten() -> None:
+    pool = PlayedPool(nodes=2, back_s=10.0, forget_s=100.0)
+    for number in range(3, 6):
+        pool.come(f"host-{number}", passing=True)
+        pool.go(f"host-{number}")
+    pool.go("n2")
+    assert len(pool.record.nodes) == 5
+    pool.lives(20.0)
+    assert set(pool.record.nodes) == {"n1", "n2"}, "nobody comes back by such a name"
+    pool.restart()
+    pool.come("n1")
+    pool.lives(90.0)
+    assert set(pool.record.nodes) == {"n1", "n2"}
+    pool.lives(20.0)
+    assert set(pool.record.nodes) == {"n1"}
+    pool.come("n2")
+    assert set(pool.record.nodes) == {"n1", "n2"}, "welcome all the same"
+
+
+def test_nodes_that_jobs_have_not_lost_are_kept_and_those_that_a_person_has_drained() -> None:
+    pool = PlayedPool(nodes=2, back_s=10.0, forget_s=20.0)
+    pool.submit("one", most=1)
+    (mine,) = pool.nodes_of("one")
+    (other,) = {"n1", "n2"} - {mine}
+    pool.feed(DrainNodes((other,)))
+    for node in ("n1", "n2"):
+        pool.go(node)
+    pool.lives(60.0)
+    assert set(pool.record.nodes) == {"n1", "n2"}
+    pool.stands("one", without={mine})
+    pool.lives(10.0)
+    assert set(pool.record.nodes) == {other}
+
+
+def test_a_pool_that_is_full_forgets_who_has_been_away_longest() -> None:
+    pool = PlayedPool(nodes=3, most_nodes=3)
+    pool.come("n4")
+    assert set(pool.record.nodes) == {"n1", "n2", "n3"}, "all are here"
+    pool.go("n2")
+    pool.tick()
+    pool.go("n1")
+    pool.come("n4")
+    assert set(pool.record.nodes) == {"n1", "n3", "n4"}
