@@ -62,7 +62,7 @@ class Standbys:
         self._warm_ups: dict[str, _WarmUp] = {}
         #: the workers that have begun to warm up, perhaps: what they have is nobody's initial state any more
         self._void: dict[str, None] = {}
-        #: those that an earlier coordinator knew, and that have not come to this one yet: for a lease from its first tick
+        #: those that an earlier coordinator knew, and that have not come to this one: for a lease from its first tick
         self._awaited = {one.node for one in turn.record.standbys if not one.promoted}
         self._awaited_since: float | None = None
 
