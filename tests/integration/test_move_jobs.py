@@ -48,9 +48,10 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
         (("node-1", "--to", "standby-0", "--to", "node-2"), EXIT_BAD_INPUT, "2 targets are named for node node-1"),
         (("node-1", "node-2"), EXIT_REFUSED, "there is 1 standby for 2; start one (holdfast agent --standby)"),
         (("standby-0",), EXIT_BAD_INPUT, "node standby-0 is a standby"),
+        (("--compact",), EXIT_BAD_INPUT, ", and no pool: give the --address of a pool"),
     ):
-        assert refused(job, *arguments)[0] == code, arguments
-        assert said in refused(job, *arguments)[1]
+        found, told = refused(job, *arguments)
+        assert (found, said in told) == (code, True), (arguments, told)
     said = job.call("move", "node-1", "--dry-run")
     assert said.startswith("standby-0 takes the place of node-1 (rank ")
     assert "why: standby-0 is warm" in said
@@ -59,10 +60,10 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
     assert status(job)["leaving"] == []
     goes_on_until_interrupted(job)
     assert len(job.all(GenerationStarted)) == 1
-    job.environment["HOLDFAST_TOKEN"] = "of-a-job-that-is-over"
-    code, said = refused(job, "node-1")
-    assert code == EXIT_UNREACHABLE
-    assert "no coordinator answers" in said
+    for token in ("", "of-a-job-that-is-over"):
+        job.environment["HOLDFAST_TOKEN"] = token
+        code, said = refused(job, "node-1")
+        assert (code, "no coordinator answers" in said) == (EXIT_UNREACHABLE, True), said
     check_losses(job, script=TINY, least=4)
 
 
