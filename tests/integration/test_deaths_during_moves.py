@@ -37,7 +37,7 @@ def is_whole_again(job: LocalJob) -> None:
 
 
 def test_joiners_before_between_and_after_both_parts_and_a_leaver_that_hands_over(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--step-seconds", "0.9", script=TINY_MOE, options=OPTIONS)
+    job = start_job(*FOREVER, "--step-seconds", "0.6", script=TINY_MOE, options=OPTIONS)
     job.wait(StandbyReady)
     leaver, since = job.nodes()[1], len(job.events)
     with job.client() as client:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted, wait_until
 
+from holdfast.cli.job.awaiting import await_moved
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_REFUSED, EXIT_UNREACHABLE
 from holdfast.protocol.events import (
     CheckpointRejected,
@@ -19,6 +20,7 @@ from holdfast.protocol.events import (
     GenerationStarted,
     MemorySampled,
     NodeMoved,
+    NodeStayed,
     RolledBack,
     StandbyReady,
     StepCommitted,
@@ -107,6 +109,21 @@ def test_a_standby_that_is_not_warm_yet_is_waited_for(start_job: StartJob) -> No
     goes_on_until_interrupted(job)
     assert not job.all(FailureDetected)
     check_losses(job, script=TINY, least=6)
+
+
+def test_a_move_that_the_job_does_not_wait_for_is_said(start_job: StartJob) -> None:
+    """A standby needs longer for its shadow steps than the job for its last one, which it shares out."""
+    job = start_job("--steps", "2", "--step-seconds", "1.5", options=("--standbys", "1"))
+    job.wait(StepCommitted, step=1)
+    with job.client() as client:
+        after = client.status()["events"]
+        client.move(["node-1"])
+        told = await_moved(client, ["node-1"], after, say=None)["node-1"]
+    assert job.wait_exit() == 0, job.story()
+    (stayed,) = job.all(NodeStayed)
+    assert told == stayed
+    assert (stayed.node, stayed.reason) == ("node-1", "job_ended")
+    assert not job.all(NodeMoved)
 
 
 def test_the_node_that_writes_checkpoints_moves_and_they_are_whole(start_job: StartJob, tmp_path: Path) -> None:

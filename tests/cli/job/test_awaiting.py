@@ -26,13 +26,16 @@ class Answers(CoordinatorClient):
     def events(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[AnyEvent]:
         return iter(())
 
+    def await_event(self, after: int, wait_s: float) -> None:
+        assert after == 7
+
 
 def node(name: str, rank: int | None = 0, generation: int = 2, standby: str = "") -> dict[str, Any]:
     return {"node": name, "standby": standby, "workers": [{"rank": rank, "generation": generation}]}
 
 
 def status(*nodes: dict[str, Any], state: str = "running") -> dict[str, Any]:
-    return {"nodes": list(nodes), "generation": 2, "state": state, "leaving": []}
+    return {"nodes": list(nodes), "generation": 2, "state": state, "leaving": [], "events": 7}
 
 
 def test_a_node_is_back_once_its_workers_are_in_the_generation_in_force() -> None:
@@ -148,7 +151,7 @@ class Rolls(Answers):
         self.here, self.loses, self.drained = list(names), loses, list[str]()
 
     def status(self) -> dict[str, Any]:
-        return {**status(*map(node, self.here)), "events": 7}
+        return status(*map(node, self.here))
 
     def drain(self, nodes: Sequence[str]) -> None:
         if nodes[0] not in self.here:

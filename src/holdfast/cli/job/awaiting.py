@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from holdfast.errors import RefusedError, UnreachableError
 from holdfast.protocol.events import NodeLeft, NodeMoved, NodeStayed, StandbyFailed, StepCommitted
 
 _POLL_S = 0.1
+#: nor is asked more often than so, however much happens
+_LEAST_S = 0.02
 #: for so long a coordinator that is started again is waited for
 _PATIENCE_S = 30.0
 #: once a node waits as a standby, who has its place is told with the next step, if anybody has: so many are awaited
@@ -101,7 +104,7 @@ def await_moved(
 
 
 def _await(client: CoordinatorClient, there: Callable[[dict[str, Any]], bool], what: str) -> None:
-    silent_since = None
+    silent_since, status = None, dict[str, Any]()
     while True:
         try:
             status = client.status()
@@ -115,4 +118,7 @@ def _await(client: CoordinatorClient, there: Callable[[dict[str, Any]], bool], w
                 return
             if status["state"] in _OVER:
                 raise RefusedError(f"the job is {status['state']}, before {what}")
-        time.sleep(_POLL_S)
+        time.sleep(_LEAST_S)
+        if silent_since is None:
+            with contextlib.suppress(UnreachableError):  # (so it is heard that the job ends before nobody answers)
+                client.await_event(status["events"], _POLL_S)
