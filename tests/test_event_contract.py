@@ -31,6 +31,7 @@ CONTRACT = {
     "standby_failed": {"node", "why", "tries", "again"},
     "straggler_found": {"node", "factor", "action", "why"},
     "node_moved": {"from_node", "to_node", "reason", "down_s", "moved_bytes", "detail"},
+    "node_stayed": {"node", "reason", "detail"},
     "memory_sampled": {"since_generation", "nodes"},
     "generation_started": {
         "members",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,40 @@ def test_the_job_elsewhere_is_compared_with_the_name() -> None:
     server.check_job("mine")
     with pytest.raises(UnreachableError, match=r"there is no job 'mine' at \S+: the one there is 'other'"):
         server.check_job("other")
+
+
+@pytest.fixture
+def alone() -> Iterator[str]:
+    """The URL of what says that it is job `alone`."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"job": "alone"}' if self.path == "/status" else b""
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_what_is_asked_of_a_pool_is_not_asked_of_a_job(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was: and said HTTP 404."""
+    entry = JobEntry(url="http://127.0.0.1:1000", token="t", job="mine", pid=os.getpid())
+    register(registry_directory(os.environ), entry)
+    with pytest.raises(BadInputError, match=rf"at {entry.url} is job mine, and no pool: give the --address of a pool"):
+        Server(address=entry.url).pool()
+    monkeypatch.setenv(TOKEN, "t")
+    with pytest.raises(BadInputError, match=rf"at {alone} is job alone, and no pool"):
+        Server(address=alone).pool()
+    with (
+        Server(address="http://127.0.0.1:9").pool() as nobody,
+        pytest.raises(UnreachableError, match="no pool answers"),
+    ):
+        nobody.status()

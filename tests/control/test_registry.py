@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,8 +88,15 @@ def test_a_broken_file_harms_nothing(directory: Path) -> None:
 
 
 def test_an_unregistered_url_needs_a_token(directory: Path) -> None:
-    with pytest.raises(BadInputError, match="--token-file"):
-        find_job(directory, "http://10.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(BadInputError, match="--token-file"):
+            find_job(directory, url)
+    with pytest.raises(UnreachableError, match=f"no coordinator answers at {url}; where one does, give its token"):
+        find_job(directory, url)
+    for none in ("http://127.0.0.1:port", "127.0.0.1", "http://[::1", "http://127.0.0.1"):
+        with pytest.raises(BadInputError, match="--token-file"):
+            find_job(directory, none)
     found = find_job(directory, "http://10.0.0.1:1/", "t")
     assert (found.url, found.token) == ("http://10.0.0.1:1", "t")
 

@@ -264,11 +264,16 @@ def test_a_joiner_lost_before_the_arm_is_forgotten() -> None:
     assert job.machine.record.pending is None
 
 
-def test_a_joiner_lost_after_the_arm_stops_everybody() -> None:
+def test_of_a_joiner_lost_after_the_arm_the_flags_are_lowered_and_nobody_stops() -> None:
     job = joining()
     prepare_all(job)
     job.lose("n3")
-    assert job.kinds == ["FailureDetected", "NodeLeft", "Stop", "Stop", "Stop"]
+    assert job.kinds == ["FailureDetected", "NodeLeft", "Disarm", "Disarm", "Disarm"]
+    job.say(msg.Disarmed(worker=w("n1"), term=1, generation=2))
+    assert job.kinds == ["persist", "Void", "Void", "Void"]
+    job.step(1)
+    assert [event.step for event in job.said(ev.StepCommitted)] == [1]
+    assert len([event for event in job.events if isinstance(event, ev.GenerationStarted)]) == 1
 
 
 def test_a_group_that_is_not_built_in_time_is_voided() -> None:

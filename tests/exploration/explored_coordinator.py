@@ -185,9 +185,31 @@ def lost(world: World, number: int) -> None:
     world.ups[number] = world.downs[number] = ()
     if owed:
         settle(world)
-    elif stood:
+    elif stood and (record.members >> number & 1 or not disarm(world)):
         stop(world)
     advance(world)
+
+
+def disarm(world: World) -> bool:
+    """Who was to join is lost, and flags may be up: have them lowered. False: that is not known here, or of no use."""
+    rules, record, mind = world.rules, world.record, world.mind
+    assert mind is not None
+    if not rules.disarms or mind.stopping or not record.pending or not record.members & mind.here:
+        return False
+    world.note(armed=2)
+    if rules.disarms == "at once":
+        give_up(world)
+    else:
+        world.order(record.members, "disarm", record.pending[0])
+    return True
+
+
+def give_up(world: World) -> None:
+    """The pending plan cannot come any more."""
+    record = world.record
+    assert record.pending is not None
+    world.write(pending=None)
+    world.order(record.members, "void", record.pending[0])
 
 
 def stop(world: World) -> None:
@@ -256,9 +278,19 @@ def promote(world: World, step: int) -> None:
         return
     prove(world, step, record.plan)
     release(world)
-    gen, members = record.pending
+    (gen, members), doomed = record.pending, world.mind.armed == 2
     world.write(plan=gen, members=members, pending=None, forward=0, step=step)
     world.note(proven=0)
+    if doomed:
+        stop(world)
+
+
+def _disarmed(world: World, number: int, gen: int) -> None:
+    record, mind = world.record, world.mind
+    assert mind is not None
+    asked = record.pending and gen == record.pending[0] and mind.armed == 2
+    if asked and not mind.stopping and record.members >> number & 1:
+        give_up(world)
 
 
 def _finished(world: World, number: int, gen: int, step: int) -> None:
@@ -291,6 +323,7 @@ _HEARD: dict[str, Any] = {
     "finished": _finished,
     "report": _report,
     "complaint": _complaint,
+    "disarmed": _disarmed,
 }
 
 

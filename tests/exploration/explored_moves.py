@@ -145,6 +145,8 @@ def _crash(world: World) -> None:
         world.ups[number] = world.downs[number] = ()
         if node.linked:
             world.put(number, linked=0)
+        if node.armed == 2:
+            world.put(number, armed=3)
 
 
 def agree(world: World) -> None:

@@ -46,6 +46,11 @@ class Rules:
     drops_stale: bool = True
     #: who stood beyond the decided step counts as having it only once it has come
     takes_back: bool = True
+    #: a joiner's loss after Arm has the flags lowered, and the pending plan given up once a member has said that its
+    #: own is; or "at once"; or (False) all are stopped
+    disarms: bool | str = True
+    #: a member whose flag others may have seen says so only if the step did not swap
+    waits_for_step: bool = True
     #: a member that lacks the decided state keeps its own until that has come (dense models)
     keeps: bool = True
 
@@ -91,7 +96,7 @@ class Mind(NamedTuple):
     entered: tuple[int, ...]  # the newest generation that each node has entered
     proven: int  # the newest step that a later one of the generation in force proves
     finished: int
-    armed: int  # Arm was said in this term
+    armed: int  # 1: Arm was said in this term; 2: then that flags are to be down again
 
 
 class Report(NamedTuple):
@@ -120,7 +125,7 @@ class Node(NamedTuple):
     passed: int  # the next step has passed here
     phase: str
     pending: tuple[int, int] | None
-    armed: int
+    armed: int  # the flag goes up; 2: for this step only, then that is said; 3: the coordinator that wanted it is dead
     kept: tuple[int, ...] | None  # the state that it keeps while it is sent a newer one
     expert: int
 

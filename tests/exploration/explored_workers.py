@@ -45,7 +45,28 @@ def apply(world: World, number: int) -> None:
         gen, members = node.pending
         world.put(number, gen=gen, members=members, pending=None, armed=0)
         world.tell(number, "entered", gen, step)
+    elif node.armed > 1:
+        lower(world, number)
     next_step(world, number)
+
+
+def lower(world: World, number: int) -> None:
+    """The swap flag is down from here on."""
+    node = world.nodes[number]
+    world.put(number, armed=0)
+    if node.pending is not None and node.armed != 3:
+        world.tell(number, "disarmed", node.pending[0])
+
+
+def disarm(world: World, number: int, generation: int) -> None:
+    """Lower the swap flag: at once, or where others may have seen it at the step's end, if that does not swap."""
+    node = world.nodes[number]
+    if node.stop or node.phase == "X" or node.pending is None or node.pending[0] != generation or node.steps is None:
+        return
+    if node.phase == "V" and world.rules.waits_for_step:
+        world.put(number, armed=2)
+    else:
+        lower(world, number)
 
 
 def has_voted_all(world: World, number: int) -> bool:
@@ -139,6 +160,12 @@ def take(world: World, number: int) -> list[World]:
         pending = world.nodes[number].pending
         if pending is not None and pending[0] == order[1]:
             world.put(number, armed=1)
+    elif order[0] == "disarm":
+        disarm(world, number, order[1])
+    elif order[0] == "void":
+        pending = world.nodes[number].pending
+        if pending is not None and pending[0] == order[1]:
+            world.put(number, pending=None, armed=0)
     return [world]
 
 

@@ -53,6 +53,8 @@ VARIANTS = [
     *_under(JOINED, "no faults", "1 failure"),
     *_under(INSTEAD, "no faults", "1 failure", "1 crash", "2 failures"),
     *_under(ALONE, "no faults", "1 failure"),
+    _broken(BESIDE, "an armed plan is given up at once", "1 failure", steps=2, disarms="at once"),
+    _broken(BESIDE, "a flag that was seen counts as down", "1 failure", steps=2, waits_for_step=False),
     _broken(INSTEAD, "the leaver is not owed", "1 failure", owed="never"),
     _broken(INSTEAD, "owed until the first has entered", "1 failure", owed="entered"),
     _broken(INSTEAD, "the owed leaver is not asked", "1 failure", counted=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 from job_cases import (
     FOREVER,
@@ -41,6 +42,22 @@ def test_every_node_leaves_in_turn_and_comes_back(start_job: StartJob) -> None:
     goes_on_until_interrupted(job)
     assert not job.all(FailureDetected)
     assert not job.all(RolledBack)
+    check_losses(job, script=TINY, least=6)
+
+
+def test_one_that_is_killed_while_all_leave_in_turn_is_left_by_itself(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.1")
+    job.wait(StepCommitted, step=3)
+    with ThreadPoolExecutor() as pool:
+        rolling = pool.submit(job.call, "drain", "--rolling")
+        first = job.wait(NodeLeft).node
+        killed = [name for name in job.nodes() if name != first][-1]
+        job.signal_node(killed)
+        said = rolling.result().splitlines()
+    assert [line for line in said if line.startswith(killed)][-1].startswith(f"{killed} is gone, and is left by itself")
+    assert sum(" is back " in line for line in said) == 2
+    goes_on_until_interrupted(job)
+    assert {event.node for event in job.all(FailureDetected)} == {killed}
     check_losses(job, script=TINY, least=6)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted, wait_until
 
+from holdfast.cli.job.awaiting import await_moved
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_REFUSED, EXIT_UNREACHABLE
 from holdfast.protocol.events import (
     CheckpointRejected,
@@ -20,6 +21,7 @@ from holdfast.protocol.events import (
     GenerationStarted,
     MemorySampled,
     NodeMoved,
+    NodeStayed,
     RolledBack,
     StandbyReady,
     StepCommitted,
@@ -48,11 +50,12 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
         (("node-1", "node-1"), EXIT_BAD_INPUT, "'node-1' is named twice"),
         (("node-1", "node-2", "--to", "node-2", "--to", "node-1"), EXIT_BAD_INPUT, "node node-2 is to leave"),
         (("node-1", "--to", "standby-0", "--to", "node-2"), EXIT_BAD_INPUT, "2 targets are named for node node-1"),
-        (("node-1", "node-2"), EXIT_REFUSED, "there are 1 standbys for 2; start one (holdfast agent --standby)"),
+        (("node-1", "node-2"), EXIT_REFUSED, "there is 1 standby for 2; start one (holdfast agent --standby)"),
         (("standby-0",), EXIT_BAD_INPUT, "node standby-0 is a standby"),
+        (("--compact",), EXIT_BAD_INPUT, ", and no pool: give the --address of a pool"),
     ):
-        assert refused(job, *arguments)[0] == code, arguments
-        assert said in refused(job, *arguments)[1]
+        found, told = refused(job, *arguments)
+        assert (found, said in told) == (code, True), (arguments, told)
     said = job.call("move", "node-1", "--dry-run")
     assert said.startswith("standby-0 takes the place of node-1 (rank ")
     assert "why: standby-0 is warm" in said
@@ -61,10 +64,10 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
     assert status(job)["leaving"] == []
     goes_on_until_interrupted(job)
     assert len(job.all(GenerationStarted)) == 1
-    job.environment["HOLDFAST_TOKEN"] = "of-a-job-that-is-over"
-    code, said = refused(job, "node-1")
-    assert code == EXIT_UNREACHABLE
-    assert "no coordinator answers" in said
+    for token in ("", "of-a-job-that-is-over"):
+        job.environment["HOLDFAST_TOKEN"] = token
+        code, said = refused(job, "node-1")
+        assert (code, "no coordinator answers" in said) == (EXIT_UNREACHABLE, True), said
     check_losses(job, script=TINY, least=4)
 
 
@@ -108,6 +111,21 @@ def test_a_standby_that_is_not_warm_yet_is_waited_for(start_job: StartJob) -> No
     goes_on_until_interrupted(job)
     assert not job.all(FailureDetected)
     check_losses(job, script=TINY, least=6)
+
+
+def test_a_move_that_the_job_does_not_wait_for_is_said(start_job: StartJob) -> None:
+    """A standby needs longer for its shadow steps than the job for its last one, which it shares out."""
+    job = start_job("--steps", "2", "--step-seconds", "1.5", options=("--standbys", "1"))
+    job.wait(StepCommitted, step=1)
+    with job.client() as client:
+        after = client.status()["events"]
+        client.move(["node-1"])
+        told = await_moved(client, ["node-1"], after, say=None)["node-1"]
+    assert job.wait_exit() == 0, job.story()
+    (stayed,) = job.all(NodeStayed)
+    assert told == stayed
+    assert (stayed.node, stayed.reason) == ("node-1", "job_ended")
+    assert not job.all(NodeMoved)
 
 
 def test_the_node_that_writes_checkpoints_moves_and_they_are_whole(start_job: StartJob, tmp_path: Path) -> None:

@@ -167,8 +167,6 @@ MUTANTS = (
         old="strict=False) if raised == world)\n",
         new="strict=False) if raised)\n",
         why="a swap is for all or for none",
-        equivalent="a flag goes up once Arm is said, which is once all have prepared; from then on nothing but a Stop "
-        "undoes the pending generation, and v is the same everywhere: all swap a step or two sooner",
     ),
     Mutant(
         name="flags_before_its_group_stands",

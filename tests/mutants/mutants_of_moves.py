@@ -9,6 +9,10 @@ DEPARTURES = "coordination/nodes/departures.py"
 REPLACING = "coordination/nodes/replacing.py"
 COORDINATOR = "coordination/coordinator.py"
 FITTING = "coordination/nodes/fitting.py"
+JOINING = "coordination/generations/swap.py"
+HEARING = "coordination/hearing.py"
+GENERATIONS = "coordination/worker/generations.py"
+BOUNDARIES = "coordination/worker/boundaries.py"
 
 MOVE_MUTANTS = (
     Mutant(
@@ -66,5 +70,54 @@ MOVE_MUTANTS = (
         old="if one.node not in self._turn.members.nodes and self._replacing.is_beside(one):\n",
         new="if False:\n",
         why="the standby that has joined beside it has its rank and experts from then on",
+    ),
+    Mutant(
+        name="flag_that_was_seen_is_lowered",
+        file=GENERATIONS,
+        old="        return [] if flag_given else self.disarmed()\n",
+        new="        return self.disarmed()\n",
+        why="the step in progress may swap elsewhere: whoever drops the pending group stays behind",
+    ),
+    Mutant(
+        name="abandoned_vote_has_shown_no_flag",
+        file=BOUNDARIES,
+        old="FLAG_GIVEN = frozenset({Phase.VOTED, Phase.PASSED, Phase.ABANDONED, Phase.APPLYING})",
+        new="FLAG_GIVEN = frozenset({Phase.VOTED, Phase.PASSED, Phase.APPLYING})",
+        why="it may have passed elsewhere with every flag up",
+    ),
+    Mutant(
+        name="arms_once_more_while_flags_go_down",
+        file=JOINING,
+        old="        self._disarming = self._told = pending.generation\n",
+        new="        self._disarming = pending.generation\n",
+        why="a flag that a member has said to be down would go up again",
+    ),
+    Mutant(
+        name="flag_down_for_another_coordinator",
+        file=JOINING,
+        old="        if asked and told.term == self._turn.record.term:\n",
+        new="        if asked:\n",
+        why="this one may have said Arm since",
+    ),
+    Mutant(
+        name="swaps_to_whom_is_lost_and_goes_on",
+        file=HEARING,
+        old="        if lost_at is not None:  # (the flags",
+        new="        if False:  # (the flags",
+        why="all would wait in vain for a member that was lost before they swapped",
+    ),
+    Mutant(
+        name="waits_for_a_named_standby_for_ever",
+        file=REPLACING,
+        old="            if one.to and (one.to in free or self._may_come(one.to)):\n",
+        new="            if one.to:\n",
+        why="where that one is lost the next one that is warm takes the place",
+    ),
+    Mutant(
+        name="waits_for_standbys_that_are_never_warm",
+        file=REPLACING,
+        old="        if not whys or not all(whys) or self._standbys.awaited or self._becoming():\n",
+        new="        if True:\n",
+        why="the node keeps its place, and that is said",
     ),
 )

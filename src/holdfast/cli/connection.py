@@ -15,7 +15,7 @@ from holdfast.cli.options import CONNECTION
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import JobEntry, find_job, find_pool, live_jobs, registry_directory
-from holdfast.errors import BadInputError, UnreachableError
+from holdfast.errors import BadInputError, HoldfastError, UnreachableError
 
 #: bytes of a token's file that are read
 _MOST_TOKEN = 4096
@@ -87,11 +87,16 @@ class Server:
         """Return a way to the pool.
 
         Raises:
-            BadInputError, UnreachableError: as `entry`; or there is none.
+            BadInputError, UnreachableError: as `entry`; or there is none, but perhaps a job by itself.
         """
         entry = self._pool_entry()
         if entry is None:
             raise UnreachableError("no pool runs on this machine: start one (holdfast pool), or give --address URL")
+        if not entry.pool and (alone := _job_alone(entry)):
+            raise BadInputError(
+                f"at {entry.url} is job {alone}, and no pool: give the --address of a pool (holdfast pool starts one), "
+                "or leave it out for this machine's"
+            )
         return PoolClient(entry)
 
     def of_pool(self) -> PoolClient | None:
@@ -160,6 +165,15 @@ class Server:
         """
         if self.job and found != self.job:
             raise UnreachableError(f"there is no job {self.job!r} at {self.address}: the one there is {found!r}")
+
+
+def _job_alone(entry: JobEntry) -> str:
+    """Return the name of the job whose own coordinator is at an address; "" for a pool, or for nobody."""
+    try:
+        with CoordinatorClient(entry) as client:
+            return entry.job or str(client.status()["job"])
+    except HoldfastError:
+        return ""  # (whoever speaks with it says what is wrong)
 
 
 def read_token(file: Path | None) -> str | None:

@@ -202,6 +202,10 @@ class CoordinatorClient(ServerClient):
         """Yield the events whose lines `event_lines` yields."""
         return map(decode_event, self.event_lines(after, follow=follow, patience_s=patience_s))
 
+    def await_event(self, after: int, wait_s: float) -> None:
+        """Return once there are events above number `after`, or after so many seconds."""
+        self._ask("GET", f"/events?after={after}&wait={wait_s}", wait_s=wait_s)
+
     def event_lines(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[bytes]:
         """Yield the events above number `after`, as JSON: those there are, or (`follow`) all until the job ends.
 

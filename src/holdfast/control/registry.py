@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.environment import TOKEN
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.names import NAME_PATTERN
+
+#: for so long an address is waited for whose token is not given
+_CONNECT_S = 5.0
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +139,7 @@ def find_job(
 
     Raises:
         BadInputError: there are several, or no token for the address, or one that cannot be sent.
-        UnreachableError: there is none.
+        UnreachableError: there is none, or nobody answers at an address without a token.
     """
     jobs = [entry for entry in live_jobs(directory) if not entry.pool or address is not None]
     if address is not None:
@@ -159,9 +164,27 @@ def find_job(
 
 def _elsewhere(url: str, token: str | None, tls_ca: str) -> JobEntry:
     if token is None:
+        if _is_silent(url):
+            raise UnreachableError(f"no coordinator answers at {url}; where one does, give its token, too ({TOKEN})")
         raise BadInputError(f"the job at {url} does not run on this machine: give its token in {TOKEN} or --token-file")
     check_token(token)
     return JobEntry(url=url, token=token, job="", pid=0, tls_ca=tls_ca)
+
+
+def _is_silent(url: str) -> bool:
+    """Tell whether nobody listens at an address; of one that is none that is not said."""
+    try:
+        parts = urlsplit(url)
+        place = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not place[0] or place[1] is None:
+        return False
+    try:
+        socket.create_connection(place, timeout=_CONNECT_S).close()
+    except (OSError, UnicodeError):
+        return True
+    return False
 
 
 def _check_private(directory: Path) -> None:

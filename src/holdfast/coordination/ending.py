@@ -6,7 +6,7 @@ from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
-from holdfast.protocol.events import JobFailed, JobFinished
+from holdfast.protocol.events import JobFailed, JobFinished, NodeStayed
 from holdfast.protocol.messages.agent import EndNode
 from holdfast.protocol.messages.orders import JobDone
 
@@ -33,6 +33,7 @@ class Ending:
         turn = self._turn
         stops = [info.stopped for info in turn.members.workers() if info.stopped is not None]
         turn.change(outcome="finished")
+        self._nobody_moves()
         self._tell("stopped" if stops else "completed", next(filter(None, stops), ""))
         turn.order_all((info.id for info in turn.members.everybody()), JobDone())
         # (those without workers are still starting: nobody is there whom JobDone would let go)
@@ -45,6 +46,7 @@ class Ending:
         if self.over is not None:
             return
         self._turn.change(outcome="failed")
+        self._nobody_moves()
         self._turn.emit(JobFailed, why=why, traceback=traceback)
         self._send_home(exit_code, why)
 
@@ -52,8 +54,19 @@ class Ending:
         """All nodes are told to end; no outcome is written: the job can be taken up again."""
         if self.over is not None:
             return
+        self._nobody_moves()
         self._tell(reason, why, resumable=True)
         self._send_home(exit_code, why)
+
+    def _nobody_moves(self) -> None:
+        """Those that were to give their places to standbys have them still."""
+        turn = self._turn
+        stay = [one for one in turn.record.leaving if one.stays and not one.owed]
+        if stay:
+            turn.change(leaving=tuple(one for one in turn.record.leaving if one not in stay))
+        for one in stay:
+            why = "the job ended before a standby had its place"
+            turn.emit(NodeStayed, node=one.node, reason="job_ended", detail=why)
 
     def _tell(self, reason: str, why: str = "", *, resumable: bool = False) -> None:
         at = self._turn.position

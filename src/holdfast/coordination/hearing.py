@@ -199,10 +199,17 @@ class Hearing:
         parts.ledger.prove(step, self._turn.generation)
         if parts.progress.release():  # (who joins has not applied what those of before have)
             parts.failures.made_good()
+        lost_at = parts.joining.lost_at
         parts.joining.promote(step, parts.progress)
+        if lost_at is not None:  # (the flags were up before anybody heard that one of its members is not there)
+            parts.stopping.begin(lost_at)
 
     def _prepared(self, node: Node, message: msg.Prepared) -> None:
         self._turn.members.prepare(node.workers[message.worker], message.generation)
+
+    def _disarmed(self, node: Node, message: msg.Disarmed) -> None:
+        if self._turn.is_member(message.worker) and self._parts.stopping.stop is None:
+            self._parts.joining.disarmed(message)
 
     def _warmed(self, node: Node, message: msg.Warmed) -> None:
         self._parts.standbys.warmed(node, message)
@@ -306,6 +313,7 @@ class Hearing:
         msg.Warmed: while_it_goes_on(_warmed),
         msg.Entered: while_it_goes_on(_entered),
         msg.Prepared: while_it_goes_on(_prepared),
+        msg.Disarmed: while_it_goes_on(_disarmed),
         msg.Applied: while_it_goes_on(_applied),
         msg.KnownSteps: while_it_goes_on(ignore),  # agents keep it
         msg.Report: row(ignore, _report_unasked, _report, ignore),

@@ -17,6 +17,7 @@ from holdfast.protocol.node_events import (
     NodeMoved,
     NodeRepaired,
     NodesJoined,
+    NodeStayed,
     StandbyFailed,
     StandbyReady,
     StragglerFound,
@@ -383,6 +384,7 @@ AnyEvent = (
     | StandbyReady
     | StandbyFailed
     | NodeMoved
+    | NodeStayed
     | MemorySampled
     | StragglerFound
     | GenerationStarted

@@ -87,6 +87,17 @@ class NodeMoved(Event, frozen=True, kw_only=True, tag_field="event", tag="node_m
     detail: str = ""
 
 
+class NodeStayed(Event, frozen=True, kw_only=True, tag_field="event", tag="node_stayed"):
+    """A node that was to give its place to a standby keeps it.
+
+    `reason`: no_standby (none that is here will ever be warm), job_ended. `detail`: why, and what to do.
+    """
+
+    node: str
+    reason: str
+    detail: str
+
+
 class MemorySampled(Event, frozen=True, kw_only=True, tag_field="event", tag="memory_sampled"):
     """What workers held and moved around a change of the members: of leavers, joiners and one that stayed.
 

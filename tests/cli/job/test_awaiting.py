@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from holdfast.cli.job.act import _missing
+from holdfast.cli.job.act import _missing, _roll
 from holdfast.cli.job.awaiting import await_back, await_left, await_moved
 from holdfast.control.client import CoordinatorClient
-from holdfast.errors import RefusedError
-from holdfast.protocol.events import AnyEvent, NodeLeft, NodeMoved, StepCommitted
+from holdfast.errors import RefusedError, UnreachableError
+from holdfast.protocol.events import AnyEvent, NodeLeft, NodeMoved, NodeStayed, StepCommitted
 
 
 class Answers(CoordinatorClient):
@@ -23,13 +23,19 @@ class Answers(CoordinatorClient):
     def status(self) -> dict[str, Any]:
         return self.left.pop(0)
 
+    def events(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[AnyEvent]:
+        return iter(())
+
+    def await_event(self, after: int, wait_s: float) -> None:
+        assert after == 7
+
 
 def node(name: str, rank: int | None = 0, generation: int = 2, standby: str = "") -> dict[str, Any]:
     return {"node": name, "standby": standby, "workers": [{"rank": rank, "generation": generation}]}
 
 
 def status(*nodes: dict[str, Any], state: str = "running") -> dict[str, Any]:
-    return {"nodes": list(nodes), "generation": 2, "state": state}
+    return {"nodes": list(nodes), "generation": 2, "state": state, "leaving": [], "events": 7}
 
 
 def test_a_node_is_back_once_its_workers_are_in_the_generation_in_force() -> None:
@@ -37,14 +43,14 @@ def test_a_node_is_back_once_its_workers_are_in_the_generation_in_force() -> Non
     client = Answers(
         status(), status(starting), status(node("a", None)), status(node("a", generation=1)), status(node("a"))
     )
-    await_back(client, "a")
+    assert await_back(client, "a", 7)
     assert not client.left
 
 
 def test_a_standby_is_back_once_it_waits_again() -> None:
     """It never gets a rank: a rolling drain waited for ever."""
     client = Answers(status(), status(node("s", None, 0, standby="cold")))
-    await_back(client, "s")
+    assert await_back(client, "s", 7)
     assert not client.left
 
 
@@ -122,6 +128,50 @@ def test_of_one_whose_follower_is_lost_before_it_has_trained_nobody_has_the_plac
     client = Moves(waiting, waiting, waiting, events=([left_], [left_, steps[0]], [left_, *steps]))
     assert await_moved(client, ["a"], 7, say=None) == {"a": None}
     assert not client.left
+
+
+def test_of_one_that_keeps_its_place_it_is_told_why() -> None:
+    stayed = NodeStayed(time=1.0, job="j", term=1, generation=3, seq=8, node="a", reason="no_standby", detail="none")
+    client = Moves(left(node("a")), events=([stayed],))
+    assert await_moved(client, ["a"], 7, say=None) == {"a": stayed}
+    assert not client.left
+
+
+def test_one_that_is_lost_before_it_is_back_is_not_waited_for() -> None:
+    gone = NodeLeft(time=1.0, job="j", term=1, generation=3, seq=8, node="a", reason="failed")
+    client = Moves(left(), left(node("a", None)), left(), events=([], [gone]))
+    assert not await_back(client, "a", 7)
+    assert not client.left
+
+
+class Rolls(Answers):
+    """Nodes that leave and come back when they are asked to; but the first time that one does, another is lost."""
+
+    def __init__(self, *names: str, loses: str) -> None:
+        self.here, self.loses, self.drained = list(names), loses, list[str]()
+
+    def status(self) -> dict[str, Any]:
+        return status(*map(node, self.here))
+
+    def drain(self, nodes: Sequence[str]) -> None:
+        if nodes[0] not in self.here:
+            raise UnreachableError(f"there is no node {nodes[0]!r}")
+        self.drained += nodes
+        self.here = [name for name in self.here if name not in (*nodes, self.loses)]
+
+    def undrain(self, node: str) -> bool:
+        self.here.append(node)
+        return True
+
+
+def test_all_others_are_drained_in_turn_where_one_is_lost_meanwhile() -> None:
+    client, said = Rolls("a", "b", "c", loses="b"), list[str]()
+    assert _roll(client, said.append) == (["a", "c"], ["b"])
+    assert client.drained == ["a", "c"]
+    assert [line for line in said if line.startswith("b ")] == [
+        "b is gone, and is left by itself: `holdfast events` says what has become of it (2 of 3)"
+    ]
+    assert said[-1] == "c is back (3 of 3)"
 
 
 def test_of_one_that_is_lost_before_nobody_has_the_place() -> None:

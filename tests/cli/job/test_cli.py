@@ -202,7 +202,6 @@ def busy_port() -> Iterator[int]:
         (["agent", "--node-name", "../x", "--", "SCRIPT"], "--node-name is '../x'"),
         (["agent", "--node-name", "n\n", "--", "SCRIPT"], "--node-name is 'n\\n'"),
         (["coordinator", "--name", "a b"], "--name is 'a b'"),
-        (["status", "--address", "http://127.0.0.1:9"], "--token-file"),
         (["status", "--token-file", "TMP/none"], "none cannot be read"),
         (["run", "--nodes", "0:4", "SCRIPT"], "--nodes is '0:4': give a number of nodes, or MIN:MAX"),
         (["run", "--nodes", "4:2", "SCRIPT"], "--nodes is 4:2: the first number must not be above the second"),
@@ -279,6 +278,18 @@ def test_a_missing_coordinator_is_told(environment: dict[str, str]) -> None:
     result = cold({**environment, TOKEN: "t"}, "status", "--address", "http://127.0.0.1:9")
     assert result.returncode == 3
     assert "no coordinator answers at http://127.0.0.1:9" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["status"], ["move", "n"], ["drain", "n"], ["move", "--compact"], ["stop"], ["jobs"]]
+)
+def test_nobody_answers_is_nobody_answers_without_a_token_too(
+    words: list[str], environment: dict[str, str], holdfast: Run
+) -> None:
+    result = holdfast(environment, *words, "--address", "http://127.0.0.1:9")
+    assert result.returncode == 3, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert "no coordinator answers at http://127.0.0.1:9; where one does, give its token, too" in line
 
 
 def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: Path, holdfast: Run) -> None:

@@ -46,6 +46,7 @@ from holdfast.protocol.messages.any_side import (
     Complaint,
     Decision,
     DecisionKind,
+    Disarm,
     EndNode,
     Entered,
     Finished,
@@ -520,6 +521,7 @@ def test_an_older_coordinator_is_refused() -> None:
         prepare_node(2, 5, "node-0/0/00000002"),
         Stop(term=2, generation=1),
         Arm(term=2, generation=1),
+        Disarm(term=2, generation=1),
         Void(term=2, generation=1),
     ],
     ids=lambda order: type(order).__name__,
@@ -528,6 +530,8 @@ def test_orders_of_a_lower_term_are_refused(order: NodeOrder) -> None:
     current, newer = Bench(term=2), Bench(term=3)
     if isinstance(order, Arm | Void):  # (they are for whom a pending plan names)
         current.hear(prepare_node(2, 1, current.worker))
+    if isinstance(order, Disarm):  # (and those for whom the one in force does)
+        current.hear(begin_node(2, 1, current.worker))
     (passed,) = current.hear(order)
     assert isinstance(passed, Pass)
     assert passed.workers == (current.worker,)
@@ -546,6 +550,8 @@ def test_what_is_said_once_to_a_node_reaches_those_whom_it_concerns() -> None:
     arm, void = Arm(term=1, generation=2), Void(term=1, generation=2)
     assert bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a))) == [Pass((a, b), Prepare(plan=plan(1, 2, a, b)))]
     assert bench.hear(arm) == [Pass((a, b), arm)]
+    disarm = Disarm(term=1, generation=2)
+    assert bench.hear(disarm) == [Pass((a,), disarm)], "who is only about to join knows of no step"
     assert bench.hear(stop) == [Pass((a, b), stop)]
     assert bench.hear(void) == [Pass((a, b), void)]
     assert bench.hear(stop) == [Pass((a,), stop)], "what was voided names nobody"

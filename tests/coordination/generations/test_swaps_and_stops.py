@@ -56,15 +56,96 @@ def test_a_swap_that_passed_before_a_stop_is_void() -> None:
     assert job.machine.record.plan.generation == 1
 
 
-def test_a_pending_group_of_the_coordinator_before_is_undone_by_a_stop_only() -> None:
+def test_a_pending_group_of_the_coordinator_before_may_be_armed_and_is_not_simply_forgotten() -> None:
     job = joining(armed=False)
     job.boot(takeover=True)
     for node in NODES[:3]:
         job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)), term=1))
     job.connect(hello("n3", (attach(w("n3")),), term=1))
     job.lose("n3")
-    assert set(job.orders(msg.Stop)) == {w("n0"), w("n1"), w("n2")}
+    assert set(job.orders(msg.Disarm)) == {w("n0"), w("n1"), w("n2")}
     assert job.orders(msg.Void) == {}
+
+
+def disarming() -> Job:
+    """Once all were armed n3 is lost: the flags are to be down again."""
+    job = joining(armed=True)
+    job.lose("n3")
+    assert set(job.orders(msg.Disarm)) == {w("n0"), w("n1"), w("n2")}
+    return job
+
+
+def disarmed(node: str = "n0", term: int = 1, generation: int = 2) -> msg.Disarmed:
+    return msg.Disarmed(worker=w(node), term=term, generation=generation)
+
+
+def test_where_the_swap_passed_before_the_flags_were_down_its_plan_is_left_at_once() -> None:
+    job = disarming()
+    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
+    assert job.machine.record.plan is not None
+    assert job.machine.record.plan.generation == 2
+    assert set(job.orders(msg.Stop)) == {w("n0"), w("n1"), w("n2")}
+    job.say(disarmed("n1"))
+    assert job.orders(msg.Void) == {}
+
+
+def test_what_a_member_says_of_another_time_or_generation_proves_nothing() -> None:
+    job = disarming()
+    for stale in (disarmed(term=0), disarmed(generation=1), disarmed(generation=3)):
+        job.say(stale)
+        assert job.machine.record.pending is not None
+        assert job.kinds == []
+    job.say(disarmed())
+    assert job.machine.record.pending is None
+    job.say(disarmed("n1"))
+    assert job.kinds == [], "once is enough"
+
+
+def test_nobody_is_believed_who_was_not_asked() -> None:
+    job = joining(armed=True)
+    job.say(disarmed())
+    assert job.machine.record.pending is not None
+    job.lose("n3")
+    job.connect(hello("n4"))
+    job.say(attach(w("n4")))
+    job.say(disarmed("n4"))
+    assert job.machine.record.pending is not None, "it is in no plan"
+
+
+def test_whoever_comes_again_meanwhile_the_flags_stay_down() -> None:
+    """Arm once more, and what a member has said of its flag would not be the last word."""
+    job = joining(armed=False)
+    job.boot(takeover=True)
+    for node in NODES:
+        kept = (attach(w(node)), *([msg.Entered(worker=w(node), generation=1, applied=0)] if node != "n3" else []))
+        job.connect(hello(node, kept, term=1))
+    job.lose("n3")
+    job.connect(hello("n3", (attach(w("n3")),), term=1))
+    for node in NODES:
+        job.say(msg.Prepared(worker=w(node), generation=2))
+        assert "Arm" not in job.kinds
+    job.say(disarmed(term=2))
+    assert job.kinds == ["persist", *["Void"] * 4]
+
+
+def test_a_member_that_is_lost_meanwhile_is_a_failure_as_any_other() -> None:
+    job = disarming()
+    job.lose("n2")
+    assert set(job.orders(msg.Stop)) == {w("n0"), w("n1")}
+    job.say(disarmed())
+    assert job.orders(msg.Void) == {}
+    for node in ("n0", "n1"):
+        job.report(node, 0)
+    assert job.machine.record.pending is None
+
+
+def test_where_nobody_says_so_in_time_all_are_stopped() -> None:
+    job = disarming()
+    for _ in range(31):
+        for node in NODES[:3]:
+            job.tell(node, msg.Heartbeat())
+        job.tick(1.0)
+    assert job.machine.parts.stopping.stop is not None
 
 
 def test_a_report_for_another_stop_does_not_count() -> None:

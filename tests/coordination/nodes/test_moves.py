@@ -167,6 +167,11 @@ def test_a_standby_that_is_lost_once_it_has_joined_costs_its_own_loss_and_the_ne
     assert members(job) == ALL, "nobody's place is empty: s1 waits on"
     assert job.machine.record.wanted == 3
     assert [(one.node, one.to) for one in job.machine.record.leaving] == [("n1", "s0")]
+    gone_on(job, 4, *ALL, generation=job.machine.record.generation)
+    joins(job, "s1", step=5)
+    for node in (*ALL, "s1"):
+        job.report(node, 6)
+    assert members(job) == ("n0", "s1", "n2")
 
 
 def test_one_that_is_lost_once_its_standby_has_joined_is_followed_by_it_at_its_rank() -> None:
@@ -321,7 +326,7 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
         (BadInputError, "n2 is to leave", ("n1", "n2"), ("n2", "n1")),
         (BadInputError, "s0 is a standby: it has no place to give", ("s0",), ()),
         (BadInputError, "2 targets are named for node n1", ("n1",), ("s0", "s1")),
-        (RefusedError, "there are 1 standbys for 2; start one", ("n1", "n2"), ()),
+        (RefusedError, "nodes n1, n2 cannot move: there is 1 standby for 2; start one", ("n1", "n2"), ()),
     )
     for error, said, nodes, to in wrong:
         with pytest.raises(error, match=said):

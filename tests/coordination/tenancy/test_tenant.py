@@ -101,12 +101,12 @@ def test_what_has_changed_is_told_and_nothing_twice() -> None:
     job = pooled(nodes=3).train("n0", "n1")
     job.tick(0.01)
     assert job.tick(0.01) == []
-    job.machine.parts.tenant.refuse("n7")
+    job.machine.parts.tenant.refuse(hello("n7"), "old")
     job.tick(0.01)
-    assert [one.refuses for one in job.told] == [{"n7"}]
+    assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old")}]
     job.machine.turn.change(quarantined=(Quarantined(node="n8", host="h", why="broken", since=job.now),))
     job.tick(0.01)
-    assert [one.refuses for one in job.told] == [{"n7", "n8"}]
+    assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old"), "n8": NodeUnfit(why="broken")}]
     job.tick(0.01)
     assert not job.told
 

@@ -19,6 +19,7 @@ from holdfast.coordination.worker.tasks import (
     Build,
     Compute,
     Done,
+    Drop,
     Enter,
     Entering,
     Finish,
@@ -324,6 +325,72 @@ def test_a_void_lowers_the_flag() -> None:
     machine.order(msg.Void(term=1, generation=2))
     assert machine.generations.flags == ()
     assert machine.generations.pending is None
+
+
+def armed(machine: WorkerMachine) -> WorkerMachine:
+    machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
+    machine.prepared(2)
+    machine.order(msg.Arm(term=1, generation=2))
+    return machine
+
+
+DISARM = msg.Disarm(term=1, generation=2)
+DISARMED = Tell(msg.Disarmed(worker=ME, term=1, generation=2))
+
+
+def test_a_flag_that_nobody_has_seen_is_lowered_at_once() -> None:
+    machine = armed(computing())
+    assert machine.order(DISARM) == [DISARMED]
+    assert machine.generations.flags == ()
+    assert machine.order(msg.Void(term=1, generation=2)) == [Drop(2)]
+
+
+def test_of_a_flag_that_was_given_it_is_said_after_the_step_and_only_if_that_did_not_swap() -> None:
+    for swaps in (False, True):
+        for passed in (False, True):  # (the order comes before it is known what the others have raised, or after)
+            machine = armed(voted())
+            if not passed:
+                assert machine.order(DISARM) == []
+            machine.vote_passed(commit(1.0, *([msg.Flag.SWAP] if swaps else [])))
+            if passed:
+                assert machine.order(DISARM) == []
+            machine.begin_apply()
+            told = machine.applied_step()
+            assert (DISARMED in told, machine.generation) == ((False, 2) if swaps else (True, 1))
+            assert machine.generations.flags == ()
+
+
+def test_of_a_vote_that_was_abandoned_nobody_knows_whether_it_swapped_elsewhere() -> None:
+    machine = armed(voted())
+    machine.vote_abandoned()
+    assert machine.order(DISARM) == []
+
+
+def test_who_is_armed_anew_says_nothing_of_what_was_asked_before() -> None:
+    machine = armed(voted())
+    machine.order(DISARM)
+    machine.order(msg.Arm(term=2, generation=2))
+    machine.vote_passed(commit(1.0))
+    machine.begin_apply()
+    assert DISARMED not in machine.applied_step()
+    assert machine.generations.flags == (msg.Flag.SWAP,)
+
+
+@pytest.mark.parametrize("other", [msg.Disarm(term=0, generation=2), msg.Disarm(term=1, generation=3)])
+def test_an_order_of_another_time_or_generation_lowers_nothing(other: msg.Disarm) -> None:
+    machine = armed(computing())
+    assert machine.order(other) == []
+    assert machine.generations.flags == (msg.Flag.SWAP,)
+
+
+def test_who_is_stopped_or_only_about_to_join_says_nothing() -> None:
+    machine = armed(computing())
+    machine.order(msg.Stop(term=1, generation=2))
+    assert machine.order(DISARM) == []
+    joiner = WorkerMachine(w("n2"), samples=SAMPLES)
+    joiner.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
+    joiner.prepared(2)
+    assert joiner.order(DISARM) == [], "it is in no step whose flags it could know"
 
 
 def test_the_end_interrupts_whoever_still_waits_for_something() -> None:

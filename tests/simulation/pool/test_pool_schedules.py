@@ -10,6 +10,7 @@ from holdfast.coordination.pool.inputs import JobSaid, NodeGone, PoolInput
 from holdfast.coordination.pool.instructions import BeginJob, EmitPool, PersistPool, PoolInstruction
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.interface import Bid
+from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.tenancy.holding import hear
 from holdfast.protocol.messages.pool import NodeGrant
 from holdfast.protocol.pool.held import Held
@@ -43,7 +44,7 @@ def test_a_number_is_a_schedule() -> None:
 def test_schedules_try_everything() -> None:
     plans = [pool_plan(number) for number in range(300)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(PoolFaultKind)
-    assert {plan.policy for plan in plans} == {"equal", "weighted", "priority", "sized"}
+    assert {plan.policy for plan in plans} == set(POLICIES)
     assert {visit.what for plan in plans for job in plan.jobs for visit in job.visits} == {
         "suspend",
         "resume",
@@ -105,8 +106,8 @@ class ShrinksTooFar(Pool):
         granting = self._granting
         right = granting.bid
 
-        def bid(job: PooledJob) -> Bid:
-            said = right(job)
+        def bid(job: PooledJob, nodes: int = 0) -> Bid:
+            said = right(job, nodes)
             return Bid(**{**{name: getattr(said, name) for name in Bid.__slots__}, "least": 1, "sizes": ()})
 
         granting.bid = bid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -19,8 +19,8 @@ from holdfast.cli.pool.nodes import move_together, scale_job, undrain_nodes
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.pool_client import PoolClient
 from holdfast.coordination.nodes.injection import FAULTS
-from holdfast.errors import EXIT_FAILED, BadInputError, RefusedError
-from holdfast.protocol.events import NodeMoved
+from holdfast.errors import EXIT_FAILED, EXIT_REFUSED, BadInputError, RefusedError, UnreachableError
+from holdfast.protocol.events import NodeMoved, NodeStayed
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what moves, to whom, how long and why; do nothing.")]
 
@@ -104,20 +104,27 @@ def move(
         client.move(nodes, to or ())
         moved = {} if no_wait else await_moved(client, nodes, after, say=None if as_json else say)
     if as_json:
-        print_json({"nodes": nodes, "moved": [_as_moved(event) for event in moved.values() if event is not None]})
-    for node in nodes:
-        event = moved.get(node)
-        if as_json:
-            continue
-        if no_wait:
-            say(f"{node} gives its place away at the end of a step, once a standby is warm")
-        elif event is None:
-            say(f"{node} has given its place to nobody: `holdfast events` says what has become of it")
-        else:
-            took = f"{event.down_s:.3f} s from a step's end to the next one's, {event.moved_bytes / 1e6:.1f} MB moved"
-            say(f"{event.to_node} has taken {node}'s place: {took}")
-    if not no_wait and None in moved.values():
+        stayed = {event.node: event.detail for event in moved.values() if isinstance(event, NodeStayed)}
+        told = [_as_moved(event) for event in moved.values() if isinstance(event, NodeMoved)]
+        print_json({"nodes": nodes, "moved": told, "stayed": stayed})
+    for node in () if as_json else nodes:
+        later = "gives its place away at the end of a step, once a standby is warm"
+        say(f"{node} {later}" if no_wait else _became(moved, node))
+    if any(isinstance(event, NodeStayed) for event in moved.values()):
+        raise typer.Exit(EXIT_REFUSED)
+    if None in moved.values():
         raise typer.Exit(EXIT_FAILED)
+
+
+def _became(moved: Mapping[str, NodeMoved | NodeStayed | None], node: str) -> str:
+    """Say what has become of a node that was to give its place away."""
+    event = moved[node]
+    if event is None:
+        return f"{node} has given its place to nobody: `holdfast events` says what has become of it"
+    if isinstance(event, NodeStayed):
+        return f"{node} keeps its place: {event.detail}"
+    took = f"{event.down_s:.3f} s from a step's end to the next one's, {event.moved_bytes / 1e6:.1f} MB moved"
+    return f"{event.to_node} has taken {node}'s place: {took}"
 
 
 def _foresee(server: Server, nodes: Sequence[str], to: Sequence[str], *, stays: bool, as_json: bool) -> None:
@@ -184,31 +191,52 @@ def drain(
         return
     with server.client() as client:
         if rolling:
-            left = _roll(client, say=(lambda _: None) if as_json else say)
+            left, lost = _roll(client, say=(lambda _: None) if as_json else say)
         else:
+            lost: list[str] = []
             left = list(nodes or ())
             client.drain(left)
             if not no_wait:
                 await_left(client, left)
     if as_json:
-        print_json({"nodes": left, "left": not no_wait})
+        print_json({"nodes": left, "left": not no_wait, **({"lost": lost} if rolling else {})})
     elif not rolling:
         what = "leaves at the end of a step" if no_wait else "has left"
         for node in left:
             say(f"{node} {what}; `holdfast undrain {node}` lets it come back")
 
 
-def _roll(client: CoordinatorClient, say: Callable[[str], None]) -> list[str]:
-    """Let every node leave and come back, one after the other; return their names."""
+def _roll(client: CoordinatorClient, say: Callable[[str], None]) -> tuple[list[str], list[str]]:
+    """Let every node leave and come back, one after the other; return those, and those that were lost meanwhile."""
     names = [str(node["node"]) for node in client.status()["nodes"]]
-    for done, name in enumerate(names):
-        client.drain([name])
-        await_left(client, [name])
+    left: list[str] = []
+    for done, name in enumerate(names, start=1):
+        place = f"({done} of {len(names)})"
+        if not _drained(client, name):
+            say(f"{name} is gone, and is left by itself: `holdfast events` says what has become of it {place}")
+            continue
+        left.append(name)
+        after = client.status()["events"]
         started = client.undrain(name)
         say(f"{name} has left: {'it is started again' if started else 'start `holdfast agent` there again'}")
-        await_back(client, name)
-        say(f"{name} is back ({done + 1} of {len(names)})")
-    return names
+        if await_back(client, name, after):
+            say(f"{name} is back {place}")
+        else:
+            left.pop()
+            say(f"{name} is lost again, and is left by itself: `holdfast events` says what has become of it {place}")
+    return left, [name for name in names if name not in left]
+
+
+def _drained(client: CoordinatorClient, name: str) -> bool:
+    """Have a node leave, and wait until it has; return whether there was one."""
+    try:
+        client.drain([name])
+    except UnreachableError:
+        if name in {node["node"] for node in client.status()["nodes"]}:
+            raise
+        return False
+    await_left(client, [name])
+    return True
 
 
 def undrain(

@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 from holdfast.coordination.agent.instructions import Pass
 from holdfast.coordination.telling.plan_change import Assignment, MisfitError, rebuilt, rebuilt_shares
 from holdfast.protocol.messages.agent import NodeOrder
-from holdfast.protocol.messages.orders import Arm, Begin, JobDone, LookAround, Order, Posted, Prepare, Stop, Void
+from holdfast.protocol.messages.orders import (
+    Arm,
+    Begin,
+    Disarm,
+    JobDone,
+    LookAround,
+    Order,
+    Posted,
+    Prepare,
+    Stop,
+    Void,
+)
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PlanChange, PrepareNode, Shares
 from holdfast.protocol.plan import GenerationPlan
 
@@ -141,12 +152,14 @@ class KnownPlans:
         return known.plan
 
     def _concerned(
-        self, order: Posted | LookAround | Stop | Arm | Void | JobDone, workers: Sequence[str]
+        self, order: Posted | LookAround | Stop | Arm | Disarm | Void | JobDone, workers: Sequence[str]
     ) -> frozenset[str]:
         """Return whom an order is for."""
         match order:
             case Arm():
                 return self._pending
+            case Disarm():
+                return self._members
             case Void():
                 members, self._pending = self._pending, frozenset()
                 return members

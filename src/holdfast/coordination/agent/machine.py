@@ -62,6 +62,7 @@ from holdfast.protocol.messages.orders import (
     AcceptCheckpoint,
     Arm,
     CheckpointOrder,
+    Disarm,
     JobDone,
     LookAround,
     Posted,
@@ -212,7 +213,7 @@ class AgentMachine:
                 return self._asked(message)
             case EndHung() | Replace():
                 return self._give_way(message, now)
-            case BeginNode() | PrepareNode() | Posted() | Stop() | LookAround() | Arm() | Void() | JobDone():
+            case BeginNode() | PrepareNode() | Posted() | Stop() | LookAround() | Arm() | Disarm() | Void() | JobDone():
                 return self._order_all(message, now)
             case Committed():
                 if message.term >= self.term:
@@ -288,7 +289,7 @@ class AgentMachine:
         match order:
             case BeginNode(plan=change) | PrepareNode(plan=change):
                 return change.rest.term >= self.term
-            case Stop() | Arm() | Void() | PruneCheckpoints() | Warm() | StandBy():
+            case Stop() | Arm() | Disarm() | Void() | PruneCheckpoints() | Warm() | StandBy():
                 return order.term >= self.term
             case _:
                 return True  # carries no term: the connection's Welcome vouches for it

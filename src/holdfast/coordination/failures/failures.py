@@ -71,7 +71,9 @@ class Failures:
         if record.plan is not None and any(record.plan.rank(worker) is not None for worker in workers):
             self._stopping.begin(since)
         elif record.pending is not None and any(record.pending.rank(worker) is not None for worker in workers):
-            self.undo_pending(since)
+            stops = self._stopping.stop is not None or not self._joining.armed
+            if stops or not self._joining.disarm(since):
+                self.undo_pending(since)
 
     def undo_pending(self, since: float, suspects: Collection[str] | None = None) -> None:
         """The pending generation cannot come. Once armed, some may have swapped already: only Stop is safe then."""

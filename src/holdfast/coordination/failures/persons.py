@@ -10,6 +10,7 @@ from holdfast.protocol.events import (
     JobFailed,
     JobWaiting,
     NodeLeft,
+    NodeStayed,
     RolledBack,
     SnapshotFailed,
     name_of,
@@ -31,6 +32,8 @@ def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
             asked = OPERATOR, f"holdfast scale +{event.nodes}", event.why
         case NodeLeft(reason="quarantined"):
             asked = SITE, f"holdfast undrain {event.node}", f"node {event.node} is quarantined"
+        case NodeStayed(reason="no_standby"):
+            asked = OPERATOR, "holdfast agent --standby", f"node {event.node} cannot move: {event.detail}"
         case RolledBack() if event.to_step < step:
             asked = OPERATOR, look, f"{step - event.to_step} steps are undone: {event.why}"
         case CheckpointFailed(tries=1):  # (who was told of the first one need not be told of each)

@@ -4,6 +4,10 @@ give a slow node fewer micro-batches.
 A pending group is built beside the one in use, then swapped.
 
 Prepare -> all Prepared -> Arm -> every swap flag up in one commit operation -> the pending plan is in force.
+
+Where one is lost that was to join, the others need not stop for it: Void before Arm. After it they are to lower their
+flags (Disarm). As soon as one member says that its flag is down from the step in progress on, no step can swap: Void
+then. Where all flags were up already the plan is in force, and its loss is one as any other.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
-from holdfast.protocol.messages.orders import Arm, Void
+from holdfast.protocol.messages.orders import Arm, Disarm, Void
+from holdfast.protocol.messages.worker import Disarmed
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, DecisionKind, ExpertPlan, GenerationPlan
 
@@ -46,6 +51,8 @@ class Joining:
         self.armed = turn.record.pending is not None
         #: the pending generation that this coordinator has said Arm for
         self._told = 0
+        #: the pending generation whose flags are to be down again, and since when somebody lacks that was to join
+        self._disarming, self._lost_at = 0, 0.0
         self._since = 0.0
         self._not_before = 0.0
         #: newcomers whose groups did not come about: how often, and until when they are left out
@@ -150,8 +157,41 @@ class Joining:
         self.armed, self._told = True, pending.generation
         turn.order_all(pending.workers, Arm(term=turn.record.term, generation=pending.generation))
 
+    def disarm(self, lost_at: float) -> bool:
+        """One that was to join is lost, and flags may be up: have them lowered, and see whether the swap has passed.
+
+        Returns:
+            Whether a member is there that can say so.
+        """
+        turn = self._turn
+        plan, pending = turn.record.plan, turn.record.pending
+        if plan is None or pending is None or not turn.members.live(plan.workers):
+            return False
+        if self._disarming == pending.generation:
+            return True
+        # (nor is Arm said any more, whoever comes again: what members say now would not be the last word)
+        self._disarming = self._told = pending.generation
+        self._lost_at = lost_at
+        self.wait_anew()
+        turn.order_all(plan.workers, Disarm(term=turn.record.term, generation=pending.generation))
+        return True
+
+    def disarmed(self, told: Disarmed) -> None:
+        """A member's flag stays down: the pending plan cannot come any more."""
+        pending = self._turn.record.pending
+        asked = pending is not None and told.generation == pending.generation == self._disarming
+        if asked and told.term == self._turn.record.term:
+            self.armed = False
+            self.void()
+
+    @property
+    def lost_at(self) -> float | None:
+        """When one was lost of the pending plan, which may come nevertheless; None: nobody was, as far as is known."""
+        pending = self._turn.record.pending
+        return self._lost_at if pending is not None and pending.generation == self._disarming else None
+
     def void(self, suspects: Collection[str] | None = None) -> None:
-        """Forget a pending plan that was never armed, and try again a little later.
+        """Forget a pending plan that cannot come any more, and try again a little later.
 
         Args:
             suspects: who the group could not be built with, as far as that is known; None: nobody is to blame. They are

@@ -31,7 +31,7 @@ from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.progress.recovery_cost import DRAIN, MOVE
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, RefusedError, UnreachableError
-from holdfast.protocol.events import NodeLeft
+from holdfast.protocol.events import NodeLeft, NodeStayed
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import EndNode, Refused
 from holdfast.protocol.names import node_of
@@ -256,6 +256,10 @@ class Departures:
         for one in self._turn.record.leaving:
             if one.owed and (self._ledger.proven >= one.step or not self._turn.members.unfinished(plan)):
                 self._settle(one)
+            elif one.stays and not self._replacing.is_beside(one) and (why := self._replacing.in_vain(one)):
+                turn, record = self._turn, self._turn.record
+                turn.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
+                turn.emit(NodeStayed, node=one.node, reason="no_standby", detail=why)
 
     def begin(self, plan: GenerationPlan) -> None:
         """A step was committed just now, so that least is done twice: stop the members where some of them can go.

@@ -35,16 +35,18 @@ def foresee(
     given = dict(zip(names, to, strict=False))
     promised = {one.to for one in parts.turn.record.leaving} | set(to)
     free = sorted(
-        (name for name in parts.members.standbys if name not in promised),
+        (name for name in parts.members.standbys if name not in promised and not parts.standbys.in_vain(name)),
         key=lambda name: parts.standbys.warm_in_s(name),
     )
+    later = [one.node for one in parts.turn.record.leaving if one.stays]  # (standbys once they have moved themselves)
     found: list[MoveForecast] = []
     for name in new:
         target = given.get(name, "")
         if not target and not parts.members.nodes[name].standby:
-            taking = [one for one in free if stays or parts.standbys.ready(one)]
+            taking = [one for one in free if stays or parts.standbys.ready(one)] or (later if stays else [])
             target = taking[0] if taking and (stays or parts.config.spec.recovery.uses_standbys) else ""
             free = [one for one in free if one != target]
+            later = [one for one in later if one != target]
         found.append(_forecast(parts, name, target))
     return found
 
@@ -68,6 +70,8 @@ def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
     if to:
         pauses = [Cost.SWAP, *pauses] if beside else [*pauses, Cost.TRANSFER]
         first = f"{to} is warm in about {warm_s:.1f} s" if warm_s else f"{to} is warm"
+        if math.isinf(warm_s):
+            first = f"{to} gives its own place away before, and is a standby then"
     else:
         longer = (left + 1) / max(left, 1)
         first = f"no standby takes its place: {left} of {left + 1} nodes go on, a step takes {longer:.2f} times as long"
@@ -106,7 +110,7 @@ def waits_for(parts: JobParts, one: Departure) -> str:
         waiting = [other for other in leaving if not (other.owed or any(parts.replacing.beside_of(other)))]
         found = parts.replacing.targets(waiting)
         if one.node not in found:
-            return f"standby {one.to} to be warm" if one.to else "a standby to be warm"
+            return parts.replacing.waits_for(one)
     if turn.record.plan is None:
         return "the job to begin"
     if turn.record.plan.last:

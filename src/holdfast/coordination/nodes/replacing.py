@@ -57,12 +57,11 @@ class Replacing:
             return
         self._stand_ins = {name: whose for name, whose in self._stand_ins.items() if self._stands_in(name)}
         for name in self._empty(plan):
-            found = self._choose(name, self._candidates())
-            if found is None:
+            standby = self._choose(name, self._candidates())
+            if standby is None:
                 return
-            standby, why = found
             self.promote(standby)
-            self._stand_ins[standby] = name, why
+            self._stand_ins[standby] = name, self._whence(name, standby)
 
     def _weigh(self, plan: GenerationPlan) -> Replacement:
         """Say whether standbys take the places that are empty now, and keep why."""
@@ -111,8 +110,7 @@ class Replacing:
 
     def has_come(self, one: Departure) -> None:
         """A standby that has joined beside a node takes its place with the next generation."""
-        why = "it was asked for" if one.to == one.beside else self._whence(one.node, one.beside)
-        self._stand_ins[one.beside] = one.node, why
+        self._stand_ins[one.beside] = one.node, self._why_it(one, one.beside)
 
     def targets(self, leaving: Iterable[Departure]) -> dict[str, tuple[str, str]]:
         """Return which warm standbys would take the places of nodes that leave, by node, and why it is these."""
@@ -123,14 +121,47 @@ class Replacing:
             choice = None
             if one.closes:
                 continue
-            if one.to:
-                choice = (one.to, "it was asked for") if one.to in free else None
+            if one.to and (one.to in free or self._may_come(one.to)):
+                choice = one.to if one.to in free else None
             elif one.stays or self._config.spec.recovery.uses_standbys:
                 choice = self._choose(one.node, [name for name in free if name not in named])
             if choice is not None:
-                found[one.node] = choice
-                del free[choice[0]]
+                found[one.node] = choice, self._why_it(one, choice)
+                del free[choice]
         return found
+
+    def _why_it(self, one: Departure, name: str) -> str:
+        """Say why this one takes the place of a node that leaves."""
+        if one.to == name:
+            return "it was asked for"
+        gone = f"standby {one.to}, which was asked for, cannot have it; " if one.to else ""
+        return (gone + self._whence(one.node, name)).removesuffix("; ")
+
+    def _may_come(self, name: str) -> bool:
+        """Tell whether a node may be a warm standby some time: it waits, or gives its own place away before."""
+        return self._standbys.may_come(name) or any(one.node == name and one.stays for one in self._turn.record.leaving)
+
+    def waits_for(self, one: Departure) -> str:
+        """Return what a node waits for that gives its place away, while nobody is warm who could take it."""
+        if one.to and self._may_come(one.to):
+            return f"standby {one.to} to be warm"
+        before = [other.node for other in self._turn.record.leaving if other.stays and other.node != one.node]
+        if before and not any(map(self._standbys.may_come, self._turn.members.standbys)):
+            return f"{before[0]}, which gives its own place away before it and is a standby then"
+        return f"a standby to be warm ({one.to}, which was asked for, cannot be)" if one.to else "a standby to be warm"
+
+    def in_vain(self, one: Departure) -> str:
+        """Return why no standby will ever take the place of a node, and what to do; "" where one may."""
+        here = self._turn.members.standbys
+        whys = [self._standbys.in_vain(name) for name in here]
+        if not whys or not all(whys) or self._standbys.awaited or self._becoming():
+            return ""
+        return f"{'; '.join(whys)}: {_remedy([one.node], 'another')}"
+
+    def _becoming(self) -> list[str]:
+        """Return the nodes that are standbys as soon as those train that have come for their places."""
+        leaving = self._turn.record.leaving
+        return [one.node for one in leaving if one.stays and (one.owed or self.is_beside(one))]
 
     def stand_in_for(self, leaving: Iterable[Departure]) -> list[str]:
         """These nodes leave: let standbys that are warm take their places; return all workers that take any."""
@@ -177,7 +208,7 @@ class Replacing:
             found = self._choose(name, [name for name in members.standbys if self._standbys.ready(name)])
             if found is None:
                 return
-            self.promote(found[0])
+            self.promote(found)
 
     # ---- inside ----
 
@@ -213,8 +244,8 @@ class Replacing:
             return warm
         return [name for name, node in standbys.items() if node.complete]
 
-    def _choose(self, lost: str, candidates: Collection[str]) -> tuple[str, str] | None:
-        """Return who takes the place of a node, and why; None: nobody can.
+    def _choose(self, lost: str, candidates: Collection[str]) -> str | None:
+        """Return who takes the place of a node; None: nobody can.
 
         One of its rack comes first, then one of its zone; of a rack, one that is in its zone, too.
         """
@@ -222,8 +253,7 @@ class Replacing:
             return None
         slow = self.slow
         candidates = [name for name in candidates if name not in slow] or candidates
-        found = max(candidates, key=lambda name: self._near(lost, name))
-        return found, self._whence(lost, found)
+        return max(candidates, key=lambda name: self._near(lost, name))
 
     def _near(self, lost: str, name: str) -> tuple[bool, bool]:
         """Tell whether a node is in the rack, and in the zone, of another one."""
@@ -245,7 +275,7 @@ class Replacing:
         """See whether these nodes have places to give, and whether those take any.
 
         Raises:
-            BadInputError, UnreachableError: as `Departures.ask`.
+            BadInputError, UnreachableError, RefusedError: as `Departures.ask`.
         """
         nodes, standbys = self._turn.members.nodes, self._turn.members.standbys
         if len(to) > len(names):
@@ -262,25 +292,35 @@ class Replacing:
             taken = next((one.node for one in self._turn.record.leaving if name in (one.to, one.beside)), None)
             if taken is not None and taken not in names:
                 raise BadInputError(f"standby {name} is to take the place of node {taken}: name another")
-            if name not in standbys and taken is None:
+            if not (name in standbys or taken is not None or self._may_come(name)):
                 raise BadInputError(f"node {name} is in use: it has a place of its own; name a standby")
+            if name in standbys and (why := self._standbys.in_vain(name)):
+                raise RefusedError(f"{why}: name another, or start one (holdfast agent --standby)")
 
     def check_room(self, names: Sequence[str]) -> None:
-        """See whether there is a standby for each place that is given.
+        """See whether there can be a standby for each place that is given: now, or once earlier moves are done.
 
         Raises:
-            RefusedError: there are too few.
+            RefusedError: there never can, as it is.
         """
-        record, members = self._turn.record, self._turn.members
-        followed = record.beside(members.nodes.keys()).values()
-        before = [one.node for one in record.leaving if one.stays and not one.owed and one.node not in followed]
-        here = len(members.standbys)
-        if len(before) + len(names) > here:
-            found = "there is no standby" if not here else f"there are {here} standbys for {len(before) + len(names)}"
-            raise RefusedError(
-                f"{named(names)} cannot move: {found}; start one (holdfast agent --standby), or let it leave "
-                "(holdfast drain)"
-            )
+        standbys = self._turn.members.standbys
+        whys = [why for name in standbys if (why := self._standbys.in_vain(name))]
+        # (each move that waits takes one and makes one; where they are started by `holdfast run`, it starts others)
+        usable = len(standbys) - len(whys)
+        room = max(usable + len(self._becoming()), self._config.spec.recovery.standbys - len(whys))
+        if room >= len(names):
+            return
+        if whys and not room:
+            raise RefusedError(f"{named(names)} cannot move: {'; '.join(whys)}: {_remedy(names, 'another')}")
+        found = f"there {'is 1 standby' if room == 1 else f'are {room} standbys'} for {len(names)}"
+        raise RefusedError(
+            f"{named(names)} cannot move: {found if room else 'there is no standby'}; {_remedy(names, 'one')}"
+        )
+
+
+def _remedy(names: Sequence[str], which: str) -> str:
+    """Say what to do where there are too few standbys for these nodes' places."""
+    return f"start {which} (holdfast agent --standby), or let it leave (holdfast drain {' '.join(names)})"
 
 
 def _whence(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:

@@ -62,6 +62,9 @@ class Standbys:
         self._warm_ups: dict[str, _WarmUp] = {}
         #: the workers that have begun to warm up, perhaps: what they have is nobody's initial state any more
         self._void: dict[str, None] = {}
+        #: those that an earlier coordinator knew, and that have not come to this one: for a lease from its first tick
+        self._awaited = {one.node for one in turn.record.standbys if not one.promoted}
+        self._awaited_since: float | None = None
 
     # ---- who comes ----
 
@@ -75,6 +78,7 @@ class Standbys:
     def came(self, node: Node) -> None:
         """A standby was let in; one that comes again has as many tries left as before."""
         self._warm_ups[node.name] = _WarmUp()
+        self._awaited.discard(node.name)
         known = self._entry(node.name)
         if known is None or known.agent_pid != node.agent_pid:
             self._write(Standby(node=node.name, agent_pid=node.agent_pid))
@@ -94,6 +98,25 @@ class Standbys:
             return math.inf
         start_s = 0.0 if node.complete else max(0.0, self._costs.of(Cost.START) - (self._turn.now - node.came))
         return max(start_s + warm_s - (self._turn.now - warm_up.since if warm_up.asked else 0.0), 0.0)
+
+    def in_vain(self, name: str) -> str:
+        """Return why a standby that is here will never be warm, "" where it is or may be."""
+        node, entry = self._turn.members.standbys[name], self._entry(name)
+        warm_up = self._warm_ups[name]
+        if warm_up.refused:
+            return f"standby {name} does not fit the job"
+        if entry is None or entry.tries < MAX_TRIES or warm_up.asked or self.ready(name):
+            return ""
+        return f"standby {node.name} has failed to warm up {entry.tries} times (holdfast logs --node {node.name})"
+
+    def may_come(self, name: str) -> bool:
+        """Tell whether a standby is warm, may be some time, or is about to tell a new coordinator of itself."""
+        return not self.in_vain(name) if name in self._turn.members.standbys else name in self._awaited
+
+    @property
+    def awaited(self) -> bool:
+        """Whether some may still tell a new coordinator of themselves."""
+        return bool(self._awaited)
 
     def fresh(self, workers: Iterable[str]) -> list[str]:
         """Return those of these workers, which were in no generation, whose initial state is whole."""
@@ -156,6 +179,10 @@ class Standbys:
     def tick(self) -> None:
         """Time has passed: for some it is over, for others it is time to try again."""
         now, limit_s = self._turn.now, self._config.warm_timeout_s
+        if self._awaited_since is None:
+            self._awaited_since = now
+        elif now - self._awaited_since > self._config.lease_s:
+            self._awaited.clear()
         for node in list(self._turn.members.standbys.values()):
             warm_up = self._warm_ups[node.name]
             if now >= warm_up.not_before:

@@ -44,6 +44,9 @@ NEXT: Mapping[tuple[Place, str], Phase] = {
 #: A report from here would be no promise: the step may yet pass, or the state is about to change.
 UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD, Phase.ADOPTING})
 
+#: A swap flag that was up may have been seen up by others, or will be: whether they swap with this step is open.
+FLAG_GIVEN = frozenset({Phase.VOTED, Phase.PASSED, Phase.ABANDONED, Phase.APPLYING})
+
 #: Where nothing of the state is being changed, nor promised: here a script may end, and leave it whole.
 KEEPING = frozenset({Phase.ENTERING, Phase.COMPUTE, Phase.REDUCING})
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.coordination.generations.assignment import share_of
-from holdfast.coordination.worker.boundaries import InvalidTransitionError
-from holdfast.coordination.worker.tasks import Build, Drop, WorkerInstruction
+from holdfast.coordination.worker.boundaries import FLAG_GIVEN, InvalidTransitionError
+from holdfast.coordination.worker.tasks import Build, Drop, Tell, WorkerInstruction
 from holdfast.protocol.commit import Commit, Flag
-from holdfast.protocol.messages.orders import Arm, Begin, Prepare, StandBy, Stop, Void
-from holdfast.protocol.plan import Decision, GenerationPlan
+from holdfast.protocol.messages.orders import Arm, Begin, Disarm, PendingOrder, Prepare, StandBy, Stop, Void
+from holdfast.protocol.messages.worker import Disarmed
+from holdfast.protocol.plan import Decision, GenerationPlan, Phase
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class PendingGroup:
     plan: GenerationPlan
     prepared: bool = False  # it stands here
     armed: bool = False  # it stands everywhere
+    disarms: int = 0  # the term of a coordinator that wants the flag down again, and was not told yet that it is
 
 
 class KnownGenerations:
@@ -112,13 +114,15 @@ class KnownGenerations:
         self.plan = self.decision = self.stop = None
         return True
 
-    def of_pending(self, order: Prepare | Arm | Void) -> list[WorkerInstruction]:
-        """Take an order that concerns the pending generation."""
+    def of_pending(self, order: PendingOrder, phase: Phase) -> list[WorkerInstruction]:
+        """Take an order that concerns the pending generation; `phase`: of the step in progress."""
         match order:
             case Prepare():
                 return self.prepare(order)
             case Arm():
                 return self.arm(order)
+            case Disarm():
+                return self.disarm(order, flag_given=phase in FLAG_GIVEN)
             case Void():
                 return self.void(order)
 
@@ -137,8 +141,29 @@ class KnownGenerations:
         """Raise the swap flag from the next commit operation on."""
         pending = self.pending_of(order.generation)
         if order.term >= self.term and pending is not None:
-            pending.armed = True
+            pending.armed, pending.disarms = True, 0
         return []
+
+    def disarm(self, order: Disarm, *, flag_given: bool) -> list[WorkerInstruction]:
+        """Lower the swap flag, and say so once it is clear that no step of this generation brings about the swap.
+
+        Args:
+            flag_given: the commit operation of the step in progress has this worker's flag already.
+        """
+        pending = self.pending_of(order.generation)
+        if order.term < self.term or pending is None or self.plan is None or self.frozen:
+            return []
+        pending.disarms = order.term
+        return [] if flag_given else self.disarmed()
+
+    def disarmed(self) -> list[WorkerInstruction]:
+        """A step begins, or has not come to its flags yet: where they are to be down, they are from here on."""
+        pending = self.pending
+        if pending is None or not pending.disarms:
+            return []
+        told = Disarmed(worker=self._worker, term=pending.disarms, generation=pending.plan.generation)
+        pending.armed, pending.disarms = False, 0
+        return [Tell(told)]
 
     def void(self, order: Void) -> list[WorkerInstruction]:
         """Forget the pending group."""

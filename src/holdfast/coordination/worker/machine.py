@@ -34,7 +34,7 @@ from holdfast.coordination.worker.tasks import (
 from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, StandBy, Stop, Void, Warm
+from holdfast.protocol.messages.orders import Begin, GenerationOrder, JobDone, PendingOrder, StandBy, Stop, Warm
 from holdfast.protocol.messages.worker import Applied, Finished, Prepared, VoteRefused
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
 from holdfast.protocol.state import LiveSource
@@ -136,8 +136,8 @@ class WorkerMachine:
 
     def order(self, order: GenerationOrder) -> list[WorkerInstruction]:
         """Take an order; one that is stale, or that this worker has promised away, changes nothing."""
-        if isinstance(order, Prepare | Arm | Void):
-            return self.generations.of_pending(order)
+        if isinstance(order, PendingOrder):
+            return self.generations.of_pending(order, self.phase)
         if isinstance(order, Warm):
             return self.warming.order(order)
         return self._ORDERS[type(order)](self, order)
@@ -368,7 +368,7 @@ class WorkerMachine:
             witness=witness,
             paused_s=paused_s,
         )
-        return [Tell(applied), *self._report()]
+        return [Tell(applied), *self.generations.disarmed(), *self._report()]
 
     def waited_in_vain(self, generation: int) -> bool:
         """Something of `generation` has taken too long: True where it is of use to look who cannot be reached.

@@ -14,6 +14,7 @@ from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages.orders import (
     Arm,
     CheckpointOrder,
+    Disarm,
     JobDone,
     LookAround,
     Posted,
@@ -297,7 +298,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 #: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
-NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Void | JobDone
+NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Disarm | Void | JobDone
 Ask = Probe | TakeStacks | TakeMemory | EndHung
 SnapshotOrder = KeepSnapshots | DropSnapshots
 CoordinatorMessage = (

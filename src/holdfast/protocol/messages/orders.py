@@ -50,8 +50,15 @@ class Arm(Struct, frozen=True, kw_only=True):
     generation: Count
 
 
+class Disarm(Struct, frozen=True, kw_only=True):
+    """One that was to join is lost: lower the swap flag again, and say so, unless it brings about the swap."""
+
+    term: Count
+    generation: Count
+
+
 class Void(Struct, frozen=True, kw_only=True):
-    """Forget the pending group. Never said once Arm was."""
+    """Forget the pending group. Once Arm was said, only where a member has said since that its flag stays down."""
 
     term: Count
     generation: Count
@@ -158,7 +165,8 @@ class JobDone(Struct, frozen=True, kw_only=True):
 
 
 #: what a worker's machine takes (coordination.worker); its agent makes it of what was said to the node
-GenerationOrder = Begin | Stop | Prepare | Arm | Void | Warm | StandBy | JobDone
+PendingOrder = Prepare | Arm | Disarm | Void
+GenerationOrder = Begin | Stop | PendingOrder | Warm | StandBy | JobDone
 #: what is said to one worker; it is for others in its process, but for Warm, StandBy, and a JobDone that comes late
 WorkerOrder = AskCheckpoint | Inject | Warm | StandBy | JobDone
 #: what is said to a node's agent, which writes checkpoints for its workers, and hands it on to them

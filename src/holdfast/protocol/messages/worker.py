@@ -79,6 +79,17 @@ class Prepared(Struct, frozen=True, kw_only=True):
     generation: Count
 
 
+class Disarmed(Struct, frozen=True, kw_only=True):
+    """The swap flag for the pending generation is down here from the step in progress on, and no step has swapped.
+
+    So none can: all flags would have to be up. `term`: of the coordinator that has asked for it.
+    """
+
+    worker: WorkerId
+    term: Count
+    generation: Count
+
+
 class Applied(Struct, frozen=True, kw_only=True):
     """A step applied here. Its agent keeps it until the journal has it; a `witness`'s is passed on at once.
 
@@ -345,6 +356,7 @@ WorkerMessage = (
     | Warmed
     | Entered
     | Prepared
+    | Disarmed
     | Applied
     | KnownSteps
     | Report
