@@ -572,6 +572,19 @@ def test_a_welcome_says_who_is_a_member() -> None:
     assert bench.hear(Stop(term=1, generation=2)) == [Pass((b,), Stop(term=1, generation=2))]
 
 
+def test_what_an_earlier_coordinator_has_had_prepared_a_later_one_arms_or_voids() -> None:
+    """Its Arm reached nobody, so that whoever was about to join did so only after a stop."""
+    bench = Bench(workers=2)
+    a, b = bench.workers
+    bench.hear(begin_node(1, 1, a))
+    bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a)))
+    bench.machine.disconnected()
+    bench.machine.connected(0.0)
+    bench.hear(welcome(2, members=(a,)))
+    for order in (Arm(term=2, generation=2), Void(term=2, generation=2)):
+        assert bench.hear(order) == [Pass((a, b), order)]
+
+
 def test_a_plan_that_changes_an_unknown_one_is_asked_for_and_what_follows_waits() -> None:
     bench = Bench()
     a, gone = bench.worker, "n9/0/ab"

@@ -157,12 +157,12 @@ class KnownPlans:
         """Return whom an order is for."""
         match order:
             case Arm():
-                return self._pending
+                return self.members_of(order.generation)  # (whichever coordinator has had it prepared)
             case Disarm():
                 return self._members
             case Void():
-                members, self._pending = self._pending, frozenset()
-                return members
+                self._pending = frozenset()
+                return self.members_of(order.generation)
             case JobDone():
                 return frozenset(workers)
             case Posted() | LookAround():
