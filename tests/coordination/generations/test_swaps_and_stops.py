@@ -35,6 +35,30 @@ def test_the_stop_is_meant_for_those_that_have_swapped_already_as_well() -> None
     assert {stop.generation for stop in job.orders(msg.Stop).values()} == {2}
 
 
+def test_a_step_may_take_longer_than_a_group_has_time_to_be_built() -> None:
+    job = joining(armed=True)
+    assert not stops_within(job, 72.0)
+    assert job.machine.record.pending is not None
+
+
+def stops_within(job: Job, seconds: float) -> bool:
+    """Tell whether members are stopped in that time, in which all nodes say that they are there."""
+    for _ in range(int(seconds / 0.9)):
+        job.tick(0.9)
+        if job.orders(msg.Stop):
+            return True
+        for node in NODES:
+            job.tell(node, msg.Heartbeat())
+    return False
+
+
+def test_a_swap_that_does_not_come_for_steps_is_stopped() -> None:
+    job = joining(armed=True)
+    for step in (1, 2, 3):
+        job.step(step)
+    assert stops_within(job, 72.0)
+
+
 def test_nobody_was_silent_while_the_coordinator_was_away() -> None:
     job = Job(report_timeout_s=2.0).start()
     job.step(1)

@@ -35,6 +35,10 @@ from holdfast.protocol.plan import Decision, DecisionKind, ExpertPlan, Generatio
 #: A newcomer that cannot be reached is tried again at least this often.
 LONGEST_RETRY_S = 60.0
 
+#: a member that hears of Arm while it computes raises its flag at the end of that step; once so many have passed it has
+#: not heard of it
+_STEPS_TO_SWAP = 3
+
 
 class Joining:
     """The pending plan's life, up to the swap or to its undoing."""
@@ -51,6 +55,7 @@ class Joining:
         self.armed = turn.record.pending is not None
         #: the pending generation that this coordinator has said Arm for
         self._told = 0
+        self._armed_after = 0
         #: the pending generation whose flags are to be down again, and since when somebody lacks that was to join
         self._disarming, self._lost_at = 0, 0.0
         self._since = 0.0
@@ -70,8 +75,15 @@ class Joining:
 
     @property
     def overdue(self) -> bool:
-        """True where the pending group is not built in time."""
-        return self._turn.record.pending is not None and self._turn.now - self._since > self._config.prepare_timeout_s
+        """True where the pending group is not built in time, or all were armed and step after step passes without it.
+
+        (However long a step takes: it is at its end that flags go up.)
+        """
+        pending, turn = self._turn.record.pending, self._turn
+        if pending is None or turn.now - self._since <= self._config.prepare_timeout_s:
+            return False
+        armed = self._told == pending.generation != self._disarming
+        return not armed or turn.position.step >= self._armed_after + _STEPS_TO_SWAP
 
     def newcomers(self, plan: GenerationPlan) -> list[str]:
         """Return the fresh workers of complete nodes, where it is time to take them in and they are of use."""
@@ -154,7 +166,7 @@ class Joining:
             return
         if not turn.members.prepared(pending):
             return
-        self.armed, self._told = True, pending.generation
+        self.armed, self._told, self._armed_after = True, pending.generation, turn.position.step
         turn.order_all(pending.workers, Arm(term=turn.record.term, generation=pending.generation))
 
     def disarm(self, lost_at: float) -> bool:
