@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 # without bytecode each of a job's processes would compile what it imports again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-ladder bench-faults bench-peers bench-precision \
+.PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-waf bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery figures-lazarus \
@@ -76,6 +76,9 @@ bench-rebalance: install
 	$(BIN)/python benchmarks/rebalance.py
 
 # jobs on a pool of this machine's nodes: ten minutes of failures, moves, losses, 20 servers, an etcd that is away
+bench-waf: install
+	$(BIN)/python benchmarks/pool_waf.py
+
 bench-pool: install
 	$(BIN)/python benchmarks/pool.py
 
