@@ -11,8 +11,8 @@ TENANCY_MUTANTS = (
     Mutant(
         name="gives_back_who_is_still_a_member",
         file=TENANT,
-        old="if node not in turn.members.nodes and node not in turn.nodes_planned]",
-        new="if node not in turn.members.nodes]",
+        old="if node in away and node not in turn.nodes_planned]",
+        new="if node in away]",
         why="a node is given back with the decision that does without it: before, what it has done may count",
     ),
     Mutant(

@@ -266,7 +266,7 @@ def test_costs_are_those_measured_last() -> None:
     assert costs.step_s == 0
     assert (costs.bandwidth, costs.pause_s) == (DEFAULT_BANDWIDTH, LEAST_PAUSE_S)
     for seconds in (0.0, 1.0, 1.0, 9.0):
-        costs.step(seconds, 0.0)
+        costs.step(seconds, 0.0, 2)
     assert costs.step_s == 1.0
     moved = RecoveryCost(failed=10.0, detected=10.0, action="rebalance", swap=True)
     moved.moved(1 << 24, 0.5)

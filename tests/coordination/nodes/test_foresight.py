@@ -38,7 +38,7 @@ def test_a_move_to_a_warm_standby_before_anything_was_measured_and_after() -> No
     assert one.moved_bytes == 5_000_000
     assert one.down_s == pytest.approx(0.06 + costs.step_s)
     for _ in range(64):
-        costs.step(2.0, 0.0)
+        costs.step(2.0, 0.0, 2)
     assert foresee(job.machine.parts, ["n1"], stays=True)[0].down_s == pytest.approx(2.06), "the step itself, too"
     assert "a guess" not in one.why
 

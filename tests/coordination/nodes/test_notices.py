@@ -154,6 +154,6 @@ def test_a_cold_standby_is_waited_for_where_the_grace_is_long_enough(grace_s: fl
 def test_with_less_time_than_a_step_takes_the_others_go_on_at_once() -> None:
     job = beside()
     for _ in range(5):
-        job.machine.parts.progress.costs.step(10.0, 0.0)
+        job.machine.parts.progress.costs.step(10.0, 0.0, 2)
     job.tell("n1", msg.EndNotice(grace_s=5.0))
     assert job.machine.parts.stopping.stop is not None

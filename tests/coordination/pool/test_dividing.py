@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.coordination.pool.share.dividing import divide
-from holdfast.coordination.pool.share.interface import Bid, Demand, Policy
+from holdfast.coordination.pool.share.interface import POLICY_NAMES, Bid, Demand, Policy
 from holdfast.coordination.pool.share.policies import POLICIES
 
 policies = st.sampled_from(list(POLICIES.values()))
@@ -29,6 +29,10 @@ def shares(policy: str, nodes: int, *jobs: Bid, kept_back: int = 0) -> list[int]
 
 
 # ---- all policies ----
+
+
+def test_their_names_are_known_without_them() -> None:
+    assert tuple(POLICIES) == POLICY_NAMES
 
 
 @given(policies, demands())

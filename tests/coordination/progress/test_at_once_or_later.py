@@ -22,7 +22,7 @@ def measured(
         for _ in range(5):
             costs.measured(cost, value)
     for _ in range(64):
-        costs.step(step_s, 0.0)
+        costs.step(step_s, 0.0, 2)
     return costs
 
 

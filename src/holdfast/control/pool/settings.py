@@ -5,12 +5,15 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.control.coordinator.settings import check_listening
 from holdfast.control.registry import check_name
-from holdfast.coordination.pool.share.policies import POLICIES
-from holdfast.coordination.pool.state import PoolConfig
+from holdfast.coordination.pool.share.interface import POLICY_NAMES
 from holdfast.errors import BadInputError
+
+if TYPE_CHECKING:
+    from holdfast.coordination.pool.state import PoolConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +42,10 @@ class PoolSettings:
     @property
     def config(self) -> PoolConfig:
         """Return what the pool's machine is told."""
+        # NumPy, with which policies reckon, takes longer to load than most commands take
+        from holdfast.coordination.pool.share.policies import POLICIES
+        from holdfast.coordination.pool.state import PoolConfig
+
         policy = POLICIES[self.policy]
         return PoolConfig(name=self.name, policy=policy, reserve=self.reserve, expected=self.expected)
 
@@ -73,5 +80,5 @@ def check_policy(policy: str) -> None:
     Raises:
         BadInputError: with those that there are.
     """
-    if policy not in POLICIES:
-        raise BadInputError(f"--policy is {policy!r}: it must be {', '.join(POLICIES)}")
+    if policy not in POLICY_NAMES:
+        raise BadInputError(f"--policy is {policy!r}: it must be {', '.join(POLICY_NAMES)}")

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+#: those of `policies`: whoever only asks for their names need not load what they reckon with
+POLICY_NAMES = ("equal", "weighted", "priority", "sized", "waf")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bid:
