@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import job_cases
 import pytest
 from job_cases import TINY, StartJob, check_journal
 
+from holdfast.cli import main
 from holdfast.testing.local_job import LocalJob
-from holdfast.testing.local_pool import LocalPool
+from holdfast.testing.local_pool import Command, Ran, LocalPool
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,6 +60,23 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         check_journal(job)
 
 
+def run_here(command: Command) -> Ran:
+    """Run a command in this process: to start one takes a second."""
+    printed, argv, environment, code = io.StringIO(), sys.argv, dict(os.environ), 0
+    try:
+        sys.argv = ["holdfast", *command.words]
+        os.environ.update(command.environment)
+        with redirect_stdout(printed), redirect_stderr(printed), chdir(command.folder):
+            main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = argv
+        os.environ.clear()
+        os.environ.update(environment)
+    return Ran(code, printed.getvalue())
+
+
 @pytest.fixture
 def start_pool(tmp_path: Path) -> Iterator[Callable[..., LocalPool]]:
     """Start a pool of so many nodes; nothing of it is left when the test is over."""
@@ -63,7 +84,7 @@ def start_pool(tmp_path: Path) -> Iterator[Callable[..., LocalPool]]:
     pools: list[LocalPool] = []
 
     def start(nodes: int, *options: str) -> LocalPool:
-        pools.append(LocalPool(tmp_path, nodes, *options))
+        pools.append(LocalPool(tmp_path, nodes, *options, run=run_here))
         return pools[-1]
 
     yield start

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,59 @@ from holdfast.protocol.events import RolledBack, StepCommitted
 PATIENCE_S = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Words after `holdfast`, and where they are said."""
+
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a command."""
+
+    code: int
+    printed: str
+
+
+def run_in_a_process(command: Command) -> Ran:
+    """Run a command as its user does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *command.words],
+        env=command.environment,
+        cwd=command.folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout + done.stderr)
+
+
 class LocalPool:
     """`holdfast pool --local N`, and the commands of its user.
 
     Its methods assert what must hold: they are for tests and benchmarks, which end with what does not.
     """
 
-    def __init__(self, folder: Path, nodes: int, *options: str, store: str = "") -> None:
+    def __init__(
+        self, folder: Path, nodes: int, *options: str, store: str = "", run: Callable[[Command], Ran] | None = None
+    ) -> None:
         """Start it.
 
         Args:
             folder: a private one (mode 700), for all that it leaves.
             options: of the pool.
             store: where not in there.
+            run: runs a command of its user; None: in a process of its own.
         """
         self.folder = folder
         self.nodes = nodes
         self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "OMP_NUM_THREADS": "1"}
         self.log = folder / "pool.log"
+        self._run = run or run_in_a_process
         self._agents: list[subprocess.Popen[bytes]] = []
         command = [sys.executable, "-m", "holdfast", "pool", "--local", str(nodes), "--journals", str(self.journals)]
         command += ["--store", store or f"sqlite:{folder}/p.db", *options]
@@ -53,18 +89,9 @@ class LocalPool:
 
     def call(self, *args: str, code: int = 0) -> str:
         """Run a command; return what it prints."""
-        command = [sys.executable, "-m", "holdfast", *args]
-        done = subprocess.run(
-            command,
-            env=self.environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
+        done = self._run(Command(args, self.environment, self.folder))
+        assert done.code == code, f"{args}: {done.code}\n{done.printed}"
+        return done.printed
 
     def add_node(self, name: str, *options: str) -> None:
         """Start a further node: `holdfast agent`."""
