@@ -16,7 +16,7 @@ from job_cases import TINY, StartJob, check_journal
 
 from holdfast.cli import main
 from holdfast.testing.local_job import LocalJob
-from holdfast.testing.local_pool import Command, Ran, LocalPool
+from holdfast.testing.local_pool import Command, LocalPool, Ran
 
 
 @pytest.fixture(scope="session", autouse=True)
