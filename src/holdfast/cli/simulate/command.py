@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.output import AsJson
+from holdfast.errors import BadInputError
+
+#: the panel of what concerns pools
+POOLS = "Jobs that share a pool"
 
 
 def register(app: typer.Typer) -> None:
@@ -43,12 +47,40 @@ def simulate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set any number of the model: docs/scale.md lists them."),
     ] = None,
+    availability: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACE",
+            help="Let a pool's jobs live through this CSV (seconds,event,node; events add, remove, fault), or trace-a, "
+            "trace-b of Unicron's paper.",
+            rich_help_panel=POOLS,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="Pool policies and other systems to compare: docs/fleet.md.",
+            show_default="waf,equal,weighted,hit-only,megatron",
+            rich_help_panel=POOLS,
+        ),
+    ] = None,
+    job: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="JOB.toml",
+            help="A job of the pool, with [pace] and output.flop_per_sample.",
+            show_default="six of Unicron's Table 3",
+            rich_help_panel=POOLS,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast what failures will cost a job: its ETTR and goodput, and the part of a recovery that takes most.
 
     Failures and repairs of all nodes are drawn, months of them, and the job lives through them: recovering live, and
-    beside it, through the same failures, by restarts from checkpoints.
+    beside it, through the same failures, by restarts from checkpoints. With --availability: what jobs that share a pool
+    achieve through a trace, by ways to share and to recover.
     """
     # Imported here: SciPy takes a quarter of a second that no other command should pay.
     from holdfast.cli.simulate.inputs import given_case
@@ -58,6 +90,15 @@ def simulate(
     options = {"nodes": nodes, "mtbf_hours": mtbf, "mttr_hours": mttr, "standbys": standbys}
     given = {key: value for key, value in options.items() if value is not None}
     drawing = {"--hours": hours, "--replications": replications, "--seed": seed}
+    if availability is not None:
+        _refuse_beside_trace({**options, "--replications": replications}, scale=scale)
+        _show_pool(
+            cluster, settings or [], nodes, (availability, hours, seed or 0), (policy, job or []), as_json=as_json
+        )
+        return
+    for name, value in (("--policy", policy), ("--job", job)):
+        if value:
+            raise BadInputError(f"{name} is of use to a pool only: give --availability TRACE beside it")
     case = given_case(cluster, settings or [], given, scale=scale, drawing=drawing)
     if scale:
         show_scale(case, as_json=as_json)
@@ -68,3 +109,39 @@ def simulate(
             seed=seed or 0,
         )
         show_forecast(case, simulated, as_json=as_json)
+
+
+def _refuse_beside_trace(given: dict[str, str | int | None], *, scale: bool) -> None:
+    """Refuse what would change nothing: a trace says itself what fails."""
+    said = {
+        "mtbf_hours": "--mtbf",
+        "mttr_hours": "--mttr",
+        "standbys": "--standbys",
+        "--replications": "--replications",
+    }
+    for key, name in said.items():
+        if given[key] is not None:
+            raise BadInputError(
+                f"{name} is {given[key]}: beside --availability it changes nothing; leave one of them out"
+            )
+    if scale:
+        raise BadInputError("--scale shows one job's recovery: leave out --availability, or --scale")
+
+
+def _show_pool(
+    cluster: Path | None,
+    settings: list[str],
+    nodes: str | None,
+    trace_of: tuple[str, float | None, int],
+    asked: tuple[str | None, list[Path]],
+    *,
+    as_json: bool,
+) -> None:
+    from holdfast.cli.simulate.inputs import given_case
+    from holdfast.cli.simulate.pools import show_pool, systems_asked, tasks_asked, trace_asked
+
+    case = given_case(cluster, settings, {"nodes": nodes} if nodes is not None else {})
+    (name, hours, seed), (policies, jobs) = trace_of, asked
+    trace = trace_asked(name, case.nodes if cluster is not None or nodes is not None else None, hours, seed)
+    systems = systems_asked(policies, case)
+    show_pool(tasks_asked(jobs, trace.most_nodes), trace, systems, as_json=as_json)
