@@ -20,7 +20,7 @@ from holdfast.simulation.fleet.pool.gpt_tasks import table_3
 from holdfast.simulation.fleet.pool.living import MACHINE_NODES, live, undisturbed
 from holdfast.simulation.fleet.pool.months import Lived
 from holdfast.simulation.fleet.pool.outages import TRACE_A, TRACE_B, FleetTrace, drawn, recorded, scaled
-from holdfast.simulation.fleet.pool.systems import HoldfastTimes, System, system_named
+from holdfast.simulation.fleet.pool.systems import HoldfastTimes, System, assumed, system_named
 from holdfast.simulation.fleet.pool.tasks import FleetTask
 
 #: traces that are drawn, by what `--availability` calls them
@@ -135,8 +135,8 @@ def show_pool(tasks: Sequence[FleetTask], trace: FleetTrace, systems: Sequence[S
     say(table(_HEADERS, [_row(name, one, most, lived[systems[0].name]) for name, one in lived.items()]))
     say("\nAccumulated WAF: weighted FLOP of all jobs; its share: of what all nodes achieve if none ever fails.")
     say("What is assumed:")
-    for assumed in dict.fromkeys(assumed for system in systems for assumed in system.assumes):
-        say(f"  {', '.join(system.name for system in systems if assumed in system.assumes)}: {assumed}")
+    for line in assumed(systems):
+        say(f"  {line}")
     if len(trace.nodes) > MACHINE_NODES:
         say(f"  with more than {MACHINE_NODES} nodes the pool's policies are asked without its machine")
 

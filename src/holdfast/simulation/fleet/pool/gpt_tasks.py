@@ -89,10 +89,15 @@ def gpt_task(name: str, model: GptModel, weight: float, nodes: int) -> FleetTask
     return FleetTask(name=name, step_s=step_s, flop=model.flop * model.batch, weight=weight, least=least)
 
 
-@cache
 def steps_s(model: GptModel, nodes: int) -> Sequence[float]:
     """Return the seconds of a step with 1..nodes nodes, inf where no way to cut the model fits."""
-    return tuple(min(_ways(model, GPUS * held), default=inf) for held in range(1, nodes + 1))
+    return steps_on_gpus(model, GPUS * nodes)[GPUS - 1 :: GPUS]
+
+
+@cache
+def steps_on_gpus(model: GptModel, gpus: int) -> Sequence[float]:
+    """Return the seconds of a step with 1..gpus GPUs, inf where no way to cut the model fits."""
+    return tuple(min(_ways(model, held), default=inf) for held in range(1, gpus + 1))
 
 
 def _ways(model: GptModel, gpus: int) -> Iterator[float]:

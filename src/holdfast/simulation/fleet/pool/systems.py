@@ -7,6 +7,7 @@ Transient faults: the process fails, the node lives. How each system comes by no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -78,11 +79,12 @@ class HoldfastTimes:
 
     A process that fails is seen by its connection's end, begins anew (`warm_s`) and joins its group again. A planned
     change costs as much as a recovery in which nothing failed: as if groups were built in its way, though ours are
-    built beside training.
+    built beside training; `changed_s` says otherwise.
     """
 
     case: FleetCase = field(default_factory=FleetCase)
     warm_s: float = WARM_S
+    changed_s: float | None = None
 
     def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return what one recovery takes."""
@@ -103,7 +105,7 @@ class HoldfastTimes:
     def change_s(self, nodes: int) -> float:
         """Return what a recovery takes in which nothing failed."""
         held = max(nodes, 1)
-        return recovery_parts(self._sized(held), None, held, held).total
+        return recovery_parts(self._sized(held), None, held, held).total if self.changed_s is None else self.changed_s
 
     def _sized(self, nodes: int) -> FleetCase:
         return structs.replace(self.case, nodes=nodes, min_nodes=1)
@@ -198,6 +200,12 @@ def system_named(name: str) -> System:
     if name not in SYSTEMS:
         raise BadInputError(f"--policy {name}: it must be one of {', '.join(SYSTEMS)}")
     return SYSTEMS[name]
+
+
+def assumed(systems: Sequence[System]) -> list[str]:
+    """Return what is assumed of some systems, each thing once with the names of all of which it is."""
+    said = dict.fromkeys(text for system in systems for text in system.assumes)
+    return [f"{', '.join(system.name for system in systems if text in system.assumes)}: {text}" for text in said]
 
 
 def at_efficiency(system: System, efficiency: float) -> System:

@@ -1,4 +1,4 @@
-"""What all of Unicron's figures share: the paper's testbed and numbers, a script's options, assumptions in a picture."""
+"""What all of Unicron's figures share: its testbed and numbers, a script's options, what is assumed in a picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from lazarus.drawing import COLOURS  # noqa: E402
-from lazarus.setting import at_least, finish  # noqa: E402
+from lazarus.setting import finish  # noqa: E402
 
 #: 7.1: 16 nodes of 8 A800
 NODES, GPUS = 16, 128
@@ -21,27 +21,27 @@ PAPERS_RATIOS = {
     "trace a": {"megatron": 1.2, "bamboo": 4.6, "oobleck": 3.7, "varuna": 4.8},
     "trace b": {"megatron": 1.9, "bamboo": 4.8, "oobleck": 3.8, "varuna": 5.8},
 }
-COLOURS |= {
-    "waf": COLOURS["holdfast"],
-    "hit-only": "#27803b",
-    "megatron": "#c0392b",
-    "megatron-spare": "#e59866",
-    "bamboo": "#8e44ad",
-    "oobleck": "#d68910",
-    "varuna": "#566573",
-    "equally": "#d68910",
-    "weighted": "#8e44ad",
-    "sized": "#566573",
-}
+COLOURS.update(
+    {
+        "waf": COLOURS["holdfast"],
+        "hit-only": "#27803b",
+        "megatron": "#c0392b",
+        "megatron-spare": "#e59866",
+        "bamboo": "#8e44ad",
+        "oobleck": "#d68910",
+        "varuna": "#566573",
+        "equally": "#d68910",
+        "weighted": "#8e44ad",
+        "sized": "#566573",
+    }
+)
 
 
-def options_of(doc: str | None, *, seeds: bool = False) -> argparse.Namespace:
-    """Read the command line."""
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with what every figure takes."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "unicron", help="folder for the pictures")
-    if seeds:
-        parser.add_argument("--seeds", type=at_least(1), default=200, help="traces of each kind")
-    return parser.parse_args()
+    return parser
 
 
 def made(make: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
