@@ -213,6 +213,7 @@ bench-fleet: install
 
 # Unicron's figures and tables beside ours (docs/fleet.md), pictures in out/unicron; DETECTED: what bench-detect printed
 figures-unicron: install
+	$(BIN)/python benchmarks/unicron/figure_3.py
 	$(BIN)/python benchmarks/unicron/figure_11.py
 	$(BIN)/python benchmarks/unicron/figures_9_10.py
 	$(BIN)/python benchmarks/unicron/tables_2_3.py $(if $(DETECTED),--detected $(DETECTED))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from math import inf
 
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding
@@ -54,6 +55,7 @@ class MachineShares:
         self._names: dict[int, str] = {}
         self._fences: dict[str, Fence] = {}
         self._inputs: deque[PoolInput] = deque()
+        self._connections = count(1)
         self._changed: set[str] = set()
         self._now = BEGIN
         self._carry_out(self.pool.start(self._now, "", 1))
@@ -91,7 +93,7 @@ class MachineShares:
     # ---- inside ----
 
     def _come(self, node: str) -> None:
-        number = len(self._fences) + 1 if not self._numbers else max(self._names) + 1
+        number = next(self._connections)
         self._numbers[node], self._names[number] = number, node
         fence = self._fences[node] = Fence()
         self._feed(NodeSaid(number, PoolHello(node=node, session=f"{number:x}", stands=fence.stands)))
