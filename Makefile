@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-waf bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
-	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery figures-lazarus \
+	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
 	fuzz every-write mutants explore
 
 install: $(STAMP)
@@ -209,3 +209,14 @@ bench-control-plane: install
 FIGURES := figure_2 figures_4_5 figure_8 table_2 figures_6_7 figures_9_11 figures_12_14 figure_13 figure_10a figures_measured
 figures-lazarus: install
 	$(foreach figure,$(FIGURES),$(BIN)/python benchmarks/lazarus/$(figure).py $(if $(RECORDINGS),--data $(RECORDINGS)) &&) true
+
+# eight weeks of pools of 1,024 and 4,096 nodes with 32 jobs, simulated: how long that takes
+bench-fleet: install
+	$(BIN)/python benchmarks/fleet_scale.py
+
+# Unicron's figures and tables beside ours (docs/fleet.md), pictures in out/unicron; DETECTED: what bench-detect printed
+figures-unicron: install
+	$(BIN)/python benchmarks/unicron/figure_3.py
+	$(BIN)/python benchmarks/unicron/figure_11.py
+	$(BIN)/python benchmarks/unicron/figures_9_10.py
+	$(BIN)/python benchmarks/unicron/tables_2_3.py $(if $(DETECTED),--detected $(DETECTED))

@@ -1,7 +1,7 @@
 """When nodes come and go: a recorded availability trace, read and checked, and the part of it that a job lives through.
 
 A trace is CSV with the header `seconds,event,node`; the events are `add` and `remove`, seconds count from its start and
-never decrease.
+never decrease. Who can do something with it also reads `fault`: a process fails on a node that lives.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeEvent:
-    """One row: a node comes (`add`) or goes. `line` is where it stands in the file."""
+    """One row: a node comes (`add`) or goes, or has a `fault` and stays. `line` is where it stands in the file."""
 
     seconds: float
     add: bool
     node: str
     line: int
+    fault: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,20 +53,20 @@ class Window:
         return frozenset(self.start_nodes) | {event.node for batch in self.batches for event in batch.events}
 
 
-def parse_trace(text: str) -> tuple[NodeEvent, ...]:
-    """Read a trace.
+def parse_trace(text: str, *, faults: bool = False) -> tuple[NodeEvent, ...]:
+    """Read a trace; `faults`: one that may have such rows.
 
     Raises:
         BadInputError: with the line and the rule that it breaks.
     """
     rows = csv.reader(text.removeprefix("\ufeff").splitlines())
     try:
-        return _parsed(rows)
+        return _parsed(rows, ("add", "remove", "fault") if faults else ("add", "remove"))
     except csv.Error as error:
         raise _broken(rows.line_num, f"it is not CSV: {error}") from None
 
 
-def _parsed(rows: Any) -> tuple[NodeEvent, ...]:
+def _parsed(rows: Any, known: Sequence[str]) -> tuple[NodeEvent, ...]:
     header = next(rows, list[str]())
     if tuple(field.strip() for field in header) != HEADER:
         raise BadInputError(f"line 1: the header is {','.join(header)!r}: it must be {','.join(HEADER)!r}")
@@ -74,7 +75,7 @@ def _parsed(rows: Any) -> tuple[NodeEvent, ...]:
     for row in rows:
         if not row:
             continue
-        event = _event([field.strip() for field in row], rows.line_num)
+        event = _event([field.strip() for field in row], rows.line_num, known)
         if events and event.seconds < events[-1].seconds:
             raise _broken(event.line, f"{event.seconds:g} s come after {events[-1].seconds:g} s: sort by time")
         _come_or_go(event, present)
@@ -110,15 +111,15 @@ def window_of(events: Sequence[NodeEvent], *, begin: float = 0.0, end: float | N
     return Window(start_nodes=tuple(present), batches=batches, seconds=last - begin)
 
 
-def _event(row: Sequence[str], line: int) -> NodeEvent:
+def _event(row: Sequence[str], line: int, known: Sequence[str]) -> NodeEvent:
     if len(row) != len(HEADER):
         raise _broken(line, f"there are {len(row)} fields: it must be {len(HEADER)}, {','.join(HEADER)}")
     seconds = _seconds(row[0], line)
-    if row[1] not in ("add", "remove"):
-        raise _broken(line, f"the event is {row[1]!r}: it must be add or remove")
+    if row[1] not in known:
+        raise _broken(line, f"the event is {row[1]!r}: it must be {', '.join(known[:-1])} or {known[-1]}")
     if not _NAME.fullmatch(row[2]):
         raise _broken(line, f"the node is {row[2]!r}: use letters, digits, dots, dashes, at most 64")
-    return NodeEvent(seconds=seconds, add=row[1] == "add", node=row[2], line=line)
+    return NodeEvent(seconds=seconds, add=row[1] == "add", node=row[2], line=line, fault=row[1] == "fault")
 
 
 def _seconds(text: str, line: int) -> float:
@@ -132,6 +133,10 @@ def _seconds(text: str, line: int) -> float:
 
 
 def _come_or_go(event: NodeEvent, present: set[str]) -> None:
+    if event.fault:
+        if event.node not in present:
+            raise _broken(event.line, f"{event.node} has a fault, but it is not there: add it before")
+        return
     if event.add and event.node in present:
         raise _broken(event.line, f"{event.node} is added, but it is there already: remove it before")
     if not event.add and event.node not in present:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson
+from holdfast.cli.simulate.options import DrawnFailures, PoolTrace
+
+if TYPE_CHECKING:
+    from holdfast.simulation.fleet.case import FleetCase
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("simulate", rich_help_panel="Plan")(simulate)
+    app.command("simulate", rich_help_panel="Plan")(grouped(simulate))
 
 
 def simulate(
@@ -21,50 +26,57 @@ def simulate(
         typer.Argument(metavar="[CLUSTER.toml]", help="A cluster; see examples/catalina.toml.", show_default=False),
     ] = None,
     nodes: Annotated[str | None, typer.Option(metavar="N", help="Nodes of the full job.", show_default="1024")] = None,
-    mtbf: Annotated[
-        str | None,
-        typer.Option(metavar="HOURS", help="Mean time between failures of one node.", show_default="6334"),
-    ] = None,
-    mttr: Annotated[
-        str | None,
-        typer.Option(metavar="HOURS", help="Mean time until a node that has failed is back.", show_default="133"),
-    ] = None,
-    standbys: Annotated[str | None, typer.Option(metavar="N", help="Further nodes, warm and idle.")] = None,
     hours: Annotated[
         float | None,
         typer.Option(help="Simulated time of each replication, after a warm-up.", show_default="2160"),
     ] = None,
-    replications: Annotated[int | None, typer.Option(help="Independent simulations.", show_default="20")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same numbers.", show_default="0")] = None,
-    scale: Annotated[
-        bool, typer.Option("--scale", help="Show how long a recovery takes from 4 to 16,384 nodes instead.")
-    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set any number of the model: docs/scale.md lists them."),
     ] = None,
     as_json: AsJson = False,
+    *,
+    failures: DrawnFailures,
+    pool: PoolTrace,
 ) -> None:
     """Forecast what failures will cost a job: its ETTR and goodput, and the part of a recovery that takes most.
 
     Failures and repairs of all nodes are drawn, months of them, and the job lives through them: recovering live, and
-    beside it, through the same failures, by restarts from checkpoints.
+    beside it, through the same failures, by restarts from checkpoints. With --availability: what jobs that share a pool
+    achieve through a trace, by ways to share and to recover.
     """
     # Imported here: SciPy takes a quarter of a second that no other command should pay.
     from holdfast.cli.simulate.inputs import given_case
     from holdfast.cli.simulate.report import show_forecast, show_scale
     from holdfast.reliability.monte_carlo.estimate import SimulationSettings
 
-    options = {"nodes": nodes, "mtbf_hours": mtbf, "mttr_hours": mttr, "standbys": standbys}
-    given = {key: value for key, value in options.items() if value is not None}
-    drawing = {"--hours": hours, "--replications": replications, "--seed": seed}
-    case = given_case(cluster, settings or [], given, scale=scale, drawing=drawing)
-    if scale:
+    given = {**({"nodes": nodes} if nodes is not None else {}), **failures.keys}
+    if pool.availability is not None:
+        failures.check_unused()
+        case = given_case(cluster, settings or [], given)
+        _show_pool(case.nodes if cluster or nodes else None, hours, seed or 0, pool, case, as_json=as_json)
+        return
+    pool.check_unused()
+    drawing = {"--hours": hours, "--replications": failures.replications, "--seed": seed}
+    case = given_case(cluster, settings or [], given, scale=failures.scale, drawing=drawing)
+    if failures.scale:
         show_scale(case, as_json=as_json)
-    else:
-        simulated = SimulationSettings(
-            replications=20 if replications is None else replications,
-            hours=2160.0 if hours is None else hours,
-            seed=seed or 0,
-        )
-        show_forecast(case, simulated, as_json=as_json)
+        return
+    simulated = SimulationSettings(
+        replications=20 if failures.replications is None else failures.replications,
+        hours=2160.0 if hours is None else hours,
+        seed=seed or 0,
+    )
+    show_forecast(case, simulated, as_json=as_json)
+
+
+def _show_pool(
+    nodes: int | None, hours: float | None, seed: int, pool: PoolTrace, case: FleetCase, *, as_json: bool
+) -> None:
+    from holdfast.cli.simulate.pools import show_pool, systems_asked, tasks_asked, trace_asked
+
+    assert pool.availability is not None
+    trace = trace_asked(pool.availability, nodes, hours, seed)
+    systems = systems_asked(pool.policy, case)
+    show_pool(tasks_asked(pool.job or [], trace.most_nodes), trace, systems, as_json=as_json)

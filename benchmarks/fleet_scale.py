@@ -1,0 +1,64 @@
+"""Eight weeks of a large pool in virtual time: how long that takes, and what the pool's machine takes for a change.
+
+32 jobs (Table 3's case 5 of Unicron again and again); each node fails as often as in its trace a. The run shares nodes
+out by the policy `waf` alone; the machine, which gives every node to the same job, is timed on the first CHANGES of its
+changes. Processor time.
+
+    python benchmarks/fleet_scale.py [--nodes 1024 4096] [--jobs 32] [--changes 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from itertools import islice
+
+from holdfast.simulation.fleet.pool.divided_shares import DividedShares
+from holdfast.simulation.fleet.pool.gpt_tasks import mixed
+from holdfast.simulation.fleet.pool.living import live, undisturbed
+from holdfast.simulation.fleet.pool.machine_shares import MachineShares
+from holdfast.simulation.fleet.pool.outages import TRACE_A, FleetTrace, drawn, scaled
+from holdfast.simulation.fleet.pool.systems import OWN, SYSTEMS
+from holdfast.simulation.fleet.pool.tasks import FleetTask
+
+
+def machines_s(tasks: list[FleetTask], trace: FleetTrace, changes: int) -> tuple[float, float]:
+    """Return what the machine takes to begin, and for each change; both ways give every node to the same job."""
+    begun = time.process_time()
+    machine = MachineShares("waf", tasks, trace.nodes, OWN.change_s)
+    begin_s = time.process_time() - begun
+    alone = DividedShares("waf", tasks, trace.nodes, OWN.change_s)
+    spent_s = 0.0
+    for outage in islice((one for one in trace.outages if one.what != "fault"), changes):
+        begun = time.process_time()
+        (machine.back if outage.what == "back" else machine.lose)(outage.node, outage.at)
+        spent_s += time.process_time() - begun
+        (alone.back if outage.what == "back" else alone.lose)(outage.node, outage.at)
+        differ = [node for node in trace.nodes if machine.owner(node) != alone.owner(node)]
+        assert not differ, f"the machine gives {differ[0]} to another job than its policy does"
+    return begin_s, spent_s / changes
+
+
+def main() -> None:
+    """Print a row for each size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1024, 4096])
+    parser.add_argument("--jobs", type=int, default=32)
+    parser.add_argument("--changes", type=int, default=20, help="0: the machine is left out")
+    options = parser.parse_args()
+    for nodes in options.nodes:
+        tasks, trace = mixed(options.jobs, nodes), drawn(scaled(TRACE_A, nodes), nodes, 0)
+        begun = time.process_time()
+        lived = live(SYSTEMS["waf"], tasks, trace, machine=False)
+        spent_s = time.process_time() - begun
+        share = lived.total / (undisturbed(tasks, nodes) * trace.seconds)
+        changes = trace.count("lost") + trace.count("back")
+        print(f"{nodes} nodes, {options.jobs} jobs, 8 weeks, {trace.count('lost')} + {trace.count('fault')} failures:")
+        print(f"  {spent_s:.1f} s; {spent_s / changes * 1e3:.1f} ms for each of {changes} changes; share {share:.4f}")
+        if options.changes and nodes <= 1024:
+            begin_s, change_s = machines_s(tasks, trace, options.changes)
+            print(f"  the pool's machine: {begin_s:.1f} s to begin, {change_s * 1e3:.0f} ms for each change")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Unicron, Figures 9 and 10: what a lost node stops, what one job achieves by its GPUs, and six jobs' WAF on 128 GPUs.
+
+The text of the paper has none of these figures' numbers: what is drawn of others is what is stated of them in
+`simulation/fleet/pool/systems.py`. 9: GPT-3 7B. 10a, 10b (and 4): the model of T(t, x) on which all figures here rest;
+holdfast and Megatron train alike in it, by assumption. 10c: Table 3's five cases with a GPU as the unit, as the paper
+has it; our plan, which keeps T_necessary, beside the three baselines (equally, by weight, by model size). No chance.
+
+    python benchmarks/unicron/figures_9_10.py [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+from evaluation import COLOURS, GPUS, NODES, assumptions, made, parser_of
+from lazarus.drawing import bars, save, sheet
+
+from holdfast.planning.waf.plan import best, price
+from holdfast.planning.waf.task import Task
+from holdfast.simulation.fleet.pool.gpt_tasks import MODELS, PEAK, TABLE_3, GptModel, steps_on_gpus
+from holdfast.simulation.fleet.pool.outages import MARKS
+from holdfast.simulation.fleet.pool.systems import SYSTEMS, assumed
+
+SYSTEMS_9 = ("waf", "bamboo", "oobleck", "varuna", "megatron-spare")
+
+
+def gpu_task(name: str, model: GptModel, weight: float) -> Task:
+    """Return a job whose nodes are GPUs; it keeps the fewest that hold it (T_necessary)."""
+    seconds = steps_on_gpus(model, GPUS)
+    rates = [0.0, *(0.0 if step == inf else model.flop * model.batch / step for step in seconds)]
+    least = next(held for held, rate in enumerate(rates) if rate)
+    return Task(name=name, throughput=np.array(rates), weight=weight, least=least, floor=least)
+
+
+def apportioned(shares: Sequence[float], units: int) -> list[int]:
+    """Return whole numbers in proportion to shares, by the largest remainders."""
+    exact = [units * share / sum(shares) for share in shares]
+    sizes = [int(part) for part in exact]
+    order = sorted(range(len(shares)), key=lambda at: sizes[at] - exact[at])
+    for at in order[: units - sum(sizes)]:
+        sizes[at] += 1
+    return sizes
+
+
+def case_of(case: int) -> tuple[dict[str, float], dict[str, list[int]]]:
+    """Return WAF in PFLOP/s and GPUs by strategy."""
+    sizes, weights = TABLE_3[case]
+    tasks = [
+        gpu_task(f"{size}-{place}", MODELS[size], weight)
+        for place, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+    ]
+    plan = best(tasks, GPUS, 1.0)
+    ways = {
+        "holdfast": [plan.sizes[task.name] for task in tasks],
+        "equally": apportioned([1.0] * len(tasks), GPUS),
+        "weighted": apportioned(weights, GPUS),
+        "sized": apportioned([MODELS[size].parameters for size in sizes], GPUS),
+    }
+    return {name: price(tasks, way, GPUS, 1.0).waf / 1e15 for name, way in ways.items()}, ways
+
+
+def draw_transitions(axes: Any) -> None:
+    """Draw Figure 9: seconds from a lost node's being seen to training again."""
+    marks, held = (0.5,) * MARKS, range(2, NODES + 1)
+    print("Figure 9: seconds from a lost node's being seen to training again, GPT-3 7B, 16 to 128 GPUs")
+    for name in SYSTEMS_9:
+        seconds = [SYSTEMS[name].times.lost(nodes, marks).resume_s for nodes in held]
+        axes.plot([8 * nodes for nodes in held], seconds, marker="o", markersize=3, color=COLOURS[name], label=name)
+        print(f"  {name:16}{seconds[0]:8.1f} .. {seconds[-1]:.1f}")
+    axes.set_yscale("log")
+    axes.set_title("9: transition after a lost node (others: assumed)", fontsize=10)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("seconds")
+    axes.legend(fontsize=7)
+
+
+def draw_throughput(axes: Any) -> None:
+    """Draw Figure 10a: samples per second of the 7B model by GPUs."""
+    model = MODELS["7B"]
+    gpus = range(8, GPUS + 1, 8)
+    steps = steps_on_gpus(model, GPUS)
+    axes.plot(gpus, [model.batch / steps[held - 1] for held in gpus], marker="o", markersize=3, color=COLOURS["waf"])
+    axes.set_title("10a: GPT-3 7B, as modelled (no numbers in the paper's text)", fontsize=10)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("samples/s")
+    axes.set_ylim(bottom=0)
+
+
+def draw_shares(axes: Any) -> None:
+    """Draw Figures 4 and 10b: the share of the peak by GPUs, and with 64 of them."""
+    print("Figure 10b: share of the peak FLOP/s on 64 GPUs, as modelled")
+    gpus = range(8, GPUS + 1, 8)
+    for model in MODELS.values():
+        steps = steps_on_gpus(model, GPUS)
+        shares = [model.flop * model.batch / steps[held - 1] / (held * PEAK) for held in gpus]
+        axes.plot(gpus, [share or None for share in shares], marker="o", markersize=3, label=model.name)
+        print(f"  {model.name:6}{shares[gpus.index(64)]:8.3f}")
+    axes.set_title("4, 10b: share of the peak, as modelled", fontsize=10)
+    axes.set_xlabel("GPUs")
+    axes.set_ylim(0, 0.7)
+    axes.legend(fontsize=7)
+
+
+def draw_cases(axes: Any) -> None:
+    """Draw Figure 10c."""
+    found = {case: case_of(case) for case in TABLE_3}
+    print("Figure 10c: WAF of Table 3's cases on 128 GPUs, PFLOP/s, and each task's GPUs")
+    for case, (wafs, ways) in found.items():
+        for name, waf in wafs.items():
+            print(f"  case {case}  {name:10}{waf:8.2f}  {ways[name]}")
+        assert wafs["holdfast"] >= max(wafs.values()), "a baseline has a better plan than ours"
+    groups = [f"case {case}" for case in found]
+    names = list(found[1][0])
+    bars(axes, groups, {name: [wafs[name] for wafs, _ in found.values()] for name in names}, form="{:.1f}")
+    axes.set_title("10c: WAF of six jobs, weighted PFLOP/s (no numbers in the paper's text)", fontsize=10)
+    axes.legend(fontsize=7)
+
+
+def make(options: argparse.Namespace) -> None:
+    """Print and draw."""
+    figure, panels = sheet(2, 2, width=7.0, height=3.9)
+    draw_transitions(panels[0])
+    draw_throughput(panels[1])
+    draw_shares(panels[2])
+    draw_cases(panels[3])
+    figure.suptitle("Unicron, Figures 9 and 10 (and 4): the paper's text has none of their numbers", fontsize=12)
+    said = [
+        *assumed([SYSTEMS[name] for name in SYSTEMS_9]),
+        "9: ours: a failure in the middle of a step of 10 s; Megatron with a hot spare, as in the paper",
+        "4, 10: FLOP/s by a model of ours (gpt_tasks.py states every number), the same for Megatron and holdfast",
+        "10c: our plan keeps T_necessary, the fewest GPUs whose memory suffices; a baseline's job below that counts 0",
+    ]
+    assumptions(figure, said, width=180)
+    save(figure, options.out, "figures_9_10")
+
+
+if __name__ == "__main__":
+    sys.exit(made(make, parser_of(__doc__).parse_args()))

@@ -1,0 +1,109 @@
+"""Unicron, Tables 2 and 3: how soon failures are seen, and the plans for the five cases of six jobs.
+
+Table 2: the paper's beside ours as measured on this machine by `benchmarks/detect.py` (make bench-detect), whose last
+output is read with --detected FILE; without it ours is left out, and said to be. Table 3: sizes and weights as printed;
+the nodes that the pool's own machine gives each job under `waf`, and what the policies `equal` and `weighted` achieve.
+
+    python benchmarks/unicron/tables_2_3.py [--detected FILE] [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from evaluation import NODES, assumptions, made, parser_of
+from lazarus.drawing import save, sheet
+
+from holdfast.errors import BadInputError
+from holdfast.simulation.fleet.pool.gpt_tasks import TABLE_3, table_3
+from holdfast.simulation.fleet.pool.living import shares_of, undisturbed
+from holdfast.simulation.fleet.pool.outages import names_of
+from holdfast.simulation.fleet.pool.systems import SYSTEMS
+
+#: Table 2: the case, Unicron's method, with it, without; what `benchmarks/detect.py` calls the case
+TABLE_2 = (
+    ("1", "node health monitoring", "5.6 s", "5.7 s", "lost node"),
+    ("2", "process supervision", "1.8 s", "30 min", "killed process"),
+    ("3", "exception propagation", "0.3 s", "30 min", "exception"),
+    ("4", "statistical monitoring", "3 x D_iter", "30 min", "hung thread"),
+)
+POLICIES = ("waf", "equal", "weighted")
+
+
+def detected(path: Path | None) -> dict[str, str]:
+    """Return what `benchmarks/detect.py` has printed of each case; nothing where no file is given."""
+    if path is None:
+        return {}
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"--detected {path}: cannot be read ({error})") from None
+    found: dict[str, str] = {}
+    for *_, case in TABLE_2:
+        row = next((line for line in lines if line.startswith(case)), None)
+        if row is None:
+            raise BadInputError(f"--detected {path}: has no line of {case!r}: give the output of benchmarks/detect.py")
+        found[case] = row.split("  ")[-1].strip()
+    return found
+
+
+def plans() -> list[list[str]]:
+    """Return a row for each case of Table 3: its jobs, their nodes, and each policy's WAF as a share of the best."""
+    rows: list[list[str]] = []
+    for case, (sizes, weights) in TABLE_3.items():
+        tasks = table_3(case, NODES)
+        most = undisturbed(tasks, NODES)
+        jobs = ", ".join(f"{size} x {weight}" for size, weight in zip(sizes, weights, strict=True))
+        shares: list[str] = []
+        held = ""
+        for policy in POLICIES:
+            given = shares_of(SYSTEMS[policy], tasks, names_of(NODES), machine=True)
+            shares.append(f"{sum(task.waf(given.size(task.name)) for task in tasks) / most:.4f}")
+            held = held or " ".join(str(given.size(task.name)) for task in tasks)
+        rows.append([str(case), jobs, held, f"{most / 1e15:.2f}", *shares])
+    return rows
+
+
+def draw(axes: Any, title: str, headers: list[str], rows: list[list[str]], widths: list[float]) -> None:
+    """Print a table, and draw it."""
+    print(title)
+    for row in (headers, *rows):
+        print("  " + " | ".join(row))
+    axes.axis("off")
+    axes.set_title(title, fontsize=10)
+    made_of = axes.table(cellText=rows, colLabels=headers, colWidths=widths, loc="center", cellLoc="left")
+    made_of.auto_set_font_size(False)
+    made_of.set_fontsize(8)
+    made_of.scale(1, 1.4)
+
+
+def make(options: argparse.Namespace) -> None:
+    """Print and draw both."""
+    ours = detected(options.detected)
+    rows = [[*papers, ours.get(kind, "not given")] for *papers, kind in TABLE_2]
+    figure, panels = sheet(1, 2, width=12.0, height=2.6)
+    headers = ["case", "method", "Unicron", "without", "ours (benchmarks/detect.py: seconds)"]
+    draw(panels[0], "Table 2: seen after", headers, rows, [0.06, 0.24, 0.14, 0.14, 0.34])
+    headers = ["case", "jobs (size x weight)", "nodes under waf", "PFLOP/s", *(f"{name} / best" for name in POLICIES)]
+    draw(
+        panels[1],
+        "Table 3, and what comes of it on 16 nodes",
+        headers,
+        plans(),
+        [0.05, 0.47, 0.12, 0.08, 0.09, 0.09, 0.11],
+    )
+    said = [
+        "2: ours on processes of this machine, the paper's on a GPU cluster; D_iter: the mean step",
+        "3: FLOP/s by a model of ours (gpt_tasks.py); the pool's own machine; best: of all that keep T_necessary",
+    ]
+    assumptions(figure, said)
+    save(figure, options.out, "tables_2_3")
+
+
+if __name__ == "__main__":
+    reader = parser_of(__doc__)
+    reader.add_argument("--detected", type=Path, help="what benchmarks/detect.py has printed")
+    sys.exit(made(make, reader.parse_args()))

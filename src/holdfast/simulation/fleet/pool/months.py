@@ -1,0 +1,158 @@
+"""A pool's jobs live through a trace: what they achieve, weighted, in all and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.simulation.clock import URGENT, Timeline
+from holdfast.simulation.fleet.pool.outages import FleetTrace, Outage
+from holdfast.simulation.fleet.pool.shares import NodeShares
+from holdfast.simulation.fleet.pool.systems import System
+from holdfast.simulation.fleet.pool.tasks import FleetTask
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lived:
+    """What came of it.
+
+    achieved: weighted FLOP by job. steps: weighted FLOP/s of all from a time on, in seconds. stopped_s: for how long
+    each job did nothing though it had nodes enough; short_s: because it had not. hits: failures that struck a job.
+    """
+
+    achieved: Mapping[str, float]
+    steps: tuple[tuple[float, float], ...]
+    stopped_s: Mapping[str, float]
+    short_s: Mapping[str, float]
+    hits: int
+
+    @property
+    def total(self) -> float:
+        """Accumulated WAF: weighted FLOP of all jobs."""
+        return sum(self.achieved.values())
+
+
+@dataclass(slots=True)
+class LivingTask:
+    """One job as it lives: with so many nodes, doing nothing until a time."""
+
+    task: FleetTask
+    size: int
+    full: int
+    stopped_until: float = 0.0
+    rate: float = 0.0
+    since: float = 0.0
+    achieved: float = 0.0
+    stopped_s: float = 0.0
+    short_s: float = 0.0
+    enough: bool = True
+
+
+@dataclass(slots=True)
+class Months:
+    """One run of one system."""
+
+    system: System
+    trace: FleetTrace
+    shares: NodeShares
+    tasks: Sequence[FleetTask]
+    _timeline: Timeline = field(default_factory=Timeline)
+    _jobs: dict[str, LivingTask] = field(default_factory=dict[str, LivingTask])
+    _steps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    #: nodes that are lost, and not seen to be
+    _unseen: set[str] = field(default_factory=set[str])
+    _hits: int = 0
+
+    def run(self) -> Lived:
+        """Live through the trace."""
+        timeline, end = self._timeline, self.trace.seconds
+        for task in self.tasks:
+            size = self.shares.size(task.name)
+            self._jobs[task.name] = LivingTask(task, size, size)
+        self._reckon(self._jobs)
+        for outage in self.trace.outages:
+            timeline.at(outage.at, self._strike, outage, priority=URGENT)
+        while timeline.now < end and timeline.step():
+            pass
+        timeline.now = end
+        self._reckon(self._jobs)
+        return Lived(
+            achieved={name: job.achieved for name, job in self._jobs.items()},
+            steps=tuple(self._steps),
+            stopped_s={name: job.stopped_s for name, job in self._jobs.items()},
+            short_s={name: job.short_s for name, job in self._jobs.items()},
+            hits=self._hits,
+        )
+
+    # ---- what happens ----
+
+    def _strike(self, outage: Outage) -> None:
+        if outage.what == "back":
+            self._see(outage.node)
+            self._apply(self.shares.back(outage.node, self._timeline.now))
+            return
+        owner = self.shares.owner(outage.node)
+        job = self._jobs[owner] if owner is not None else None
+        if outage.what == "fault":
+            if job is not None and self._could_train(job):
+                self._hits += 1
+                stop = self.system.times.fault(job.size, outage.marks)
+                self._stop(job, stop.seen_s + stop.resume_s)
+            return
+        seen_s = 0.0
+        if job is not None:
+            self._hits += 1
+            stop = self.system.times.lost(job.size, outage.marks)
+            seen_s = stop.seen_s
+            self._stop(job, stop.seen_s + stop.resume_s)
+        self._unseen.add(outage.node)
+        self._timeline.after(seen_s, self._see, outage.node)
+
+    def _see(self, node: str) -> None:
+        """A node is seen to be lost: its job goes on without it, and a plan may follow."""
+        if node not in self._unseen:
+            return
+        self._unseen.discard(node)
+        owner = self.shares.owner(node)
+        self._apply(self.shares.lose(node, self._timeline.now), hit=owner)
+
+    def _apply(self, changed: Iterable[str], hit: str | None = None) -> None:
+        """Jobs have other nodes: those that are not hit stop for a change, and so does one that is if it is planned."""
+        names = sorted(changed)
+        for name in names:
+            job, size = self._jobs[name], self.shares.size(name)
+            by_plan = name != hit or (self.system.shares == "pool" and size != job.size - 1)
+            job.size = size
+            if by_plan and size:
+                change_s = self.system.times.change_s(size)
+                already_s = max(0.0, job.stopped_until - self._timeline.now) if name == hit else 0.0
+                self._stop(job, already_s + change_s)
+        self._reckon(names)
+
+    # ---- what is achieved ----
+
+    def _stop(self, job: LivingTask, seconds: float) -> None:
+        job.stopped_until = max(job.stopped_until, self._timeline.now + seconds)
+        self._reckon((job.task.name,))
+        self._timeline.at(job.stopped_until, self._reckon, (job.task.name,))
+
+    def _could_train(self, job: LivingTask) -> bool:
+        return job.task.waf(job.size) > 0 and (self.system.shares != "waits" or job.size >= job.full)
+
+    def _reckon(self, names: Collection[str]) -> None:
+        """Count what jobs have achieved, and how fast they go from here on."""
+        now = self._timeline.now
+        for name in names:
+            job = self._jobs[name]
+            passed = now - job.since
+            job.achieved += job.rate * passed
+            if not job.enough:
+                job.short_s += passed
+            elif not job.rate:
+                job.stopped_s += passed
+            job.since, job.enough = now, self._could_train(job)
+            goes = job.enough and now >= job.stopped_until
+            job.rate = self.system.efficiency * job.task.waf(job.size) if goes else 0.0
+        rate = sum(job.rate for job in self._jobs.values())
+        if not self._steps or self._steps[-1][1] != rate:
+            self._steps.append((now, rate))

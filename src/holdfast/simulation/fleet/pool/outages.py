@@ -1,0 +1,149 @@
+"""What befalls the nodes of a pool: lost and back, or a process that fails on a node that lives; drawn, or recorded.
+
+Trace a of Unicron's evaluation: 8 weeks, 10 nodes lost and 33 other failures, a node back after 1 to 7 days (even);
+trace b: 7 days, 26 and 80. Only their counts are printed. Times are even over the whole, as those of a Poisson process
+are once their number is known; whom a failure hits is even among the nodes that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from holdfast.errors import BadInputError
+from holdfast.planning.availability import NodeEvent
+
+DAY_S = 86400.0
+Happening = Literal["lost", "back", "fault"]
+#: numbers that are drawn for each failure, even between 0 and 1: the same whoever lives through it
+MARKS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outage:
+    """A node is lost, or back, or a process on it fails (`fault`). marks: chance, as far as it plays a part."""
+
+    at: float
+    node: str
+    what: Happening
+    marks: tuple[float, ...] = (0.5,) * MARKS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetTrace:
+    """The nodes that are there at first, and what befalls them in so many seconds, in order."""
+
+    name: str
+    nodes: tuple[str, ...]
+    outages: tuple[Outage, ...]
+    seconds: float
+
+    @property
+    def most_nodes(self) -> int:
+        """How many nodes are there at one time at the most."""
+        there, most = set(self.nodes), len(self.nodes)
+        for outage in self.outages:
+            if outage.what == "back":
+                there.add(outage.node)
+            elif outage.what == "lost":
+                there.discard(outage.node)
+            most = max(most, len(there))
+        return most
+
+    def count(self, what: Happening) -> int:
+        """Return how often something happens."""
+        return sum(outage.what == what for outage in self.outages)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """How a trace is drawn. repair_s: a lost node is back after a time between these."""
+
+    name: str
+    seconds: float
+    lost: int
+    faults: int
+    repair_s: tuple[float, float]
+
+
+TRACE_A = Drawing(name="trace a", seconds=56 * DAY_S, lost=10, faults=33, repair_s=(DAY_S, 7 * DAY_S))
+#: its repair times are not printed. ASSUMED: a node is back after half to one and a half times the mean time until the
+#: next is lost, so that as many come back as are lost ("a stable resource pool")
+_GAP_S = 7 * DAY_S / 26
+TRACE_B = Drawing(name="trace b", seconds=7 * DAY_S, lost=26, faults=80, repair_s=(0.5 * _GAP_S, 1.5 * _GAP_S))
+
+
+def scaled(drawing: Drawing, nodes: int, of: int = 16) -> Drawing:
+    """Return it for another number of nodes: each fails as often as before."""
+    return replace(drawing, lost=drawing.lost * nodes // of, faults=drawing.faults * nodes // of)
+
+
+def names_of(nodes: int) -> tuple[str, ...]:
+    """Return the names of so many nodes."""
+    return tuple(f"n{number:04d}" for number in range(1, nodes + 1))
+
+
+def drawn(drawing: Drawing, nodes: int, seed: int) -> FleetTrace:
+    """Draw a trace; a failure that would find no node there does not happen."""
+    rng = np.random.default_rng([seed, drawing.lost, drawing.faults])
+    times = rng.uniform(0.0, drawing.seconds, drawing.lost + drawing.faults)
+    loses = np.arange(times.size) < drawing.lost
+    names = names_of(nodes)
+    back: dict[str, float] = {}
+    outages: list[Outage] = []
+    for at in np.argsort(times, kind="stable"):
+        now, chance = float(times[at]), rng.random(MARKS + 2).tolist()
+        there = [name for name in names if back.get(name, 0.0) <= now]
+        if not there:
+            continue
+        node = there[int(chance[0] * len(there))]
+        outages.append(Outage(at=now, node=node, what="lost" if loses[at] else "fault", marks=tuple(chance[2:])))
+        if loses[at]:
+            least, most = drawing.repair_s
+            back[node] = now + least + chance[1] * (most - least)
+            if back[node] <= drawing.seconds:
+                outages.append(Outage(at=back[node], node=node, what="back"))
+    outages.sort(key=lambda outage: outage.at)
+    return FleetTrace(name=drawing.name, nodes=names, outages=tuple(outages), seconds=drawing.seconds)
+
+
+def recorded(
+    name: str, events: Sequence[NodeEvent], *, nodes: int, end: float | None = None, seed: int = 0
+) -> FleetTrace:
+    """Return a trace from rows `add`, `remove`, and `fault` (a process fails, the node lives).
+
+    Args:
+        nodes: those of the cluster: no more can be there. end: seconds, by default the last row's.
+
+    Raises:
+        BadInputError: it has nodes that the cluster does not, or ends before it begins: which row.
+    """
+    there_now = set[str]()
+    for event in events:
+        if not event.fault:
+            (there_now.add if event.add else there_now.discard)(event.node)
+        if len(there_now) > nodes:
+            raise BadInputError(f"line {event.line}: {event.node} would be node {nodes + 1}: the cluster has {nodes}")
+    last = events[-1]
+    seconds = last.seconds if end is None else end
+    if seconds <= 0:
+        raise BadInputError(f"line {last.line}: the trace ends at {last.seconds:g} s, where it begins: give --hours")
+    first = [event for event in events if event.seconds <= 0]
+    present = {event.node: event.add for event in first if not event.fault}
+    there = tuple(node for node, here in present.items() if here)
+    if not there:
+        raise BadInputError(f"line {events[0].line}: no node is there at 0 s: begin with rows of 0,add,NODE")
+    rng = np.random.default_rng([seed, len(events)])
+    outages = tuple(
+        Outage(at=event.seconds, node=event.node, what=_happening(event), marks=tuple(rng.random(MARKS).tolist()))
+        for event in events
+        if 0 < event.seconds < seconds
+    )
+    return FleetTrace(name=name, nodes=there, outages=outages, seconds=seconds)
+
+
+def _happening(event: NodeEvent) -> Happening:
+    return "fault" if event.fault else "back" if event.add else "lost"

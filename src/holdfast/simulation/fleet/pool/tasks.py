@@ -1,0 +1,91 @@
+"""A job as it counts for months of a pool: how long a step takes with so many nodes, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec, PaceSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetTask:
+    """One job, which never ends.
+
+    step_s: seconds of a step with 1, 2, ... nodes; 0: it cannot run on so many. flop: of a step. weight: Unicron's
+    w(t). least, most: nodes; sizes: those that it can run on, ascending, () for all between these.
+    achieves: weighted achieved FLOP/s with 0, 1, ... nodes, 0 for what it cannot run on.
+    """
+
+    name: str
+    step_s: tuple[float, ...]
+    flop: float
+    weight: float = 1.0
+    least: int = 1
+    most: int = 0
+    sizes: tuple[int, ...] = ()
+    achieves: tuple[float, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no job.
+
+        Raises:
+            BadInputError: with the job, the value and the rule.
+        """
+        if not self.flop > 0:
+            raise BadInputError(f"job {self.name}: {self.flop:g} FLOP are no step; give output.flop_per_sample")
+        if not 1 <= self.least <= self.largest <= len(self.step_s):
+            raise BadInputError(
+                f"job {self.name}: {self.least} to {self.largest} nodes, and its steps are known for up to "
+                f"{len(self.step_s)}: give [pace] for all of them (holdfast calibrate)"
+            )
+        unknown = [nodes for nodes in (self.least, self.largest) if not self.step_s[nodes - 1] > 0]
+        if unknown:
+            raise BadInputError(f"job {self.name}: how long a step takes with {unknown[0]} nodes is not said")
+        rates = (self.flop / step if step > 0 else 0.0 for step in self.step_s)
+        object.__setattr__(self, "achieves", (0.0, *rates))
+
+    @property
+    def largest(self) -> int:
+        """The most nodes that it can use."""
+        return self.most or len(self.step_s)
+
+    def waf(self, nodes: int) -> float:
+        """Return weighted achieved FLOP/s with so many nodes; those beyond the most stand idle."""
+        held = min(nodes, self.largest)
+        if held < self.least or (self.sizes and held not in self.sizes):
+            return 0.0
+        return self.weight * self.achieves[held]
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job as it is submitted to a pool. It saves: what is never lost weighs nothing in its plans."""
+        return JobSpec(
+            name=self.name,
+            script="train.py",
+            min_nodes=self.least,
+            max_nodes=self.largest,
+            sizes=self.sizes,
+            weight=self.weight,
+            output=OutputSpec(flop_per_sample=self.flop),
+            checkpoint=CheckpointSpec(dir="/saved"),
+            pace=PaceSpec(step_s=self.step_s, micro_batches=1, samples=1),
+        )
+
+
+def check_room(tasks: Sequence[FleetTask], nodes: int) -> None:
+    """Refuse jobs that a pool has no room for.
+
+    Raises:
+        BadInputError: all that they need at the least is more than there is, or two have one name.
+    """
+    if not tasks:
+        raise BadInputError("there is no job: give at least one")
+    names = [task.name for task in tasks]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadInputError(f"two jobs have the name {twice[0]!r}: give one of them another")
+    needed = sum(task.least for task in tasks)
+    if needed > nodes:
+        raise BadInputError(f"{nodes} nodes are too few: together the {len(tasks)} jobs need {needed} at the least")

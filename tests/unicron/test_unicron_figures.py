@@ -1,0 +1,66 @@
+"""Unicron's figures: what is fitted is met, what is predicted is predicted, no baseline's plan is better than ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from evaluation import GPUS, PAPERS_RATIOS
+from figure_11 import COMPARED, FITTED, Totals, fitted, totals_of
+from figures_9_10 import apportioned, case_of
+from tables_2_3 import TABLE_2, detected, plans
+
+from holdfast.errors import BadInputError
+from holdfast.simulation.fleet.pool.gpt_tasks import TABLE_3
+from holdfast.simulation.fleet.pool.outages import TRACE_A, TRACE_B
+from holdfast.simulation.fleet.pool.systems import SYSTEMS
+
+SEEDS = 10
+
+
+@pytest.fixture(scope="module")
+def totals() -> tuple[Totals, Totals]:
+    systems = [SYSTEMS[name] for name in COMPARED]
+    return totals_of(TRACE_A, SEEDS, systems), totals_of(TRACE_B, SEEDS, systems)
+
+
+def test_the_fit_meets_trace_a_and_predicts_trace_b_within_a_tenth(totals: tuple[Totals, Totals]) -> None:
+    on_a, on_b = totals
+    efficiencies = fitted(on_a)
+    for name in FITTED:
+        assert 0.1 < efficiencies[name] < 0.5
+        assert on_a.ratio(name, efficiencies[name]).mean() == pytest.approx(PAPERS_RATIOS["trace a"][name])
+        assert on_b.ratio(name, efficiencies[name]).mean() == pytest.approx(PAPERS_RATIOS["trace b"][name], rel=0.1)
+
+
+def test_megatrons_ratios_are_predictions_of_the_papers_order(totals: tuple[Totals, Totals]) -> None:
+    for found, name in zip(totals, PAPERS_RATIOS, strict=True):
+        without, spare = (float(found.ratio(system).mean()) for system in ("megatron", "megatron-spare"))
+        assert 1.0 < spare < without
+        assert without == pytest.approx(PAPERS_RATIOS[name]["megatron"], rel=0.2)
+
+
+def test_no_baselines_plan_is_better_than_ours_on_table_3() -> None:
+    for case in TABLE_3:
+        wafs, ways = case_of(case)
+        assert wafs["holdfast"] == max(wafs.values())
+        assert all(sum(way) <= GPUS for way in ways.values())
+    for row in plans():
+        shares = [float(cell) for cell in row[4:]]
+        assert shares[0] == 1.0 >= max(shares)
+
+
+def test_shares_in_proportion_use_every_gpu() -> None:
+    assert apportioned([1.0] * 6, 128) == [22, 22, 21, 21, 21, 21]
+    assert apportioned([1.0, 3.0], 4) == [1, 3]
+
+
+def test_what_was_detected_is_read_from_what_the_benchmark_prints(tmp_path: Path) -> None:
+    printed = tmp_path / "detect.txt"
+    printed.write_text(
+        "".join(f"{case:16s} {'5.6 s':>11s} {'5.7 s':>8s} {0.1:8.3f}  0.01 (0..1)\n" for *_, case in TABLE_2)
+    )
+    assert set(detected(printed).values()) == {"0.01 (0..1)"}
+    printed.write_text("nothing\n")
+    with pytest.raises(BadInputError, match="has no line of 'lost node'"):
+        detected(printed)
