@@ -91,5 +91,6 @@ def start_pool(tmp_path: Path) -> Iterator[Callable[..., LocalPool]]:
     for pool in pools:
         if pool.process.poll() is None:
             pool.process.kill()
+            pool.process.wait()
         for pid, _ in pool.processes():
             os.kill(pid, signal.SIGKILL)
