@@ -83,7 +83,7 @@ def test_a_node_whose_agent_is_told_to_end_leaves_first_and_nobody_has_failed(st
     agent, workers = job.pids("node-1")
     os.kill(agent, signal.SIGTERM)
     job.wait(NodeLeft, node="node-1", reason="drained")
-    job.wait(GenerationStarted, reason="drain", world_size=2)
+    assert job.wait(GenerationStarted, world_size=2).reason == "drain", job.story()
     wait_until(lambda: not any(alive(pid) for pid in (agent, *workers)))
     goes_on_until_interrupted(job)
     assert not job.all(FailureDetected)
