@@ -83,7 +83,7 @@ OPTIONS = {
     "inject": {*SERVER, "--worker", "--step", "--phase", "--times", "--by", "--json"},
     "schema": set[str](),
     "simulate": {"--nodes", "--mtbf", "--mttr", "--standbys", "--hours", "--replications", "--seed", "--scale"}
-    | {"--set", "--json"},
+    | {"--availability", "--policy", "--job", "--set", "--json"},
 }
 
 
