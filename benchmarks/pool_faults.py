@@ -30,7 +30,8 @@ def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, 
     saved = ("--checkpoint-dir", str(pool.folder / "saved"))
     pool.submit("first", "1:4", TINY, *FOREVER, options=saved)
     pool.submit("second", "1:4", TINY, *FOREVER)
-    pool.submit("experts", "2:3", TINY_MOE, *FOREVER)
+    # (with room for all eight on each node: with two nodes of six slots some have one copy, and a loss may be the end)
+    pool.submit("experts", "2:3", TINY_MOE, *FOREVER, options=("--expert-slots", "8"))
     pool.goes_on(*JOBS)
     faults: list[tuple[float, str, str]] = []
     begin, until = time.time(), time.time() + 60.0 * minutes
