@@ -153,10 +153,12 @@ class LocalPool:
         events = read_events(path)
         audited = audit_events(events)
         assert audited.sound, audited.findings
-        assert audited.unproven == 0
-        assert not [event for event in events if isinstance(event, RolledBack)]
+        assert audited.unproven == 0, f"{audited.unproven} steps are not proven"
+        undone = [event for event in events if isinstance(event, RolledBack)]
+        assert not undone, f"steps were undone: {undone}"
         steps = [event.step for event in events if isinstance(event, StepCommitted)]
-        assert steps == list(range(1, len(steps) + 1))
+        gaps = [step for step, expected in zip(steps, range(1, len(steps) + 1), strict=True) if step != expected]
+        assert not gaps, f"steps are missing, or there twice, from {gaps[0]} on"
 
     def check_owners(self) -> None:
         """Nobody ever owned a node before the one before had let go of it."""
