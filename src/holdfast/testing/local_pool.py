@@ -154,9 +154,12 @@ class LocalPool:
         audited = audit_events(events)
         assert audited.sound, audited.findings
         assert audited.unproven == 0, f"{audited.unproven} steps are not proven"
-        undone = [event for event in events if isinstance(event, RolledBack)]
-        assert not undone, f"steps were undone: {undone}"
-        steps = [event.step for event in events if isinstance(event, StepCommitted)]
+        steps = list[int]()
+        for event in events:
+            if isinstance(event, StepCommitted):
+                steps.append(event.step)
+            elif isinstance(event, RolledBack):  # (so a job that was suspended begins again, with what it had saved)
+                assert event.to_step == steps[-1], f"steps {event.to_step + 1} to {steps[-1]} were undone: {event.why}"
         gaps = [step for step, expected in zip(steps, range(1, len(steps) + 1), strict=True) if step != expected]
         assert not gaps, f"steps are missing, or there twice, from {gaps[0]} on"
 
