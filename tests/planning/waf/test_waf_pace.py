@@ -47,6 +47,21 @@ def test_rounds_make_steps_and_what_was_measured_stands() -> None:
     assert fitted[8] > fitted[7]
 
 
+@given(st.dictionaries(st.integers(1, 12), st.floats(1e-3, 1e3), min_size=1, max_size=6), st.integers(1, 64))
+def test_no_size_is_believed_to_take_no_time(step_s: dict[int, float], micro_batches: int) -> None:
+    times = StepTimes(step_s=step_s, micro_batches=micro_batches, workers=1, flop=1.0)
+    predicted = times.predicted_s(16)
+    fastest, size = min((seconds, nodes) for nodes, seconds in step_s.items())
+    for nodes in range(1, 17):
+        assert predicted[nodes - 1] >= fastest * min(1.0, size / nodes) * (1 - 1e-9)
+    assert np.isfinite(times.throughput(16)).all()
+
+
+def test_a_step_that_takes_longer_with_each_node_takes_no_less_with_one() -> None:
+    times = StepTimes(step_s={2: 1.0, 3: 1.4, 4: 1.6}, micro_batches=1, workers=1, flop=1.0)
+    assert times.predicted_s(4)[0] >= 1.0
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

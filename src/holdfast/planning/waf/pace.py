@@ -4,7 +4,8 @@ A step of M micro-batches on N workers has ceil(M / N) rounds; then gradients ar
 (N - 1) / N of their bytes twice; then all apply the same. So its time is modelled as
 `a ceil(M / N) + b (N - 1) / N + c`, none of a, b and c below zero (non-negative least squares of relative errors). With
 two sizes measured, b is left out; with one, the rounds are taken to explain all of it but a twentieth (`UNSHARED`): a
-job is thought to grow well until it was seen not to.
+job is thought to grow well until it was seen not to. No size is believed to be faster than the fastest that was
+measured, but in proportion to its nodes.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class StepTimes:
             known = seconds[0] * np.array([(1 - UNSHARED) / terms[0, 0], UNSHARED])
         else:
             known = least_squares_from_zero(terms / seconds[:, None], np.ones(len(sizes)))
-        return self._terms(1 + indices(nodes))[:, : known.size] @ known
+        fitted = self._terms(1 + indices(nodes))[:, : known.size] @ known
+        fastest = int(seconds.argmin())
+        # (steps that took longer with more nodes may be explained by the sum alone, which a single one does not need)
+        return np.maximum(fitted, seconds[fastest] * np.minimum(1.0, sizes[fastest] / (1.0 + indices(nodes))))
 
     def throughput(self, nodes: int) -> FloatArray:
         """Return FLOP/s with 0..nodes nodes, `(nodes + 1,)`: as measured where it was, else as fitted."""
