@@ -45,6 +45,7 @@ def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool:
     assert "is admitted" in pool.call("whatif", "submit", str(spec), code=2)
     assert "lose, add, submit" in pool.call("whatif", "win", "1", code=2)
     assert "there is no node 'n9'" in pool.call("whatif", "lose", "n9", code=3)
+    assert "it cannot be written" in pool.call("calibrate", str(spec), "--nodes", "1", "-o", str(tmp_path), code=2)
     assert "--nodes is '3:1'" in pool.call("calibrate", str(spec), "--nodes", "3:1", code=2)
     plan = pool.events("plan_decided")[-1]
     assert plan["shares"] == {"one": 3}

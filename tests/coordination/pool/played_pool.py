@@ -18,7 +18,7 @@ from holdfast.coordination.pool.instructions import (
     TellNode,
 )
 from holdfast.coordination.pool.pool import Pool
-from holdfast.coordination.pool.share.foresight import Foresight
+from holdfast.coordination.pool.share.next_plans import Foresight
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec

@@ -168,6 +168,35 @@ def test_a_job_that_keeps_one_copy_of_its_experts_outbids_one_that_is_safe(endan
     assert settled(pool) == ([4, 2] if endangered == "one" else [2, 4])
 
 
+def test_nothing_is_foreseen_anew_because_time_passes() -> None:
+    """Each question takes a process and seconds of its processor."""
+    pool = two_jobs()
+    settled(pool)
+    pool.foresee()
+    asked = pool.question
+    for _ in range(5):
+        pool.tick(1.0)
+        settled(pool)
+    assert pool.question is asked
+
+
+def test_after_a_plan_that_was_looked_up_what_follows_goes_by_what_is_known_by_then() -> None:
+    pool = two_jobs()
+    settled(pool)
+    pool.stands("one", pace=GROWS)
+    pool.stands("two", pace=GROWS)
+    settled(pool)
+    pool.foresee()
+    first = pool.question
+    lost = min(pool.nodes_of("one"))
+    pool.go(lost)
+    pool.stands("one", without={lost})
+    assert newest(pool).source == "table"
+    assert first is not None
+    assert pool.question is not None
+    assert pool.question.demand.failure_rate > first.demand.failure_rate, "a node has failed since"
+
+
 def test_failures_are_counted_and_what_the_pool_itself_takes_is_none() -> None:
     pool = two_jobs()
     settled(pool)

@@ -6,7 +6,7 @@ import pytest
 from played_pool import PlayedPool, a_job
 
 from holdfast.coordination.pool.inputs import DrainNodes, Submit
-from holdfast.coordination.pool.plans.what_if import Add, Change, HandIn, Lose
+from holdfast.coordination.pool.plans.what_if import Add, Change, HandIn, Lose, WhatIf, what_if
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.pool.events import PlanDecided
@@ -25,13 +25,17 @@ def newest(pool: PlayedPool) -> dict[str, int]:
     return pool.of_kind(PlanDecided)[-1].shares
 
 
+def asked(pool: PlayedPool, change: Change) -> WhatIf:
+    return what_if(pool.config.policy, *pool.pool.changed(change))
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_what_would_follow_is_what_follows_and_asking_changes_nothing(policy: str) -> None:
     pool = a_pool(policy)
     stored, told = pool.stored, len(pool.events)
     lost = min(pool.nodes_of("one"))
-    would_lose, would_add = pool.pool.what_if(Lose(lost)), pool.pool.what_if(Add(2))
-    would_begin = pool.pool.what_if(HandIn(a_job("three", 2, 2)))
+    would_lose, would_add = asked(pool, Lose(lost)), asked(pool, Add(2))
+    would_begin = asked(pool, HandIn(a_job("three", 2, 2)))
     assert (pool.stored, len(pool.events)) == (stored, told)
     assert (would_lose.nodes_now, would_lose.nodes, would_add.nodes) == (6, 5, 8)
     assert dict(would_lose.shares_now) == {"one": 3, "two": 3}
@@ -64,4 +68,4 @@ def test_what_cannot_happen_is_refused(change: Change, said: str) -> None:
     pool = a_pool("waf")
     pool.feed(DrainNodes(("n6",)))
     with pytest.raises((BadInputError, UnreachableError), match=said):
-        pool.pool.what_if(change)
+        asked(pool, change)

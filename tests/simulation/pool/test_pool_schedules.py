@@ -106,7 +106,7 @@ class ShrinksTooFar(Pool):
         granting = self._granting
         right = granting.bid
 
-        def bid(job: PooledJob, nodes: int = 0) -> Bid:
+        def bid(job: PooledJob, nodes: int) -> Bid:
             said = right(job, nodes)
             return Bid(**{**{name: getattr(said, name) for name in Bid.__slots__}, "least": 1, "sizes": ()})
 

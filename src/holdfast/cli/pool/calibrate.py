@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import EXIT_FAILED, BadInputError, HoldfastError
-from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, PaceSpec
 from holdfast.protocol.pool.record import OVER
 
 _LOOK_AGAIN_S = 0.2
@@ -47,6 +47,8 @@ def calibrate(
 ) -> None:
     """Train a copy of a job on a pool with each number of nodes, and say how long its steps take."""
     least, most = _sizes(nodes)
+    if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
+        raise BadInputError(f"--output is {output}: it cannot be written; give a file in a folder that can")
     given = with_script(job_spec(given_job(file, (), (), {})), os.getcwd()).settled(os.getcwd())
     check_script(given.script)
     with server.pool() as client:
@@ -89,12 +91,12 @@ def _copy(spec: JobSpec, nodes: int) -> JobSpec:
         snooze=0.0,
         time_limit=0.0,
         checkpoint=CheckpointSpec(),
-        pace=type(spec.pace)(),
+        pace=PaceSpec(),
     )
 
 
 def _measured(
-    client: PoolClient, spec: JobSpec, sizes: tuple[int, int], patience: float, *, say: Any
+    client: PoolClient, spec: JobSpec, sizes: tuple[int, int], patience: float, *, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], str]:
     """Return what was measured, and why it is not all, "" where it is; the copy is over then."""
     found: dict[str, Any] = {}

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from holdfast.control.aside import Aside, answer_in_this_process
 from holdfast.coordination.pool.inputs import Foreseen
-from holdfast.coordination.pool.share.foresight import WITHIN_S, Foresight
 from holdfast.coordination.pool.share.interface import Division
+from holdfast.coordination.pool.share.next_plans import WITHIN_S, Foresight
 
 
 def foreseer(answer: Callable[[Foreseen], None]) -> Aside[Foresight, list[Division]]:

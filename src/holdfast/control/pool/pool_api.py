@@ -33,7 +33,7 @@ from holdfast.coordination.pool.inputs import (
 )
 from holdfast.coordination.pool.places.compacting import WORTH_S, compact
 from holdfast.coordination.pool.places.moving import occupied
-from holdfast.coordination.pool.plans.what_if import Add, Change, HandIn, Lose
+from holdfast.coordination.pool.plans.what_if import Add, Change, HandIn, Lose, what_if
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.launch import PooledLaunch
@@ -202,9 +202,11 @@ class PoolApi:
 
     async def what_if(self, request: Request) -> Response:
         """The plan that would follow a change."""
-        change = (await body_of(request, WhatIfRequest, self._body_s)).change
-        found = await self._shell.between_turns(lambda: self._shell.machine.what_if(change))
-        return json_answer({**asdict(found), "policy": self._shell.machine.config.policy.name})
+        change, machine = (await body_of(request, WhatIfRequest, self._body_s)).change, self._shell.machine
+        now, then = await self._shell.between_turns(lambda: machine.changed(change))
+        policy = machine.config.policy
+        found = await asyncio.to_thread(what_if, policy, now, then)
+        return json_answer({**asdict(found), "policy": policy.name})
 
     async def drain(self, request: Request) -> Response:
         """Nodes are looked after; or what would come of that."""

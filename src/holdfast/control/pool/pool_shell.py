@@ -24,7 +24,7 @@ from holdfast.coordination.pool.instructions import (
     TellNode,
 )
 from holdfast.coordination.pool.pool import Pool
-from holdfast.coordination.pool.share.foresight import Foresight
+from holdfast.coordination.pool.share.next_plans import Foresight
 from holdfast.observability.journal import Journal
 from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolRecord
 from holdfast.protocol.pool.sharing import JobShares

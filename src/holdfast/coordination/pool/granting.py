@@ -57,7 +57,7 @@ class Granting:
             failure_rate=self._deciding.failure_rate,
         )
 
-    def bid(self, job: PooledJob, nodes: int = 0) -> Bid:
+    def bid(self, job: PooledJob, nodes: int) -> Bid:
         """Return a job as a policy sees it, which has so many nodes to share out."""
         state, spec = self._state, job.spec
         change_s = state.move_s.get(job.name, GUESSED_CHANGE_S)
@@ -110,7 +110,7 @@ class Granting:
         self._tell(demand, division)
         for bid in demand.bids:
             self._resize(bid, division.nodes[bid.name], division.why.get(bid.name, ""))
-        self._clear(division)
+        self._clear(demand, division)
         self._moving.go_on()
         self._grant(demand, division)
         self._strand(demand)
@@ -181,12 +181,12 @@ class Granting:
         state.emit(JobResized, job=job.name, from_nodes=job.share, to_nodes=size, lost=lost, why=why)
         state.put_job(job, share=size, grew_at=state.now if size > job.share else job.grew_at)
 
-    def _clear(self, division: Division) -> None:
+    def _clear(self, demand: Demand, division: Division) -> None:
         """Have jobs leave nodes that are drained, or replaced, once those train that they have in their place.
 
         Nobody is taken below its least; who waits there goes at once.
         """
-        state = self._state
+        state, least = self._state, {bid.name: bid.smallest for bid in demand.bids}
         for grant in list(state.grants.values()):
             if grant.recalled or not (grant.replaced or state.nodes[grant.node].drained):
                 continue
@@ -196,7 +196,7 @@ class Granting:
             elif job.state == "admitted":
                 mine, trains = state.own(job.name), state.trains.get(job.name, frozenset())
                 here = sum(state.grants[node].number in trains for node in mine)
-                if here >= max(self.bid(job).smallest, min(division.nodes.get(job.name, 0), len(mine))):
+                if here >= max(least[job.name], min(division.nodes.get(job.name, 0), len(mine))):
                     state.recall(grant.node)
 
     def _grant(self, demand: Demand, division: Division) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.coordination.pool.share.foresight import Foresight
+from holdfast.coordination.pool.share.next_plans import Foresight
 from holdfast.protocol.messages.pool import ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.record import PooledJob, PoolRecord

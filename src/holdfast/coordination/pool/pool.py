@@ -19,9 +19,10 @@ from holdfast.coordination.pool.instructions import EmitPool, PoolInstruction
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
 from holdfast.coordination.pool.places.moving import Moving
-from holdfast.coordination.pool.plans.what_if import Change, WhatIf, what_if
+from holdfast.coordination.pool.plans.what_if import Change, changed
 from holdfast.coordination.pool.requests import ask
 from holdfast.coordination.pool.share.explaining import what_would_do
+from holdfast.coordination.pool.share.interface import Demand
 from holdfast.coordination.pool.state import Connected, PoolConfig, PoolState
 from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands, PoolHello
 from holdfast.protocol.pool.events import AnyPoolEvent, PoolJournalRepaired, PoolStarted, PoolStoreReturned
@@ -96,13 +97,14 @@ class Pool:
         waits = job in self.state.jobs and self.state.jobs[job].state == "queued"
         return what_would_do(self.config.policy, self._granting.demand(), job) if waits else []
 
-    def what_if(self, change: Change) -> WhatIf:
-        """Return the plan that would follow a change; nothing is done.
+    def changed(self, change: Change) -> tuple[Demand, Demand]:
+        """Return how things stand, and would after a change, for `what_if`; nothing is done.
 
         Raises:
-            BadInputError, UnreachableError: as of `plans.what_if`.
+            BadInputError, UnreachableError: as of `plans.what_if.changed`.
         """
-        return what_if(self.state, self._granting.demand(), self._granting.bid, change)
+        demand = self._granting.demand()
+        return demand, changed(self.state, demand, self._granting.bid, change)
 
     def _take(self, event: PoolInput) -> None:
         match event:

@@ -19,8 +19,8 @@ from holdfast.coordination.pool.instructions import (
     TellJob,
     TellNode,
 )
-from holdfast.coordination.pool.share.foresight import Foresight
 from holdfast.coordination.pool.share.interface import Policy
+from holdfast.coordination.pool.share.next_plans import Foresight
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased, RoleChanged

@@ -19,7 +19,7 @@ from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.solvers import least_squares_from_zero
 
-#: where one size was measured: the share of that step's time which no other size makes shorter
+#: where one size was measured, or none: the share of that step's time which no other size makes shorter
 UNSHARED = 0.05
 
 

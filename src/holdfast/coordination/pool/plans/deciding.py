@@ -8,14 +8,14 @@ time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.coordination.pool.inputs import Foreseen
 from holdfast.coordination.pool.plans.paces import Paces
 from holdfast.coordination.pool.plans.triggers import MEASURED, Outline, outline, trigger
 from holdfast.coordination.pool.share.dividing import divide
-from holdfast.coordination.pool.share.foresight import Foresight, Situation, futures, situation
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Grown, Policy, Worth
+from holdfast.coordination.pool.share.next_plans import Foresight, Situation, futures, situation
 from holdfast.coordination.pool.state import PoolState
 from holdfast.planning.waf.durations import observed_rate
 
@@ -52,7 +52,10 @@ class PlanInForce:
         if not policy.reckons:
             return demand, divide(policy, demand)
         if why and (found := self._foreseen.get(situation(demand))) is not None:
-            return demand, self._decided(demand, found, "table")
+            # (what follows it is foreseen by what is known now)
+            self.paces.look(anew=True)
+            self.failure_rate = self._observed()
+            return demand, self._decided(found, "table")
         if self.paces.look(anew=bool(why)):
             self.trigger = why = why or MEASURED
         if not why and self._plan is not None:
@@ -63,10 +66,11 @@ class PlanInForce:
             self.trigger = f"job {begun[0]} can begin"
         self.failure_rate = self._observed()
         demand = demanded()
-        return demand, self._decided(demand, divide(policy, demand), "solved")
+        return demand, self._decided(divide(policy, demand), "solved")
 
     def question(self, demand: Demand) -> Foresight | None:
         """Return what is to be foreseen once a plan is carried out, None where that was asked already."""
+        demand = replace(demand, now=0.0)  # (nothing that is foreseen depends on it)
         if self._plan is None or (self._asked is not None and self._asked.demand == demand):
             return None
         self._number += 1
@@ -82,7 +86,7 @@ class PlanInForce:
         if len(expected) == len(answer.divisions):
             self._foreseen = dict(zip(map(situation, expected), answer.divisions, strict=True))
 
-    def _decided(self, demand: Demand, plan: Division, source: str) -> Division:
+    def _decided(self, plan: Division, source: str) -> Division:
         self._plan, self.source = plan, source
         return plan
 

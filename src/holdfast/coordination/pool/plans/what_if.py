@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from holdfast.coordination.pool.plans.paces import declared
 from holdfast.coordination.pool.requests import check_fits, check_sharing
 from holdfast.coordination.pool.share.dividing import divide
-from holdfast.coordination.pool.share.interface import Bid, Demand, Worth
+from holdfast.coordination.pool.share.interface import Bid, Demand, Policy, Worth
 from holdfast.coordination.pool.state import PoolState
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec
@@ -54,28 +54,28 @@ class WhatIf:
     worth: Worth | None = None
 
 
-def what_if(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, int], Bid], change: Change) -> WhatIf:
-    """Return the plan that would follow a change.
-
-    Args:
-        demand: as things stand. bid_of: a job as a policy sees it, and for how many nodes.
-
-    Raises:
-        BadInputError: no such thing can happen; UnreachableError: there is no such node.
-    """
-    then = _changed(state, demand, bid_of, change)
-    division = divide(state.config.policy, then)
+def what_if(policy: Policy, now: Demand, then: Demand) -> WhatIf:
+    """Return the plan that would follow once things stand otherwise."""
+    division = divide(policy, then)
     return WhatIf(
-        nodes_now=demand.nodes,
+        nodes_now=now.nodes,
         nodes=then.nodes,
-        shares_now={bid.name: bid.had for bid in demand.bids},
+        shares_now={bid.name: bid.had for bid in now.bids},
         shares=division.nodes,
         waiting=division.why,
         worth=division.worth,
     )
 
 
-def _changed(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, int], Bid], change: Change) -> Demand:
+def changed(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, int], Bid], change: Change) -> Demand:
+    """Return how things would stand after a change.
+
+    Args:
+        demand: as they stand now. bid_of: a job as a policy sees it, and for how many nodes.
+
+    Raises:
+        BadInputError: no such thing can happen; UnreachableError: there is no such node.
+    """
     match change:
         case Lose(node):
             return _without(state, demand, node)

@@ -15,13 +15,12 @@ import numpy as np
 from holdfast.coordination.pool.share.interface import Bid, Grown, Worth, first_come
 from holdfast.planning.arrays import FloatArray, indices
 from holdfast.planning.waf.durations import running_s
+from holdfast.planning.waf.pace import UNSHARED
 from holdfast.planning.waf.plan import WafPlan, best
 from holdfast.planning.waf.task import Task
 
 #: no plan counts on more than this until something changes, failures or not: jobs come and end
 LONGEST_S = 86400.0
-#: of a job that was not measured: the share of a step on one node that more nodes make no shorter
-UNSHARED = 0.05
 
 
 class Waf:
