@@ -168,12 +168,12 @@ class Attempt:
         Raises:
             HaltedError, PeerLostError: left in the middle.
         """
-        domain = groups.domain
+        domain, everybody = groups.domain, groups.world if groups.domain is not groups.world else None
         if self._faults.slow_link > 1.0:
             self._shared.link.slow_down(domain.sockets, self._faults.slow_link)
         if self._faults.armed("reducing", self.step):
             domain = FaultingCommunicator(domain, self._faults, self.step, "reducing")
-        v = self._workload.reduce(domain)
+        v = self._workload.reduce(domain, everybody)
         rate = self._shared.link.look(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)

@@ -120,6 +120,8 @@ def build_nccl(
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
     nodes: int = 1,
+    members: Sequence[int] | None = None,
+    name: str = "",
 ) -> NcclCommunicator:
     """Build the group of a generation on NCCL; arguments and errors are those of `build_gloo`.
 
@@ -132,7 +134,8 @@ def build_nccl(
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     try:
-        store = BoardStore(board, timeout_s=build_timeout_s, rank=rank, owner=lambda _key: 0)
+        ranks = range(size) if members is None else members
+        store = BoardStore(board, timeout_s=build_timeout_s, rank=ranks[rank], owner=lambda _key: ranks[0], name=name)
         group = ProcessGroupNCCL(store, rank, size, options)
         group.eager_connect_single_device(device)
     except (RuntimeError, TimeoutError) as error:
