@@ -370,9 +370,13 @@ class Job:
     def _config(self, workload: Workload) -> dict[str, str]:
         """Return what all workers of a job must have in common: software, model, settings."""
         software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": version("scipy")}
-        state, order, experts = workload.state.capture().manifest, workload.loader.order, workload.experts
+        state, order = workload.state.capture().manifest.in_all_places, workload.loader.order
+        experts = workload.experts
         everything = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=16).hexdigest()
-        tensors = ", ".join(f"{t.name} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}" for t in state.tensors)
+        tensors = ", ".join(
+            f"{t.name} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}{t.placed and f' ({t.placed})'}"
+            for t in state.tensors
+        )
         config: dict[str, object] = {
             "Python": platform.python_version(),
             **software,

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
@@ -47,6 +48,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     buffers: int
     optimizer: tree.Node
     extra: dict[str, tree.Node]
+
+    @property
+    def in_all_places(self) -> Manifest:
+        """What it says of all places of a unit: of tensors that are spread over them their global shapes."""
+        specs = (replace(one, shape=one.whole if one.placed else one.shape, whole=()) for one in self.tensors)
+        return replace(self, tensors=tuple(specs))
 
 
 class StateMismatchError(Exception):
