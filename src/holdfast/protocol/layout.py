@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -9,6 +10,9 @@ from msgspec import Meta
 
 from holdfast.protocol.plan import Role
 
+#: the dimensions of a node's places, the slowest first: neighbours share a tensor
+SHARD, TENSOR = "shard", "tensor"
+DIMENSIONS = (SHARD, TENSOR)
 #: along each dimension
 Size = Annotated[int, Meta(ge=1, le=1024)]
 
@@ -28,6 +32,26 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     def places(self) -> int:
         """How many processes of a node are one replica of the model (of a stage of it)."""
         return self.shard * self.tensor
+
+    @property
+    def roles(self) -> int:
+        """How many workers a replica has, of all its stages."""
+        return self.stages * self.places
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By the names of the dimensions of a node's places."""
+        return {SHARD: self.shard, TENSOR: self.tensor}
+
+    def rank(self, role: Role) -> int:
+        """Return a role's rank within the replica, as torch sees it: places first, then stages."""
+        return role.stage * self.places + role.place
+
+    def beside(self, place: int, dimension: str) -> tuple[int, ...]:
+        """Return the places that differ from this one along a dimension alone, with itself, in their order."""
+        stride = math.prod(self.sizes[later] for later in DIMENSIONS[DIMENSIONS.index(dimension) + 1 :])
+        first = place - place // stride % self.sizes[dimension] * stride
+        return tuple(first + stride * number for number in range(self.sizes[dimension]))
 
     def role_of(self, index: int) -> Role:
         """Return the role of the worker with this index on its node."""

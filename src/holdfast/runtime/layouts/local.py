@@ -6,9 +6,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-#: the dimensions of a job's mesh, by what its places share
-SHARD, TENSOR = "shard", "tensor"
-
 
 class Spread(NamedTuple):
     """How a tensor is spread over a unit: its global shape, and its placements in words, along the mesh's dimensions.

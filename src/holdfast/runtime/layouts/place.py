@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.protocol.layout import WHOLE, Layout
-from holdfast.runtime.layouts.local import SHARD, TENSOR, counts_here
+from holdfast.protocol.layout import SHARD, TENSOR, WHOLE, Layout
+from holdfast.runtime.layouts.local import counts_here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
