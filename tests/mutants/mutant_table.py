@@ -22,7 +22,8 @@ WORKER = "coordination/worker/machine.py"
 BOUNDARIES = "coordination/worker/boundaries.py"
 GENERATIONS = "coordination/worker/generations.py"
 COPY = "coordination/worker/copy.py"
-ASSIGNMENT = "coordination/generations/assignment.py"
+SALVAGE = "coordination/generations/salvage.py"
+SHARE = "coordination/worker/share.py"
 DECISIONS = "coordination/generations/decisions.py"
 DECIDING = "coordination/generations/deciding.py"
 LEDGER = "coordination/progress/ledger.py"
@@ -97,9 +98,9 @@ MUTANTS = (
     ),
     Mutant(
         name="forgets_its_share",
-        file=ASSIGNMENT,
-        old="        self.assigned = assigned\n",
-        new="        self.assigned = None\n",
+        file=SHARE,
+        old="            self.summed = []\n        self.assigned = assigned\n",
+        new="            self.summed = []\n        self.assigned = None\n",
         why="after a failure the shares are the decided ones, not those of the ranks",
         quick=True,
     ),
@@ -350,9 +351,9 @@ MUTANTS = (
     ),
     Mutant(
         name="assigns_parts_of_another_step",
-        file=PLANNER,
-        old="report.summed if report is not None and report.applied == decision.applied else ()",
-        new="report.summed if report is not None else ()",
+        file=SALVAGE,
+        old="mine if applied == decision.applied else ()",
+        new="mine",
         why="only gradients of the step that is done again are kept",
     ),
     # ---- stops and reports ----

@@ -7,7 +7,8 @@ from mutant import Mutant
 BOUNDARIES = "coordination/worker/boundaries.py"
 REPORTING = "coordination/worker/reporting.py"
 COPY = "coordination/worker/copy.py"
-ASSIGNMENT = "coordination/generations/assignment.py"
+SALVAGE = "coordination/generations/salvage.py"
+SHARE = "coordination/worker/share.py"
 DECISIONS = "coordination/generations/decisions.py"
 PLANNER = "coordination/generations/planner.py"
 STOPPING = "coordination/generations/stopping.py"
@@ -55,14 +56,14 @@ PART_MUTANTS = (
     ),
     Mutant(
         name="what_was_begun_of_the_next_step_is_done_again",
-        file=PLANNER,
+        file=SALVAGE,
         old="    if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):\n",
         new="    if decision.kind is not DecisionKind.REDO:\n",
         why="that others have to finish a step takes nothing from who has gone on",
     ),
     Mutant(
         name="who_waits_for_a_state_forgets_its_gradients",
-        file=ASSIGNMENT,
+        file=SHARE,
         old="        if not (keeps or (same_step",
         new="        if not ((same_step",
         why="where that never comes the step is done again, and they are of use",

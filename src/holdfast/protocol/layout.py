@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from holdfast.protocol.plan import Role
+from holdfast.protocol.plan import WHOLE_REPLICA, Role
 
 #: the dimensions of a node's places, the slowest first: neighbours share a tensor
 SHARD, TENSOR = "shard", "tensor"
@@ -55,7 +55,8 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     def role_of(self, index: int) -> Role:
         """Return the role of the worker with this index on its node."""
-        return Role(place=index % self.places)
+        place = index % self.places
+        return Role(place=place) if place else WHOLE_REPLICA  # (which takes no room in messages)
 
     def shard_of(self, place: int) -> int:
         """Return which part of a micro-batch's samples a place has, 0-based: the same along `tensor`."""

@@ -53,7 +53,7 @@ def size_of(message: BeginNode) -> int:
 
 
 def over_the_wire(change: PlanChange) -> PlanChange:
-    data = msgspec.msgpack.encode(BeginNode(plan=change, decision=REDO))
+    data = msgspec.msgpack.encode(BeginNode(plan=change, decision=REDO, shares=None))
     message = msgspec.msgpack.Decoder(CoordinatorMessage).decode(data)
     assert isinstance(message, BeginNode)
     return message.plan

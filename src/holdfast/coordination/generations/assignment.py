@@ -1,9 +1,8 @@
-"""Which rank computes which micro-batch of a step."""
+"""Which unit computes which micro-batch of a step: a rank, where each has a whole replica of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
 from holdfast.protocol.plan import GenerationPlan
@@ -15,14 +14,15 @@ def round_robin(micro_batches: int, world: int, rank: int) -> tuple[int, ...]:
 
 
 def share_of(plan: GenerationPlan, micro_batches: int, rank: int) -> tuple[int, ...]:
-    """Return a rank's micro-batches under a plan, 0-based, ascending."""
+    """Return the micro-batches of a rank's unit under a plan, 0-based, ascending."""
+    unit = plan.unit_of(rank)
     if not plan.counts:
-        return round_robin(micro_batches, len(plan.members), rank)
+        return round_robin(micro_batches, plan.units, unit)
     # They are dealt in turn; whoever has as many as it is to have is passed over.
     mine: list[int] = []
     first = 0
-    for turn in range(plan.counts[rank]):
-        mine.append(first + sum(count > turn for count in plan.counts[:rank]))
+    for turn in range(plan.counts[unit]):
+        mine.append(first + sum(count > turn for count in plan.counts[:unit]))
         first += sum(count > turn for count in plan.counts)
     return tuple(mine)
 
@@ -115,25 +115,3 @@ def _give_back(shares: list[list[int]], usual: Sequence[Sequence[int]], taken: s
         taken.update(back)
         share += back
         share.sort()
-
-
-@dataclass(slots=True)
-class Share:
-    """What one worker computes of the step in progress.
-
-    assigned: its micro-batches, where they are not those of its rank.
-    summed: those of them whose gradients it has, or is about to have.
-    """
-
-    assigned: tuple[int, ...] | None = None
-    summed: list[int] = field(default_factory=list[int])
-
-    def change(self, assigned: tuple[int, ...] | None, *, same_step: bool, keeps: bool = False) -> None:
-        """Be given others; what is summed stays where it is a part of these, and of the same step.
-
-        Args:
-            keeps: the step of what is summed may still be done again: those that are given are of a later one.
-        """
-        if not (keeps or (same_step and assigned and set(self.summed) <= set(assigned))):
-            self.summed = []
-        self.assigned = assigned

@@ -17,14 +17,13 @@ from holdfast.coordination.generations.decisions import NothingLeft, Verdict, de
 from holdfast.coordination.generations.finishing import TOGETHER, left_alone, with_the_end
 from holdfast.coordination.generations.planner import (
     fills_the_seats,
-    first_assignment,
     held_experts,
     lacks_slots,
     lost_of,
     plan_generation,
-    salvaged,
 )
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
+from holdfast.coordination.generations.salvage import first_assignment, kept_by_units, salvaged
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
@@ -383,7 +382,8 @@ class Deciding:
             turn.members.finish(info, finished=False)
         self._newcomers.taken_in()
         announce_generation(turn, plan, reason, decision)
-        self._telling.begin(plan, record.plan, decision, assignment)
+        kept = kept_by_units(plan, decision, reports, assignment) if refusal is None else ()
+        self._telling.begin(plan, record.plan, decision, assignment, kept)
         self._keep_what_passed(decision)
 
     def _keep_what_passed(self, decision: Decision) -> None:

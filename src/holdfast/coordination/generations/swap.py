@@ -135,7 +135,7 @@ class Joining:
             return
         roles = {member.worker: member.role for member in plan.members}
         pending = plan_with(record, self._turn.members, roles, plan.workers, None, self._config)
-        each, factors = record.micro_batches, factors_of(record, plan.workers, self._config)
+        each, factors = record.micro_batches, factors_of(record, plan.unit_heads, self._config)
         if longest(each, factors, pending.counts) < longest(each, factors, plan.counts):
             self._propose(pending)
 

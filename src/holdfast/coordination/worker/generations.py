@@ -60,6 +60,16 @@ class KnownGenerations:
         return rank
 
     @property
+    def places(self) -> int:
+        """How many workers have a replica of the model between them in this generation."""
+        return self.plan.places if self.plan else 1
+
+    @property
+    def unit(self) -> int:
+        """The number of this worker's unit in its generation."""
+        return self.rank // self.places
+
+    @property
     def world(self) -> int:
         """How many workers the generation has."""
         return len(self.plan.members) if self.plan else 1
