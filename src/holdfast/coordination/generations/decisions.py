@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from holdfast.coordination.generations.roles import every_role, whole_units
 from holdfast.protocol.commit import Commit, same_lanes
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind
@@ -68,8 +69,9 @@ def decide(
     lost: Lost | None = None,
     anew: bool = False,
     unreadable: int = 0,
+    places: int = 1,
 ) -> Verdict | NothingLeft:
-    """Decide from the reports of all members that were not expelled.
+    """Decide from the reports of all members that were not expelled, of whole units.
 
     Args:
         previous: the decision that the interrupted generation began with; a FORWARD of it that is not yet applied by
@@ -79,14 +81,17 @@ def decide(
         checkpoints: on the decided lineage, oldest first, intact as far as is known.
         arrivals: workers that were in no generation yet.
         lost: which experts a verdict would lose; None for a dense model, whose state is whole on each worker.
-        anew, unreadable: as `without_state`.
+        anew, unreadable, places: as `without_state`.
     """
     carriers = [report for report in reports if report.applied is not None]
     if not carriers:
         fresh = [report.worker for report in reports if report.fresh]
-        return without_state(committed, checkpoints, [*fresh, *arrivals], anew=anew, unreadable=unreadable)
+        fresh += arrivals
+        return without_state(committed, checkpoints, fresh, anew=anew, unreadable=unreadable, places=places)
     missing: Sequence[tuple[int, int]] = ()
     for verdict in _reachable(previous, committed, carriers, dense=lost is None):
+        if not every_role(verdict.holders, places):
+            continue  # (a part of the state is with nobody)
         lacking = lost(verdict) if lost is not None else ()
         if not lacking:
             return verdict
@@ -119,14 +124,16 @@ def without_state(
     *,
     anew: bool = False,
     unreadable: int = 0,
+    places: int = 1,
 ) -> Verdict | NothingLeft:
     """Decide where some state has no live copy: begin anew, go back to the newest checkpoint, or give up.
 
     Args:
-        fresh: workers whose initial state is whole; the first one's becomes everybody's where nothing is lost. Where
+        fresh: workers whose initial state is whole; the first unit's becomes everybody's where nothing is lost. Where
             there is none (a transfer was torn), START has no holder: the workers have to begin afresh.
         lost: (layer, expert) of what is lost; none means that everything is.
         anew: without a checkpoint the job begins from its start, whatever that loses.
+        places: so many workers have a replica of the model between them.
         unreadable: how many checkpoints there were that cannot be read.
     """
     if checkpoints:
@@ -135,8 +142,8 @@ def without_state(
         return Verdict(decision=rollback, holders=(), why=f"{_names(lost)} have no live copy", lost=_names(lost))
     if committed == 0 or anew:
         why = f"{_names(lost)} have no live copy and no checkpoint is kept yet: the job begins anew"
-        start = Decision(kind=DecisionKind.START, applied=0)
-        return Verdict(decision=start, holders=tuple(fresh[:1]), why=why if committed else "", lost=_names(lost))
+        start, first = Decision(kind=DecisionKind.START, applied=0), next(iter(whole_units(fresh, places)), ())
+        return Verdict(decision=start, holders=first, why=why if committed else "", lost=_names(lost))
     what = f"{_names(lost)} of step {committed} have no live copy"
     if unreadable:
         why = f"{what} and no checkpoint can be read ({unreadable} could not): {committed} committed steps are lost"

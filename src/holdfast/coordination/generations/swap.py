@@ -22,6 +22,7 @@ from holdfast.coordination.experts.static_experts import ep_size_of, usable
 from holdfast.coordination.generations.announcing import Newcomers, announce_generation
 from holdfast.coordination.generations.assignment import longest
 from holdfast.coordination.generations.planner import factors_of, plan_generation, plan_with
+from holdfast.coordination.generations.roles import only_whole
 from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.telling.plans import Telling
@@ -91,6 +92,7 @@ class Joining:
         if turn.now < self._not_before or self._newcomers.gathering:
             return []
         fresh = [worker for worker in turn.members.outside(plan) if not self._is_left_out(worker)]
+        fresh = only_whole(fresh, plan.places)
         if config.spec.experiments.static_experts:
             size = ep_size_of(turn.record.expert_shape, config.spec.experiments.ep_size)
             world = len(plan.members)
