@@ -76,6 +76,10 @@ class ProcessPlace:
     oom: OomCounter | None = None
     #: the process has ended so; its last words are still awaited
     exit_code: int | None = None
+    #: of the exits on this node, which one that was
+    exit_number: int = 0
+    #: the name of the unit that the process is in, "" for none
+    unit: str = ""
 
     @property
     def pid(self) -> int | None:
@@ -85,9 +89,10 @@ class ProcessPlace:
     def refill(self, worker: str) -> None:
         """Make the place for another process."""
         self.forget_process()
-        self.worker, self.stacks = worker, ""
+        self.worker, self.stacks, self.unit = worker, "", ""
         self.attached, self.hung = False, ""
         self.crashed = self.exit_code = self.oom = None
+        self.exit_number = 0
 
     def forget_process(self) -> None:
         """The process has ended, or is none of ours any more."""
