@@ -29,6 +29,7 @@ import time
 from typing import Protocol
 
 from holdfast.control.link.stacks import answer_with_stacks
+from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.lateness.reading import CollectiveWait, ProgressAccount, Reading, Total
 from holdfast.protocol.messages.progress import ACTIVITIES, Activity
 
@@ -231,17 +232,13 @@ class ProgressWriter:
             _MOVED.pack_into(self._page, self._at + _MOVED_AT, self._sent, self._received)
 
 
-def open_progress(path: str, stacks: str, index: int) -> ProgressSlot:
-    """Open a worker's slot of its agent's page, where there is one; nobody is watched who cannot.
-
-    Args:
-        stacks: where it answers with its stacks when it is asked to.
-    """
-    if not path:
+def open_progress(settings: WorkerSettings) -> ProgressSlot:
+    """Open a worker's slot of its agent's page, where there is one; nobody is watched who cannot."""
+    if not settings.progress:
         return NoProgress()
     try:
-        answer_with_stacks(stacks)
-        return ProgressWriter(path, index)
+        answer_with_stacks(settings.stacks)
+        return ProgressWriter(settings.progress, settings.local_rank)
     except OSError as error:
         _log.warning("the agent's page of progress cannot be opened: %s", error)
         return NoProgress()

@@ -394,9 +394,7 @@ class Job:
             snapshots=snapshots_of(settings, workload, link.send),
             verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
-            progress=open_progress(settings.progress, settings.stacks, settings.local_rank)
-            if settings
-            else NoProgress(),
+            progress=open_progress(settings) if settings else NoProgress(),
             proposals=self._unit.proposals if self._unit is not None else None,
         )
         session.attach(config)

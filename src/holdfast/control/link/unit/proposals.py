@@ -66,10 +66,19 @@ class ProposalTable:
 
     Args:
         words: the page. lock: shuts out all other places for as long as it is held; a dead one's is free.
+        sleep: returns after so many seconds.
     """
 
-    def __init__(self, words: Words, lock: AbstractContextManager[object], *, place: int, places: int) -> None:
-        self._words, self._lock = words, lock
+    def __init__(
+        self,
+        words: Words,
+        lock: AbstractContextManager[object],
+        *,
+        place: int,
+        places: int,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._words, self._lock, self._sleep = words, lock, sleep
         self._slots = [SLOT_WORDS * (1 + number) for number in range(places)]
         self._mine = self._slots[place]
         #: of the proposal that stands; 0: none does
@@ -85,7 +94,7 @@ class ProposalTable:
         while not agreed:
             if not still_wanted():
                 return not self.withdraw()
-            time.sleep(sleep_s)
+            self._sleep(sleep_s)
             sleep_s = min(sleep_s * _LONGER, LAST_SLEEP_S)
             agreed = self.agreed()
         return True
