@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
-from holdfast.coordination.worker.share import Proposal, Share
+from holdfast.coordination.worker.share import Share
 from holdfast.protocol.messages.orders import Begin
+from holdfast.protocol.proposals import Proposal
 
 
 class Agreeing(ABC):
@@ -34,7 +35,7 @@ class Agreeing(ABC):
     def still_wanted(self, micro_batch: int) -> bool:
         """Tell whether to wait on for the unit to agree; False, and ever after: withdraw it, unless it has agreed."""
         proposed = self._share.proposed
-        there = proposed is not None and proposed.micro_batch == micro_batch
+        there = proposed is not None and proposed.number == micro_batch
         return there and not (self._share.unwanted or self.done)
 
     def withdrawn(self, micro_batch: int) -> None:

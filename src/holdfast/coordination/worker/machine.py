@@ -19,7 +19,7 @@ from holdfast.coordination.worker.complaints import Complaints
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
 from holdfast.coordination.worker.reporting import report_of, tell_entered, what_was_sent
-from holdfast.coordination.worker.share import Proposal, Share
+from holdfast.coordination.worker.share import Share
 from holdfast.coordination.worker.tasks import Build, Entering, Halt, Task, Tell, WorkerInstruction
 from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
@@ -27,6 +27,7 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import Begin, GenerationOrder, JobDone, PendingOrder, StandBy, Stop, Warm
 from holdfast.protocol.messages.worker import Applied, Finished, Prepared, VoteRefused
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
+from holdfast.protocol.proposals import Proposal
 from holdfast.protocol.state import LiveSource
 from holdfast.step_samples import StepSamples
 

@@ -25,15 +25,8 @@ of a unit have the same `summed`, before any of them has come to an end with wha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-
-class Proposal(NamedTuple):
-    """A micro-batch that a place would compute with its unit, as it lies in the unit's page."""
-
-    generation: int
-    step: int
-    micro_batch: int
+from holdfast.protocol.proposals import Proposal
 
 
 @dataclass(slots=True)
@@ -71,7 +64,7 @@ class Share:
             raise ValueError(f"micro-batches {lacking} are kept that are not summed here")
         self.summed = [micro_batch for micro_batch in self.summed if micro_batch in kept]
         self.assigned = assigned
-        if self.proposed is not None and self.proposed.micro_batch not in kept:
+        if self.proposed is not None and self.proposed.number not in kept:
             self.unwanted = True
 
     def leave(self) -> None:
@@ -94,7 +87,7 @@ class Share:
         Raises:
             ValueError: it was not proposed.
         """
-        if self.proposed is None or self.proposed.micro_batch != micro_batch:
+        if self.proposed is None or self.proposed.number != micro_batch:
             raise ValueError(f"micro-batch {micro_batch} is not the one that is proposed: {self.proposed}")
         if not agreed and micro_batch in self.summed and not self.unwanted:
             self.summed.remove(micro_batch)  # (the job is over)

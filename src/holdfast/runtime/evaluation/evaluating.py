@@ -22,6 +22,7 @@ import torch
 from holdfast.errors import BadInputError
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import MAX_TOLD, EvaluationDone, EvaluationResult
+from holdfast.protocol.proposals import Proposal, ProposalKind
 from holdfast.runtime.checkpoints.best import Rating
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.data.loading import to_device
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 #: (its randomness is not that of a step's micro-batch of the same number)
 _EVALUATING = 0x6576616C
+#: of the number under which the places of a unit agree on a shard; the rest is that of the evaluation
+_SHARD_BITS = 40
 
 
 class _Share(msgspec.Struct, frozen=True, array_like=True):
@@ -133,7 +136,7 @@ class Evaluating:
                 with self._shared.changed:
                     if self._shared.left(generation):
                         return False
-                if not self._round(evaluation, held, missing[first : first + comm.size], comm.rank):
+                if not self._round(evaluation, held, missing[first : first + comm.size], comm.rank, generation):
                     self._shared.wait_for(generation, lambda: None)  # (the layers have told what broke)
                     return False
         mine = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
@@ -142,13 +145,18 @@ class Evaluating:
         for share in gather_bytes(comm, _encoder.encode(mine), "evaluation"):
             held.update(_results.decode(share))
         found = evaluation.combined([held[shard] for shard in range(evaluation.shards)])
-        self._keep(evaluation, found, comm.rank)
+        self._keep(evaluation, found, groups.world.rank)
         return True
 
     def _round(
-        self, evaluation: ModelEvaluation, held: dict[int, ShardResult], shards: Sequence[int], rank: int
+        self,
+        evaluation: ModelEvaluation,
+        held: dict[int, ShardResult],
+        shards: Sequence[int],
+        rank: int,
+        generation: int,
     ) -> bool:
-        """Measure this rank's one of these shards; False where an exchange of tokens was broken off.
+        """Measure this rank's one of these shards; False where an exchange of tokens was broken off, or a Stop came.
 
         Experts are where they are: in each round a rank without a shard lets its own take part in the others'.
 
@@ -158,6 +166,8 @@ class Evaluating:
         experts = self._workload.experts
         if rank < len(shards):
             shard = shards[rank]
+            if not self._all_places(evaluation, generation, shard):
+                return False
             self._shared.progress.at(Activity.EVALUATING, shard)
             result = self._measure(evaluation, shard)
             if experts is not None and not experts.evaluated():
@@ -171,6 +181,12 @@ class Evaluating:
             self._shared.progress.at(Activity.EVALUATING)
             experts.attend(self._step, shards[0])
         return experts is None or experts.void is None
+
+    def _all_places(self, evaluation: ModelEvaluation, generation: int, shard: int) -> bool:
+        """Wait until all places of the unit are about to measure a shard; False: none of them will."""
+        number = self._evaluations.index(evaluation) << _SHARD_BITS | shard
+        proposal = Proposal(generation, self._step, number, ProposalKind.EVALUATION)
+        return self._shared.together(proposal, lambda: not self._shared.left(generation))
 
     def _known(self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]) -> list[int | None]:
         """Return which rank has each shard first.
@@ -260,3 +276,7 @@ def _as_it_was(workload: Workload) -> Generator[None]:
         untyped.set_state(array)
         for module, training in modules:
             module.training = training
+        if workload.place.spread:
+            from holdfast.runtime.layouts.sharded import reshard
+
+            reshard(workload.state.model)

@@ -24,6 +24,16 @@ def sum_gradients(model: torch.nn.Module) -> None:
             module.set_gradient_divide_factor(1.0)
 
 
+def reshard(model: torch.nn.Module) -> None:
+    """Let FSDP2 gather parameters anew at the next forward pass: without a backward pass it keeps those of the last.
+
+    To be called after a forward pass without one, lest later ones compute with what the parameters were then.
+    """
+    for _, module in named_modules(model):
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     """Look whether a model is spread over the job's mesh, and all of it is where its samples are shared out.
 

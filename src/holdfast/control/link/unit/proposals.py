@@ -18,8 +18,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from holdfast.protocol.proposals import Proposal
 
 #: of a place; a cache line, so that who writes holds up nobody who looks
 SLOT_WORDS = 8
@@ -29,23 +30,6 @@ FIRST_SLEEP_S, LAST_SLEEP_S = 50e-6, 1e-3
 _LONGER = 1.25
 _AGREEMENTS = 0
 _WITHDRAWN = 0
-
-
-class ProposalKind(IntEnum):
-    """What is to be computed."""
-
-    MICRO_BATCH = 0
-    EVALUATION = 1
-    SHADOW = 2
-
-
-class Proposal(NamedTuple):
-    """What a place is about to compute: a micro-batch, a shard of an evaluation, or a shadow step's micro-batch."""
-
-    generation: int
-    step: int
-    number: int
-    kind: ProposalKind = ProposalKind.MICRO_BATCH
 
 
 class Words(Protocol):
