@@ -41,7 +41,8 @@ class Block(torch.nn.Module):
 
 
 # (5 rows: they cannot be cut into equal parts)
-model = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(8, 5), torch.nn.Linear(5, 1)).to(job.device, torch.float64)
+model = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(8, 5), torch.nn.Linear(5, 1))
+model.to(job.device, torch.float64)
 if args.tensor > 1:
     for block in model[:2]:
         parallelize_module(block, job.mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -50,7 +51,10 @@ if args.shard > 1:
         fully_shard(module, mesh=job.mesh["shard"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 job.protect(model, optimizer, data, global_batch=24, micro_batch=4, max_grad_norm=1.0, seed=3)
+held_out = torch.utils.data.Subset(data, range(22))
+job.evaluate(lambda batch: {"loss": torch.nn.functional.mse_loss(model(batch[0]), batch[1])}, held_out, every=3)
 losses: list[float] = []
+metrics: list[dict[str, float]] = []
 for step in job.steps(args.steps):
     for inputs, wanted in step.micro_batches():
         time.sleep(args.step_seconds * 4 / 24)
@@ -58,6 +62,7 @@ for step in job.steps(args.steps):
         step.log({"seen": float(inputs.sum())}, reduce="sum")
     if step.apply():
         losses.append(step.loss)
+        metrics.append(dict(step.metrics))
 if args.losses:
     with open(args.losses, "w") as file:
-        json.dump({"pid": os.getpid(), "losses": losses}, file)
+        json.dump({"pid": os.getpid(), "losses": losses, "metrics": metrics}, file)

@@ -27,7 +27,7 @@ from holdfast.runtime.checkpoints.best import Rating
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.data.loading import to_device
 from holdfast.runtime.data.randomness import seed_micro_batch
-from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, to_bits
+from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, in_all, to_bits
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.gathering import gather_bytes
@@ -129,7 +129,7 @@ class Evaluating:
         """Go through one evaluation; False where a Stop came."""
         comm, held = groups.domain, self._held.setdefault(evaluation.name, {})
         self._shared.progress.at(Activity.EVALUATING)
-        known = self._known(evaluation, comm, held)
+        known = self._known(evaluation, groups.world, held)
         missing = [shard for shard, holder in enumerate(known) if holder is None]
         with _as_it_was(self._workload), torch.no_grad():
             for first in range(0, len(missing), comm.size):
@@ -189,7 +189,10 @@ class Evaluating:
         return self._shared.together(proposal, lambda: not self._shared.left(generation))
 
     def _known(self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]) -> list[int | None]:
-        """Return which rank has each shard first.
+        """Return which rank of its domain has each shard first: a unit has what all of its places have.
+
+        Args:
+            comm: of the world: some places may have got the others' results, and the rest of their units not.
 
         Raises:
             BadInputError: the workers evaluate other things.
@@ -201,7 +204,9 @@ class Evaluating:
                 f"job.evaluate() is not called alike on all workers: (name, every, samples, batch) is "
                 f"{evaluation.settings} here and {others[0]} elsewhere"
             )
-        return holders_of([share.bits for share in shares], evaluation.shards)
+        places = self._workload.place.layout.places
+        units = [shares[first : first + places] for first in range(0, len(shares), places)]
+        return holders_of([in_all([share.bits for share in unit]) for unit in units], evaluation.shards)
 
     def _measure(self, evaluation: ModelEvaluation, shard: int) -> ShardResult:
         workload = self._workload

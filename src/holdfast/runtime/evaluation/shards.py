@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any, cast
 
 import msgspec
@@ -145,6 +147,11 @@ def to_bits(shards: Mapping[int, ShardResult], count: int) -> bytes:
     there = np.zeros(count, dtype=np.bool_)
     there[list(shards)] = True
     return np.packbits(there).tobytes()
+
+
+def in_all(bits: Sequence[bytes]) -> bytes:
+    """Return the bits that all of these have."""
+    return bytes(reduce(and_, column) for column in zip(*bits, strict=True))
 
 
 def holders_of(bits: Sequence[bytes], count: int) -> list[int | None]:
