@@ -35,7 +35,8 @@ class Reduction:
 
 def reduction_of(op: Any, size: int) -> Reduction:
     """Read torch's `ReduceOp`, or one of its constants."""
-    kind, factor = op.__getstate__() if isinstance(op, _ops) else (op, None)
+    # (its constants count as instances of it, and have another state)
+    kind, factor = op.__getstate__() if type(op) is _ops else (op, None)
     name: str = kind.name
     if name == "AVG":
         return Reduction("SUM", 1.0 / size)
