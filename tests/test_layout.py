@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from holdfast.errors import BadInputError
-from holdfast.layout import DIMENSIONS, Layout, Role
+from holdfast.layout import DIMENSIONS, Layout
 
 SIZES = (1, 2, 3)
 
@@ -51,9 +51,9 @@ def test_a_layout_that_does_not_fit_a_node_says_what_would():
 def test_roles_places_and_coordinates_belong_together():
     for shard, tensor, stages in itertools.product(SIZES, repeat=3):
         layout = Layout(shard=shard, tensor=tensor, stages=stages)
-        roles = [layout.role(rank) for rank in range(layout.roles)]
-        assert roles == sorted({Role(stage=s, place=p) for s in range(stages) for p in range(shard * tensor)})
-        assert [layout.rank(role) for role in roles] == list(range(layout.roles))
+        roles = [layout.stage_and_place(rank) for rank in range(layout.roles)]
+        assert roles == list(itertools.product(range(stages), range(shard * tensor)))
+        assert [layout.rank(*role) for role in roles] == list(range(layout.roles))
         where = [layout.coordinates(place) for place in range(layout.places)]
         assert [tuple(one.values()) for one in where] == list(itertools.product(range(shard), range(tensor)))
         for place, dimension in itertools.product(range(layout.places), DIMENSIONS):
@@ -67,7 +67,7 @@ def test_what_is_outside_is_refused():
     layout = Layout(shard=2, stages=2)
     for rank in (-1, 4):
         with pytest.raises(ValueError, match="outside a replica of 4"):
-            layout.role(rank)
-    for role in (Role(stage=2), Role(place=2)):
-        with pytest.raises(ValueError, match="has no Role"):
-            layout.rank(role)
+            layout.stage_and_place(rank)
+    for role in ((2, 0), (0, 2), (-1, 0)):
+        with pytest.raises(ValueError, match="has no stage"):
+            layout.rank(*role)

@@ -1,4 +1,4 @@
-"""How one replica of a model is spread over roles: its layout, and who has which part by place."""
+"""How one replica of a model is spread over roles (stage, place in the node), and which places belong together."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ SHARD, TENSOR = "shard", "tensor"
 DIMENSIONS = (SHARD, TENSOR)
 #: of one dimension
 MAX_SIZE = 1 << 16
-
-
-class Role(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """The part of a replica that one worker has: a stage of the pipeline, and a place in the node."""
-
-    stage: int = 0
-    place: int = 0
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -76,17 +69,17 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
                 f"and {spread} is {self.places} on each node; start the job with --workers-per-node {self.places}"
             )
 
-    def role(self, rank: int) -> Role:
-        """Return the role of a rank within the replica: places first, then stages."""
+    def rank(self, stage: int, place: int) -> int:
+        """Return a role's rank within the replica: places first, then stages."""
+        if not (0 <= stage < self.stages and 0 <= place < self.places):
+            raise ValueError(f"{self} has no stage {stage} with a place {place}")
+        return stage * self.places + place
+
+    def stage_and_place(self, rank: int) -> tuple[int, int]:
+        """Return which role has a rank within the replica."""
         if not 0 <= rank < self.roles:
             raise ValueError(f"rank {rank} is outside a replica of {self.roles}")
-        return Role(stage=rank // self.places, place=rank % self.places)
-
-    def rank(self, role: Role) -> int:
-        """Return a role's rank within the replica."""
-        if not (0 <= role.stage < self.stages and 0 <= role.place < self.places):
-            raise ValueError(f"{self} has no {role}")
-        return role.stage * self.places + role.place
+        return divmod(rank, self.places)
 
     def coordinates(self, place: int) -> dict[str, int]:
         """Return where a place lies along each dimension."""

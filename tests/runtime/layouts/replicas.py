@@ -9,13 +9,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
-import torch._dynamo  # (torch's own wrappers do so when they are first used: here once, before processes are forked)
+import torch._dynamo  # (as torch's wrappers do when they are first used: here once, before processes are forked)
 
 from holdfast.layout import Layout
+from holdfast.protocol.plan import Role
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.testing.local_world import Seat
-
 
 #: of this process; all processes of a world begin alike
 _turns = itertools.count(1)
@@ -27,7 +27,8 @@ class Connector:
     def __init__(self, seat: Seat, layout: Layout) -> None:
         self.seat, self.layout = seat, layout
         self.replica, self.rank = divmod(seat.rank, layout.places)
-        self.role = layout.role(self.rank)
+        stage, place = layout.stage_and_place(self.rank)
+        self.role = Role(stage=stage, place=place)
 
     def connect(self, replica: ReplicaMesh, halt: HaltCheck | None = None) -> dict[str, Communicator]:
         """Return a communicator for each dimension."""

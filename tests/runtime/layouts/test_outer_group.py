@@ -1,4 +1,4 @@
-"""Every collective of an outer group against plain sums; sends; objects; the default group; what is left is let go of."""
+"""Every collective of an outer group against plain sums; sends, objects, the default group; what is left is freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from holdfast.errors import BadInputError
-from holdfast.layout import Layout, Role
+from holdfast.layout import Layout
+from holdfast.protocol.plan import Role
 from holdfast.runtime.groups.communicator import CollectiveLeftError, HaltedError, LocalCommunicator
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.layouts.outer_group import OuterGroup
@@ -297,6 +298,19 @@ def test_a_group_without_connections_says_so_and_one_of_another_size_is_refused(
         replica.close()
 
 
+class Halting(threading.Thread):
+    """Halts a little later, and knows when it did."""
+
+    def __init__(self, halt: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.halt, self.at = halt, 0.0
+
+    def run(self) -> None:
+        time.sleep(0.01)
+        self.at = time.monotonic()
+        self.halt.set()
+
+
 def abandon_body(seat: Seat, layout: Layout) -> list[float]:
     """Rank 0 takes no part; the others are left waiting in each kind of collective, and leave by their halt alone."""
     took: list[float] = []
@@ -321,13 +335,12 @@ def abandon_body(seat: Seat, layout: Layout) -> list[float]:
                 gone = weakref.ref(tensor)
                 receiving = dist.irecv(tensor, group_src=0, group=group, tag=9)
                 del tensor
-                at = [0.0]
-                timer = threading.Timer(0.01, lambda at=at, halt=halt: (at.__setitem__(0, time.monotonic()), halt.set()))
-                timer.start()
+                halting = Halting(halt)
+                halting.start()
                 with pytest.raises(HaltedError, match="was halted in"):
                     collective()
-                took.append(time.monotonic() - at[0])
-                timer.join()
+                took.append(time.monotonic() - halting.at)
+                halting.join()
                 for work in (other, receiving):
                     with pytest.raises(HaltedError):
                         work.wait()

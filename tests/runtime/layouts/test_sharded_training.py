@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from replicas import Connector, leaving_nothing, replica_of
-from sharded_gpt import GPT, batch, gpt, loss_sum, optimizer_of, shard
+from sharded_gpt import batch, gpt, loss_sum, optimizer_of, shard
 from torch.distributed.tensor import DTensor
 
 from holdfast.layout import Layout
@@ -205,7 +205,7 @@ def check_left_and_redone(training: Training, connector: Connector, at: int, exp
     return took
 
 
-def left_body(seat: Seat, layouts: tuple[Layout, ...]) -> list[float]:
+def left_body(seat: Seat, layouts: tuple[Layout, ...], every: int) -> list[float]:
     took: list[float] = []
     with leaving_nothing(seat):
         for layout in layouts:
@@ -218,13 +218,17 @@ def left_body(seat: Seat, layouts: tuple[Layout, ...]) -> list[float]:
                 expected = training.state()
                 training.put_back(before)
                 assert collectives > 8
-                for at in range(1, collectives + 1):
+                for at in range(1, collectives + 1, every):
                     took.append(check_left_and_redone(training, connector, at, expected))
                 del training
     return took
 
 
-def test_a_step_that_was_left_anywhere_is_redone_equal_in_every_bit():
-    layouts = (Layout(shard=2), Layout(tensor=2), Layout(shard=2, tensor=2))
-    took = [seconds for each in run_world(4, left_body, layouts) for seconds in each]
+@pytest.mark.parametrize(
+    ("layouts", "every"),
+    [((Layout(shard=2), Layout(tensor=2)), 1), ((Layout(shard=2, tensor=2),), 5)],
+    ids=("two", "two by two"),
+)
+def test_a_step_that_was_left_anywhere_is_redone_equal_in_every_bit(layouts, every):
+    took = [seconds for each in run_world(layouts[0].places, left_body, layouts, every) for seconds in each]
     assert max(took) < 10.0

@@ -31,11 +31,11 @@ class OuterWork(_Work):
 
     def __init__(self, group: OuterGroup, communicator: Communicator, rounds: Rounds, results: Any) -> None:
         """Start the first round."""
-        super().__init__()
+        _Work.__init__(self)
         self._group = group
         self._communicator = communicator
         self._rounds: Rounds | None = rounds
-        self._results = results
+        self._results: Any = results
         self._left: CollectiveLeftError | None = None
         self._pending: Sequence[Pending] = ()
         self._advance()
@@ -91,7 +91,7 @@ class OuterWork(_Work):
 
     def abandon(self, error: CollectiveLeftError) -> None:
         """Let go of what it refers to: the communicator keeps what is under way."""
-        rounds, self._rounds, self._pending, self._results = self._rounds, None, (), []
+        rounds, self._rounds, self._pending, self._results = self._rounds, None, (), None
         if rounds is not None:
             self._left = error
             rounds.close()
@@ -119,7 +119,7 @@ class OuterGroup(_ProcessGroup):
         Args:
             name: of no other group in this process.
         """
-        super().__init__(rank, size)
+        _ProcessGroup.__init__(self, rank, size)
         self._name = name
         self._communicator: Communicator | None = None
         self._under_way: list[OuterWork] = []
@@ -258,9 +258,7 @@ class OuterGroup(_ProcessGroup):
     ) -> OuterWork:
         return self._begin(made.all_to_all(self._open(), output, input, output_splits, input_splits), output)
 
-    def alltoall(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> OuterWork:
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> OuterWork:
         return self._begin(made.all_to_all_lists(self._open(), outputs, inputs), outputs)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> OuterWork:
@@ -273,9 +271,7 @@ class OuterGroup(_ProcessGroup):
         parts = inputs[0] if inputs else ()
         return self._begin(made.scatter(self._open(), outputs[0], parts, opts.rootRank), outputs)
 
-    def gather(
-        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
-    ) -> OuterWork:
+    def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> OuterWork:
         into = outputs[0] if outputs else ()
         return self._begin(made.gather(self._open(), into, inputs[0], opts.rootRank), into)
 

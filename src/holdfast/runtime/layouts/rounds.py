@@ -13,6 +13,7 @@ import torch
 
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.layouts.folding import Reduction, fold
+from holdfast.runtime.tensors import pieces
 
 Rounds = Generator[Sequence[Pending], None, None]
 
@@ -113,7 +114,10 @@ def all_to_all(
 ) -> Rounds:
     """Send rows to each rank, and receive rows of each; no splits: equal ones."""
     room = torch.empty(output.shape, dtype=output.dtype, device=output.device)
-    rows = [list(received) or [len(output) // comm.size] * comm.size, list(sent) or [len(source) // comm.size] * comm.size]
+    rows = [
+        list(received) or [len(output) // comm.size] * comm.size,
+        list(sent) or [len(source) // comm.size] * comm.size,
+    ]
     (into, incoming), (out_of, outgoing) = (
         (flat(one), _elements(one, split)) for one, split in zip((room, source), rows, strict=True)
     )
@@ -128,7 +132,7 @@ def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs
     received, sent = [room.numel() for room in rooms], [line.numel() for line in lines]
     room = rooms[0].new_empty(sum(received))
     yield [comm.start_all_to_all(room, torch.cat(lines), received, sent)]
-    for output, part in zip(outputs, room.split(received), strict=True):
+    for output, part in zip(outputs, pieces(room, received), strict=True):
         output.copy_(part.view(output.dtype).view(output.shape))
 
 
@@ -158,7 +162,7 @@ def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Te
     into = line.new_empty(line.numel() * comm.size * taking)
     sent = [line.numel() * (rank == root) for rank in range(comm.size)]
     yield [comm.start_all_to_all(into, line, [line.numel() * taking] * comm.size, sent)]
-    for output, part in zip(outputs, into.split(line.numel() or 1), strict=False):
+    for output, part in zip(outputs, pieces(into, [line.numel()] * len(outputs)), strict=True):
         output.copy_(part.view(output.dtype).view(output.shape))
 
 

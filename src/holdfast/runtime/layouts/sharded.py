@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor import placement_types
+from torch.distributed.tensor import DTensor, Replicate, Shard, placement_types
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.tensors import named_modules
+from holdfast.runtime.tensors import named_modules, vector_norm
 
 _local_part: Any = compute_local_shape_and_global_offset
 _types: Any = placement_types
@@ -52,9 +51,7 @@ def described(name: str, tensor: torch.Tensor) -> ShardedTensor:
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         whole = (0,) * len(shape)
-        return ShardedTensor(
-            name=name, shape=shape, dtype=tensor.dtype, placements=(), local_shape=shape, offset=whole
-        )
+        return ShardedTensor(name=name, shape=shape, dtype=tensor.dtype, placements=(), local_shape=shape, offset=whole)
     dimensions = tensor.device_mesh.mesh_dim_names or ()
     axes = [_axis(name, placement) for placement in tensor.placements]
     local_shape, offset = _local_part(shape, tensor.device_mesh, tensor.placements)
@@ -108,12 +105,8 @@ def counts_here(tensor: torch.Tensor, coordinates: dict[str, int]) -> bool:
 
 
 def squared_norm(tensors: Iterable[torch.Tensor], coordinates: dict[str, int]) -> float:
-    """Return what this role adds to the squared norm of a replica's tensors: each element counts once over all roles."""
-    return sum(
-        float(torch.linalg.vector_norm(local(tensor), dtype=torch.float64)) ** 2
-        for tensor in tensors
-        if counts_here(tensor, coordinates)
-    )
+    """Return what this role adds to the squared norm of a replica's tensors: each element counts once."""
+    return sum(vector_norm(local(tensor), torch.float64) ** 2 for tensor in tensors if counts_here(tensor, coordinates))
 
 
 def replica_norm(tensors: Iterable[torch.Tensor], replica: ReplicaMesh) -> float:
