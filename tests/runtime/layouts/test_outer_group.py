@@ -331,6 +331,7 @@ def abandon_body(seat: Seat, layout: Layout) -> list[float]:
             if joins:
                 # what else is under way is left with it, and refers to nothing
                 other = dist.all_reduce(torch.ones(5), group=group, async_op=True)
+                unused = funcol.all_reduce(torch.ones(5), "sum", group)
                 tensor = torch.ones(3)
                 gone = weakref.ref(tensor)
                 receiving = dist.irecv(tensor, group_src=0, group=group, tag=9)
@@ -344,13 +345,14 @@ def abandon_body(seat: Seat, layout: Layout) -> list[float]:
                 for work in (other, receiving):
                     with pytest.raises(HaltedError):
                         work.wait()
-                    group.settling = True
-                    assert not work.wait()
-                    group.settling = False
+                    with group.settling():
+                        assert not work.wait()
                     assert isinstance(work.exception(), HaltedError)
                 with pytest.raises(HaltedError, match="was halted in"):
                     collective()
                 replica.give_up()
+                assert isinstance(unused, funcol.AsyncCollectiveTensor)
+                assert torch._C._distributed_c10d._get_work_registry_size() == 0
                 gc.collect()
                 assert gone() is None
             seat.meet()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,14 +129,11 @@ def restart(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     What has been added up in the parameters' own gradients stays as it is; it may have parts of the attempt.
     """
     before = list(model.parameters())
-    for group in replica.groups.values():
-        group.settling = True
-    try:
+    with ExitStack() as settling:
+        for group in replica.groups.values():
+            settling.enter_context(group.settling())
         for root in _outermost(model):
             root.reset_iter_state()
-    finally:
-        for group in replica.groups.values():
-            group.settling = False
     # FSDP2 uses its gathered parameters again, and leaves in them what a backward pass had added up until it was left.
     kept = {id(parameter) for parameter in model.parameters()}
     for parameter in before:
