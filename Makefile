@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-waf bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
-	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
+	bench-outer bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
 	fuzz every-write mutants explore
 
@@ -140,6 +140,12 @@ bench-snapshots: install
 # step time against DDP, in the same processes
 bench-step: install
 	$(BIN)/python benchmarks/step_time.py
+
+# an FSDP2 step on groups that can be exchanged, against torch's own gloo group, in turns in the same processes
+bench-outer: install
+	$(BIN)/python benchmarks/outer_group.py
+	$(BIN)/python benchmarks/outer_group.py --ranks 4
+	$(BIN)/python benchmarks/outer_group.py --layers 4 --dim 64
 
 # data that take time: a step with loader workers against its compute alone, and a kill against one without
 bench-loaders: install

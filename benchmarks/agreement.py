@@ -25,7 +25,9 @@ def main() -> None:
     parser.add_argument("--places", type=int, nargs="+", default=[2, 4], help="of the units")
     parser.add_argument("--apart", type=float, default=1e-3, help="how far apart places come, at most, in seconds")
     options = parser.parse_args()
-    print(f"{'places':>6}  {'apart':>8}  {'median':>8}  {'mean':>8}  {'99 %':>8}  {'processor':>9}   (ms per agreement)")
+    print(
+        f"{'places':>6}  {'apart':>8}  {'median':>8}  {'mean':>8}  {'99 %':>8}  {'processor':>9}   (ms per agreement)"
+    )
     for places in options.places:
         for apart_s in (0.0, options.apart):
             took, processor_s = measure(places, options.agreements, apart_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError, StepUseError, UnreachableError
-from holdfast.protocol.layout import Layout
+from holdfast.protocol.layouts.layout import Layout
 
 if TYPE_CHECKING:
     from holdfast.runtime.data.datasets import Stream

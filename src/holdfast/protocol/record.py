@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.events import AnyEvent
-from holdfast.protocol.layout import WHOLE, Layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.names import Count, Struct
 from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
 from holdfast.protocol.pool.held import Held

@@ -29,8 +29,8 @@ from holdfast.control.agent.workforce import WorkforceOwner
 from holdfast.control.link.framing import ToWorkerProcess
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
+from holdfast.protocol.layouts.unit_words import UnitAnswer
 from holdfast.protocol.messages.agent import CoordinatorMessage
-from holdfast.protocol.messages.units import UnitAnswer
 from holdfast.protocol.names import index_of
 from holdfast.simulation.shared_plans import SharedPlans
 from holdfast.testing.fake_look import Arrivals, Look

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from machinery import Job, attach, hello
 
-from holdfast.protocol.layout import WHOLE, Layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.messages import any_side as msg
 
 SHARD_2, TENSOR_2 = Layout(shard=2), Layout(tensor=2)

@@ -22,7 +22,7 @@ from holdfast.coordination.worker import tasks
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.share import Proposal
-from holdfast.protocol.layout import Layout
+from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, Phase, Role
 from holdfast.protocol.record import SCHEMA, Record

@@ -53,10 +53,10 @@ from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
+from holdfast.protocol.layouts.unit_words import UnitWord
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.messages.orders import Inject
 from holdfast.protocol.messages.progress import MemoryTaken, Probe, TakeMemory, TakeStacks, Whereabouts
-from holdfast.protocol.messages.units import UnitWord
 from holdfast.protocol.messages.worker import CheckpointNews, WorkerMessage
 from holdfast.protocol.names import worker_id
 from holdfast.protocol.state import SnapshotPart

@@ -28,9 +28,9 @@ from holdfast.control.output_relay import OutputRelay, log_path
 from holdfast.control.processes import ProcessHandle, is_stopped, waited_for_core_s
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.errors import EXIT_DONE
+from holdfast.protocol.layouts.unit_words import JoinUnit, UnitFormed, UnitRefused, UnitWord
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.orders import Begin, Prepare
-from holdfast.protocol.messages.units import JoinUnit, UnitFormed, UnitRefused, UnitWord
 from holdfast.protocol.messages.worker import Attach, Entered, Raised, WorkerMessage
 from holdfast.protocol.names import MAX_WHOLE_BYTES, index_of
 

@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Callable
 
 from holdfast.control.link.framing import FrameDecoder, FrameError, FromWorkerProcess, ToWorkerProcess, encode_frame
+from holdfast.protocol.layouts.unit_words import UnitAnswer
 from holdfast.protocol.messages.orders import Order
-from holdfast.protocol.messages.units import UnitAnswer
 from holdfast.protocol.names import MAX_WHOLE_BYTES
 
 _SEND_BUFFER = 4 << 20

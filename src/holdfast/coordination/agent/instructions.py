@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from holdfast.protocol.layouts.unit_words import UnitAnswer
 from holdfast.protocol.messages.agent import AgentMessage, WantedPart
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Order, PruneCheckpoints
 from holdfast.protocol.messages.progress import Probe, TakeMemory, TakeStacks
-from holdfast.protocol.messages.units import UnitAnswer
 from holdfast.protocol.state import SnapshotPart
 
 

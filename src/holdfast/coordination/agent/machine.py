@@ -37,6 +37,7 @@ from holdfast.coordination.agent.units.forming import Units
 from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.coordination.telling.rendezvous import PostedTooMuchError
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE
+from holdfast.protocol.layouts.unit_words import UnitWord
 from holdfast.protocol.messages.agent import (
     AgentMessage,
     Committed,
@@ -58,7 +59,6 @@ from holdfast.protocol.messages.agent import (
 )
 from holdfast.protocol.messages.orders import CheckpointOrder
 from holdfast.protocol.messages.progress import EndHung, Probe, TakeMemory, TakeStacks
-from holdfast.protocol.messages.units import UnitWord
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.protocol.layout import WHOLE, Layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.plan import Role
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.coordination.worker.share import Share
+from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.orders import Begin
-from holdfast.protocol.proposals import Proposal
 
 
 class Agreeing(ABC):

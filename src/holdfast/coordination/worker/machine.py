@@ -24,10 +24,10 @@ from holdfast.coordination.worker.tasks import Build, Entering, Halt, Task, Tell
 from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.orders import Begin, GenerationOrder, JobDone, PendingOrder, StandBy, Stop, Warm
 from holdfast.protocol.messages.worker import Applied, Finished, Prepared, VoteRefused
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
-from holdfast.protocol.proposals import Proposal
 from holdfast.protocol.state import LiveSource
 from holdfast.step_samples import StepSamples
 

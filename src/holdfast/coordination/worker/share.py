@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.protocol.proposals import Proposal
+from holdfast.protocol.layouts.proposals import Proposal
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.commit import Commit, Metrics
-from holdfast.protocol.layout import WHOLE, Layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.names import Count, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding, SnapshotPart

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.proposals import Proposal, ProposalKind
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import MAX_TOLD, EvaluationDone, EvaluationResult
-from holdfast.protocol.proposals import Proposal, ProposalKind
 from holdfast.runtime.checkpoints.best import Rating
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.data.loading import to_device

@@ -40,7 +40,7 @@ class DefaultGroup(_ProcessGroup):
     """One rank per role of a replica. Every collective raises BadInputError."""
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        _ProcessGroup.__init__(self, rank, size)
 
     def getGroupName(self) -> str:
         return NAME

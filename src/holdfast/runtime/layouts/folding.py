@@ -35,7 +35,9 @@ class Reduction:
 
 def reduction_of(op: Any, size: int) -> Reduction:
     """Read torch's `ReduceOp`, or one of its constants."""
-    kind, factor = op.__getstate__() if isinstance(op, _ops) else (op, None)
+    # (its constants count as instances of it, and have another state)
+    state: tuple[Any, Any] = op.__getstate__() if type(op) is _ops else (op, None)
+    kind, factor = state
     name: str = kind.name
     if name == "AVG":
         return Reduction("SUM", 1.0 / size)
@@ -45,7 +47,7 @@ def reduction_of(op: Any, size: int) -> Reduction:
 
 
 def fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
-    """Reduce flat tensors of one shape, in this order, into `out`, which may be one of them where they are two at most."""
+    """Reduce flat tensors of one shape, in this order, into `out`; it may be one of them where they are two at most."""
     if len(versions) <= 2 or out.numel() <= CHUNK:
         _fold(versions, out, reduction)
         return

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast.protocol.layout import DIMENSIONS, Layout
+from holdfast.protocol.layouts.layout import DIMENSIONS, Layout
 from holdfast.protocol.plan import Role
 from holdfast.runtime.groups.communicator import CollectiveLeftError, Communicator, LocalCommunicator
 from holdfast.runtime.layouts.default_group import DefaultGroup
@@ -29,8 +29,8 @@ class ReplicaMesh:
         """
         self.layout = layout
         self.role = role
-        first = layout.rank(Role(stage=role.stage))
-        self._default = DefaultGroup(layout.rank(role), layout.roles)
+        first = layout.rank(role.stage, 0)
+        self._default = DefaultGroup(layout.rank(role.stage, role.place), layout.roles)
         register_default(self._default)
         self.groups: dict[str, OuterGroup] = {}
         for dimension in DIMENSIONS:

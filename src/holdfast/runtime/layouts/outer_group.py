@@ -8,7 +8,8 @@ called. After that every collective raises at once, until `swap` gives the outer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -26,16 +27,19 @@ _Work: Any = dist.Work
 _Future: Any = torch.futures.Future
 
 
+_wait_tensor: Any = torch.ops._c10d_functional.wait_tensor
+
+
 class OuterWork(_Work):
     """A collective under way on an outer group. Without a timeout of its own: the communicator has one."""
 
     def __init__(self, group: OuterGroup, communicator: Communicator, rounds: Rounds, results: Any) -> None:
         """Start the first round."""
-        super().__init__()
+        _Work.__init__(self)
         self._group = group
         self._communicator = communicator
         self._rounds: Rounds | None = rounds
-        self._results = results
+        self._results: Any = results
         self._left: CollectiveLeftError | None = None
         self._pending: Sequence[Pending] = ()
         self._advance()
@@ -54,7 +58,7 @@ class OuterWork(_Work):
             except CollectiveLeftError as error:
                 self._group.leave(error)
                 raise
-        if self._left is not None and not self._group.settling:
+        if self._left is not None and not self._group.is_settling:
             raise HaltedError(str(self._left))
         return self._left is None
 
@@ -89,12 +93,14 @@ class OuterWork(_Work):
         future.set_result(self._results)
         return future
 
-    def abandon(self, error: CollectiveLeftError) -> None:
-        """Let go of what it refers to: the communicator keeps what is under way."""
-        rounds, self._rounds, self._pending, self._results = self._rounds, None, (), []
+    def abandon(self, error: CollectiveLeftError) -> list[torch.Tensor]:
+        """Let go of what it refers to, and return its results: the communicator keeps what is under way."""
+        rounds, self._rounds, self._pending = self._rounds, None, ()
+        results, self._results = self._results, None
         if rounds is not None:
             self._left = error
             rounds.close()
+        return _tensors(results)
 
     def _advance(self) -> None:
         if self._rounds is None:
@@ -119,7 +125,7 @@ class OuterGroup(_ProcessGroup):
         Args:
             name: of no other group in this process.
         """
-        super().__init__(rank, size)
+        _ProcessGroup.__init__(self, rank, size)
         self._name = name
         self._communicator: Communicator | None = None
         self._under_way: list[OuterWork] = []
@@ -127,8 +133,10 @@ class OuterGroup(_ProcessGroup):
         self._unfinished: OuterWork | None = None
         #: why nothing can be done on it until the next swap
         self.left: CollectiveLeftError | None = None
-        #: waiting for what was left is no error: torch clears up
-        self.settling = False
+        #: waiting for what was left is no error now: torch clears up
+        self.is_settling = False
+        #: results of what was left, until `settling`
+        self._void: list[torch.Tensor] = []
 
     @property
     def communicator(self) -> Communicator | None:
@@ -165,7 +173,19 @@ class OuterGroup(_ProcessGroup):
         self.left = HaltedError(str(error))
         under_way, self._under_way, self._unfinished = self._under_way, [], None
         for work in under_way:
-            work.abandon(self.left)
+            self._void.extend(work.abandon(self.left))
+
+    @contextmanager
+    def settling(self) -> Generator[None]:
+        """Let torch forget what was left: nothing of it will be used. Inside, waiting for it is no error."""
+        self.is_settling = True
+        try:
+            # (torch notes the works of functional collectives by their results until those are waited for)
+            while self._void:
+                _wait_tensor(self._void.pop())
+            yield
+        finally:
+            self.is_settling = False
 
     def ended(self, work: OuterWork) -> None:
         """A collective has completed."""
@@ -334,3 +354,9 @@ class OuterGroup(_ProcessGroup):
             if goes_on:
                 self._unfinished = work
         return work
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    if isinstance(results, torch.Tensor):
+        return [results]
+    return [tensor for one in results or () for tensor in _tensors(one)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.protocol.layout import SHARD, TENSOR, WHOLE, Layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.runtime.layouts.local import counts_here
 
 
@@ -30,7 +30,7 @@ class PlaceInUnit:
 
     def counts(self, parameter: torch.Tensor) -> bool:
         """Tell whether what is here of a parameter counts here, where all places of a unit are added up."""
-        return counts_here(parameter, {SHARD: self.shard, TENSOR: self.tensor})
+        return counts_here(parameter, self.layout.coordinates(self.place))
 
 
 #: all of a replica is here

@@ -25,8 +25,8 @@ def register_default(group: Any) -> None:
     """
     if dist.is_initialized():
         raise BadInputError(
-            f"torch.distributed has a default process group of {dist.get_world_size()} ranks, which the script has made "
-            "before holdfast.init(layout=...): leave init_process_group() out, the layout's groups are made for it"
+            f"torch.distributed has a default process group of {dist.get_world_size()} ranks, made before "
+            "holdfast.init(layout=...): leave init_process_group() out, the layout's groups are made for the script"
         )
     register(group, range(group.size()))
     _c10d._update_default_pg(group)

@@ -13,6 +13,7 @@ import torch
 
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.layouts.folding import Reduction, fold
+from holdfast.runtime.tensors import pieces
 
 Rounds = Generator[Sequence[Pending], None, None]
 
@@ -24,12 +25,13 @@ _MOVED_AS_IT_IS = (torch.float32, torch.float64, torch.int64, torch.int32, torch
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements as a vector that can be moved; a view of them if they lie in order."""
-    line = tensor.detach().reshape(-1)
+    line = _line(tensor)
     return line if line.dtype in _MOVED_AS_IT_IS else line.view(torch.uint8)
 
 
 def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
     """Gather straight into `output`, which must be contiguous, and fresh or of no use where this is left."""
+    _check_parts(comm, output, source)
     whole, mine = flat(output), flat(source)
     if comm.size != 2:
         yield [comm.start_all_gather(whole, mine)]
@@ -62,7 +64,8 @@ def all_gather_lists(comm: Communicator, outputs: Sequence[torch.Tensor], source
 
 def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> Rounds:
     """Reduce part r of all ranks' `source` at rank r: an all-to-all, and a sum in rank order."""
-    line, mine = source.detach().reshape(-1), output.detach()
+    _check_parts(comm, source, output)
+    line, mine = _line(source), output.detach()
     arrived = torch.empty(line.numel() // comm.size * (1 if comm.size == 2 else comm.size), dtype=line.dtype)
     if comm.size == 2:
         kept, sent = line.view(2, -1).unbind() if comm.rank == 0 else reversed(line.view(2, -1).unbind())
@@ -76,7 +79,7 @@ def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tenso
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -> Rounds:
     """Reduce all ranks' tensors everywhere."""
-    line = tensor.detach().reshape(-1)
+    line = _line(tensor)
     if comm.size == 2:
         arrived = torch.empty_like(line)
         yield [_exchange(comm, flat(arrived), flat(line))]
@@ -129,7 +132,7 @@ def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs
     received, sent = [room.numel() for room in rooms], [line.numel() for line in lines]
     room = rooms[0].new_empty(sum(received))
     yield [comm.start_all_to_all(room, torch.cat(lines), received, sent)]
-    for output, part in zip(outputs, room.split(received), strict=True):
+    for output, part in zip(outputs, pieces(room, received), strict=True):
         output.copy_(part.view(output.dtype).view(output.shape))
 
 
@@ -159,7 +162,7 @@ def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Te
     into = line.new_empty(line.numel() * comm.size * taking)
     sent = [line.numel() * (rank == root) for rank in range(comm.size)]
     yield [comm.start_all_to_all(into, line, [line.numel() * taking] * comm.size, sent)]
-    for output, part in zip(outputs, into.split(line.numel() or 1), strict=False):
+    for output, part in zip(outputs, pieces(into, [line.numel()] * len(outputs)), strict=True):
         output.copy_(part.view(output.dtype).view(output.shape))
 
 
@@ -191,6 +194,19 @@ def together(each: Sequence[Rounds]) -> Rounds:
         under_way = [rounds for rounds, pending in started if pending is not None]
         if under_way:
             yield [one for _, pending in started if pending is not None for one in pending]
+
+
+def _line(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements as a vector in one piece; a view of them if they lie so."""
+    return tensor.detach().contiguous().view(-1)
+
+
+def _check_parts(comm: Communicator, whole: torch.Tensor, part: torch.Tensor) -> None:
+    """Refuse what the transport would take for a peer's failure."""
+    if whole.dtype != part.dtype or whole.numel() != comm.size * part.numel():
+        raise ValueError(
+            f"{whole.numel()} elements of {whole.dtype} are not {comm.size} parts of {part.numel()} of {part.dtype}"
+        )
 
 
 def _exchange(comm: Communicator, arriving: torch.Tensor, leaving: torch.Tensor) -> Pending:

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from holdfast.errors import BadInputError
-from holdfast.protocol.layout import SHARD
+from holdfast.protocol.layouts.layout import SHARD
 from holdfast.runtime.layouts.local import is_spread
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.tensors import named_modules, uncompiled

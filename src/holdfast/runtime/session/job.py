@@ -29,7 +29,7 @@ from holdfast.environment import LOADER, log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.job_spec import AUTO
-from holdfast.protocol.layout import Layout
+from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples

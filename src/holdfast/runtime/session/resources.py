@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
+from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.protocol.proposals import Proposal
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.reach import CONNECT_S, unreachable
 from holdfast.runtime.groups.rendezvous import Board

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from holdfast.protocol.layouts.proposals import Proposal, ProposalKind
 from holdfast.protocol.messages.progress import Activity
-from holdfast.protocol.proposals import Proposal, ProposalKind
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.resources import Shared
 

@@ -10,8 +10,8 @@ from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.lateness.reading import Reading
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.layouts.unit_words import UnitAnswer
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.messages.units import UnitAnswer
 from holdfast.simulation.machines.saving import SimKeeper, SimWriter
 from holdfast.simulation.machines.worker import SimWorker, WorkerSurroundings
 from holdfast.simulation.network import SimConnection

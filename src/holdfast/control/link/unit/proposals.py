@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from holdfast.protocol.proposals import Proposal
+from holdfast.protocol.layouts.proposals import Proposal
 
 #: of a place; a cache line, so that who writes holds up nobody who looks
 SLOT_WORDS = 8

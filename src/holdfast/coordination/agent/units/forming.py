@@ -8,8 +8,8 @@ from itertools import count
 
 from holdfast.coordination.agent.instructions import AgentInstruction, KillHung, Pass
 from holdfast.coordination.agent.units.refusals import CALLED_TWICE, difference, misfit
-from holdfast.protocol.layout import WHOLE, Layout
-from holdfast.protocol.messages.units import (
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.unit_words import (
     JoinUnit,
     UnitAwaits,
     UnitFormed,

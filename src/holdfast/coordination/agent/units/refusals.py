@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.protocol.layout import WHOLE, Layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
 
 CALLED_TWICE = "holdfast.init() was called twice: a process is in one unit, of one layout"
 

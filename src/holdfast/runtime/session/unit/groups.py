@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from holdfast.errors import HoldfastError
-from holdfast.protocol.layout import DIMENSIONS, Layout
+from holdfast.protocol.layouts.layout import DIMENSIONS, Layout
 from holdfast.protocol.names import key_of
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from holdfast.protocol.layout import WHOLE
+from holdfast.protocol.layouts.layout import WHOLE
 from holdfast.protocol.plan import Role
 from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.session.unit.unit import Unit

@@ -12,8 +12,8 @@ import torch
 from holdfast.control.link.unit.page import Proposals
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.errors import BadInputError, HoldfastError
-from holdfast.protocol.layout import Layout
-from holdfast.protocol.messages.units import (
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.layouts.unit_words import (
     JoinUnit,
     UnitAnswer,
     UnitAwaits,

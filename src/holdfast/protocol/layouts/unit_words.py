@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.layout import Layout
+from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.names import Count, KeyName, KeyValue, Struct, Text, WorkerId
 
 #: a unit's name: which workers are in it, so that nothing of an earlier one is taken for this one's

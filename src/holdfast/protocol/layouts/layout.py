@@ -55,9 +55,29 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         """By the names of the dimensions of a node's places."""
         return {SHARD: self.shard, TENSOR: self.tensor}
 
-    def rank(self, role: Role) -> int:
-        """Return a role's rank within the replica, as torch sees it: places first, then stages."""
-        return role.stage * self.places + role.place
+    def rank(self, stage: int, place: int) -> int:
+        """Return a role's rank within the replica, as torch sees it: places first, then stages.
+
+        Raises:
+            ValueError: there is no such role.
+        """
+        if not (0 <= stage < self.stages and 0 <= place < self.places):
+            raise ValueError(f"a replica of {self} has no stage {stage} with a place {place}")
+        return stage * self.places + place
+
+    def stage_and_place(self, rank: int) -> tuple[int, int]:
+        """Return which role has a rank within the replica.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
+        if not 0 <= rank < self.roles:
+            raise ValueError(f"rank {rank} is outside a replica of {self.roles}")
+        return divmod(rank, self.places)
+
+    def coordinates(self, place: int) -> dict[str, int]:
+        """Return where a place lies along each dimension."""
+        return {SHARD: self.shard_of(place), TENSOR: self.tensor_of(place)}
 
     def beside(self, place: int, dimension: str) -> tuple[int, ...]:
         """Return the places that differ from this one along a dimension alone, with itself, in their order."""
