@@ -31,7 +31,7 @@ def test_sizes_are_whole_numbers_of_workers(sizes, said):
 def test_what_is_decoded_is_looked_at_too():
     layout = Layout(shard=2, tensor=3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=Layout) == layout
-    with pytest.raises(msgspec.ValidationError, match=r"Layout\(shard=0\)"):
+    with pytest.raises(msgspec.ValidationError, match=r"`int` >= 1 - at `\$\.shard`"):
         msgspec.msgpack.decode(msgspec.msgpack.encode({"shard": 0}), type=Layout)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.link.unit.page import ProposalPage, Proposals
-from holdfast.control.link.unit.proposals import Proposal
+from holdfast.protocol.layouts.proposals import Proposal
 
 FORK = multiprocessing.get_context("fork")
 DEADLINE_S = 60.0

@@ -9,7 +9,8 @@ from itertools import permutations
 
 import pytest
 
-from holdfast.control.link.unit.proposals import Proposal, ProposalKind, ProposalTable, words_of
+from holdfast.control.link.unit.proposals import ProposalTable, words_of
+from holdfast.protocol.layouts.proposals import Proposal, ProposalKind
 
 A, B, C = Proposal(1, 1, 0), Proposal(1, 1, 1), Proposal(2, 1, 0)
 Value = int | str | None

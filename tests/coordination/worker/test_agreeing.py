@@ -124,7 +124,7 @@ def actions(unit: Unit) -> list[str]:
                 found.append(f"{who} proposes")
             case "waiting" if about in unit.agreed:
                 found.append(f"{who} agrees")
-            case "waiting" if about is not None and not machine.still_wanted(about.micro_batch):
+            case "waiting" if about is not None and not machine.still_wanted(about.number):
                 found.append(f"{who} withdraws")
             case "computing" if mate.about == about or (mate_name(name), about) in unit.computed:
                 found.append(f"{who} has computed")
@@ -177,16 +177,16 @@ def step(unit: Unit, name: str, place: Place, what: str) -> None:
                 unit.page.clear()
         case "agrees":
             assert about is not None
-            machine.agreed(about.micro_batch)
+            machine.agreed(about.number)
             place.doing = "computing"
         case "withdraws":
             assert about is not None
             del unit.page[name]
-            machine.withdrawn(about.micro_batch)
+            machine.withdrawn(about.number)
             place.doing, place.about = "", None
         case "has computed":
             assert about is not None
-            place.sums |= {about.micro_batch}
+            place.sums |= {about.number}
             unit.computed |= {(name, about)}
             place.doing, place.about = "", None
         case _:

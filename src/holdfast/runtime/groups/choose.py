@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -46,6 +47,7 @@ def build_communicator(
     """
     if len(nodes) == 1:
         return LocalCommunicator(generation=generation, halt=halt)
+    times = {"timeout_s": timeout_s, "build_timeout_s": build_timeout_s}
     ranks = range(len(nodes)) if members is None else members
     place = ranks.index(rank)
     if device.type == "cuda":
@@ -58,26 +60,15 @@ def build_communicator(
             generation=generation,
             device=device,
             graveyard=graveyard,
-            timeout_s=timeout_s,
-            build_timeout_s=build_timeout_s,
+            **times,
             halt=halt,
             nodes=len(set(nodes)),
         )
 
+    gloo = partial(build_gloo, board, generation=generation, graveyard=graveyard, host=host, halt=halt, **times)
+
     def build(level: str, those: Sequence[int]) -> Communicator:
-        return build_gloo(
-            board,
-            those.index(place),
-            len(those),
-            generation=generation,
-            graveyard=graveyard,
-            name=name + level,
-            members=[ranks[one] for one in those],
-            host=host,
-            timeout_s=timeout_s,
-            build_timeout_s=build_timeout_s,
-            halt=halt,
-        )
+        return gloo(those.index(place), len(those), name=name + level, members=[ranks[one] for one in those])
 
     levels = levels_of(nodes, place, flat_up_to=flat_up_to, fan_out=fan_out)
     if len(levels.owners) == 1:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 
-class Spread(NamedTuple):
+class SpreadAs(NamedTuple):
     """How a tensor is spread over a unit: its global shape, and its placements in words, along the mesh's dimensions.
 
     ((), "") where a worker holds all of it.
@@ -18,7 +18,7 @@ class Spread(NamedTuple):
 
 
 #: a worker holds all of it
-WHOLE = Spread()
+WHOLE = SpreadAs()
 
 
 def is_spread(tensor: torch.Tensor) -> bool:
@@ -34,14 +34,14 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return cast(torch.Tensor, untyped._local_tensor)
 
 
-def spread_of(tensor: torch.Tensor) -> Spread:
+def spread_of(tensor: torch.Tensor) -> SpreadAs:
     """Return how a tensor is spread."""
     if not is_spread(tensor):
         return WHOLE
     untyped: Any = tensor
     names: tuple[str, ...] = untyped.device_mesh.mesh_dim_names or ()
     placed = ", ".join(f"{name} {one}" for name, one in zip(names, untyped.placements, strict=True))
-    return Spread(tuple(tensor.shape), placed)
+    return SpreadAs(tuple(tensor.shape), placed)
 
 
 def as_spread(local: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import platform
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import msgspec
-import numpy
 import torch
 
 from holdfast.clock import SystemClock
@@ -30,7 +25,6 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.job_spec import AUTO
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
 from holdfast.runtime.checkpoints.sinks import sink_of
@@ -41,6 +35,7 @@ from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.emulation import emulate
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
+from holdfast.runtime.in_common import in_common
 from holdfast.runtime.layouts.place import WHOLE_UNIT
 from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
@@ -59,8 +54,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ALONE = "alone/0/0"
-#: of a model's list of tensors; a hash of all that it says goes beside it
-_LISTED_CHARACTERS = 8000
 #: of the reason that a script gives for the job's end
 _REASON_CHARACTERS = 1000
 
@@ -363,7 +356,9 @@ class Job:
         self._after_apply(step)
 
     def _open(self, workload: Workload) -> Session:
-        settings, config = self._settings, self._config(workload)
+        settings = self._settings
+        every = self._checkpoint_every if self._checkpoint_dir else 0
+        config = in_common(workload, self.device, checkpoint_every=every)
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
@@ -404,37 +399,6 @@ class Job:
         if guard := TrainingGuard.installed():
             guard.lift()
         return session
-
-    def _config(self, workload: Workload) -> dict[str, str]:
-        """Return what all workers of a job must have in common: software, model, settings."""
-        software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": version("scipy")}
-        state, order = workload.state.capture().manifest.in_all_places, workload.loader.order
-        experts = workload.experts
-        everything = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=16).hexdigest()
-        tensors = ", ".join(
-            f"{t.name} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}{t.placed and f' ({t.placed})'}"
-            for t in state.tensors
-        )
-        config: dict[str, object] = {
-            "Python": platform.python_version(),
-            **software,
-            "device": self.device.type,
-            "samples": order.length,
-            "global batch": order.global_batch,
-            "micro-batch": order.micro_batch,
-            "seed": order.seed,
-            # All workers save after the same steps.
-            CHECKPOINT_EVERY: self._checkpoint_every if self._checkpoint_dir else 0,
-            **workload.updates.describe(),
-            "tensors": tensors[:_LISTED_CHARACTERS],
-            "state": everything,  # what the list has no room for, and the optimizer's settings
-        }
-        if experts is not None:
-            config |= {"experts": experts.experts, "expert tensors": experts.specs()}
-            config["hash of the first experts (call torch.manual_seed before the model is made)"] = (
-                experts.fingerprint()
-            )
-        return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
 
 
 def _function(after_apply: Callable[[Step], None] | None) -> Callable[[Step], None] | None:

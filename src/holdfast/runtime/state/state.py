@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.layouts.local import Spread, as_spread, local_of, spread_of
+from holdfast.runtime.layouts.local import SpreadAs, as_spread, local_of, spread_of
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
 from holdfast.runtime.state.memory import UsedMemory
@@ -29,7 +29,7 @@ MAX_TENSORS = 1 << 20
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """One tensor: its name, dtype, shape, and whether it lies in host memory rather than on the model's device.
 
-    Of one that is spread over a unit's places `shape` is that of what is here; `whole`, `placed`: as `Spread`.
+    Of one that is spread over a unit's places `shape` is that of what is here; `whole`, `placed`: as `SpreadAs`.
     """
 
     name: str
@@ -249,7 +249,7 @@ class TrainingState:
         spread = {spread_of(parameter): parameter for parameter in self._parameters.values()}
         found: list[torch.Tensor] = []
         for spec, tensor in zip(manifest.tensors, tensors, strict=True):
-            like = spread.get(Spread(spec.whole, spec.placed)) if spec.placed else None
+            like = spread.get(SpreadAs(spec.whole, spec.placed)) if spec.placed else None
             if spec.placed and like is None:
                 raise ValueError(f"{spec.name} is spread as no parameter is: {spec.placed}")
             found.append(as_spread(tensor, like) if like is not None else tensor)
