@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from operator import and_
 from typing import Any, cast
 
 import msgspec
@@ -151,7 +150,7 @@ def to_bits(shards: Mapping[int, ShardResult], count: int) -> bytes:
 
 def in_all(bits: Sequence[bytes]) -> bytes:
     """Return the bits that all of these have."""
-    return bytes(reduce(and_, column) for column in zip(*bits, strict=True))
+    return reduce(lambda all_of, one: bytes(a & b for a, b in zip(all_of, one, strict=True)), bits)
 
 
 def holders_of(bits: Sequence[bytes], count: int) -> list[int | None]:
