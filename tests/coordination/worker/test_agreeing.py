@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.generations.salvage import first_assignment, kept_by_units
+from holdfast.coordination.generations.assignment import first_assignment, kept_by_units
 from holdfast.coordination.worker import tasks
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
