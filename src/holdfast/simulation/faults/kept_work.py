@@ -47,7 +47,8 @@ class KeptWork:
         before, decision = self._before.get(report.worker, (None, None))
         if not self._counts or before is None or decision is None or before.applied is None:
             return ""
-        if report.applied is None and decision.kind is not DecisionKind.ROLLBACK:
+        gone_back = (DecisionKind.START, DecisionKind.ROLLBACK)
+        if report.applied is None and decision.kind not in gone_back:
             return f"{report.worker} had the state of step {before.applied}, and has none since {decision}"
         same = report.applied == before.applied and report.reduced is None and not self._raises
         lost = set(before.summed) - set(report.summed) if same else set[int]()
