@@ -22,7 +22,7 @@ WORKER = "coordination/worker/machine.py"
 BOUNDARIES = "coordination/worker/boundaries.py"
 GENERATIONS = "coordination/worker/generations.py"
 COPY = "coordination/worker/copy.py"
-SALVAGE = "coordination/generations/salvage.py"
+ASSIGNMENT = "coordination/generations/assignment.py"
 SHARE = "coordination/worker/share.py"
 DECISIONS = "coordination/generations/decisions.py"
 DECIDING = "coordination/generations/deciding.py"
@@ -351,7 +351,7 @@ MUTANTS = (
     ),
     Mutant(
         name="assigns_parts_of_another_step",
-        file=SALVAGE,
+        file=ASSIGNMENT,
         old="mine if applied == decision.applied else ()",
         new="mine",
         why="only gradients of the step that is done again are kept",

@@ -7,7 +7,7 @@ from mutant import Mutant
 BOUNDARIES = "coordination/worker/boundaries.py"
 REPORTING = "coordination/worker/reporting.py"
 COPY = "coordination/worker/copy.py"
-SALVAGE = "coordination/generations/salvage.py"
+ASSIGNMENT = "coordination/generations/assignment.py"
 SHARE = "coordination/worker/share.py"
 DECISIONS = "coordination/generations/decisions.py"
 PLANNER = "coordination/generations/planner.py"
@@ -56,7 +56,7 @@ PART_MUTANTS = (
     ),
     Mutant(
         name="what_was_begun_of_the_next_step_is_done_again",
-        file=SALVAGE,
+        file=ASSIGNMENT,
         old="    if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):\n",
         new="    if decision.kind is not DecisionKind.REDO:\n",
         why="that others have to finish a step takes nothing from who has gone on",

@@ -124,9 +124,10 @@ class Turn:
         node, unit = self.members.nodes.get(name), index_of(worker) // places
         here = [*(node.workers if node is not None else ()), *self.planned_on(name)]
         mates = tuple(one for one in dict.fromkeys(here) if one != worker and index_of(one) // places == unit)
-        for mate in mates if node is not None else ():
-            self.members.drop(node, mate)
-            node.broken.add(mate)
+        if node is not None:
+            for mate in mates:
+                self.members.drop(node, mate)
+            node.broken.update(mates)
         return mates
 
     def emit(self, event_type: type[E], /, **fields: Any) -> None:

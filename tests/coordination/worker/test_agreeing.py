@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.generations.salvage import first_assignment, kept_by_units
+from holdfast.coordination.generations.assignment import first_assignment, kept_by_units
 from holdfast.coordination.worker import tasks
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.coordination.worker.share import Proposal
 from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, Phase, Role
 from holdfast.protocol.record import SCHEMA, Record

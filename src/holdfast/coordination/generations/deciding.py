@@ -13,6 +13,7 @@ from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.failures.seen import hung
 from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
 from holdfast.coordination.generations.announcing import announce_generation
+from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, what_counts, without_state
 from holdfast.coordination.generations.finishing import TOGETHER, left_alone, with_the_end
 from holdfast.coordination.generations.planner import (
@@ -24,7 +25,6 @@ from holdfast.coordination.generations.planner import (
 )
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
 from holdfast.coordination.generations.roles import every_role, only_whole
-from holdfast.coordination.generations.salvage import first_assignment, kept_by_units, salvaged
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts

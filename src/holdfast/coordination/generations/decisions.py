@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from holdfast.coordination.generations.roles import every_role, whole_units
+from holdfast.coordination.generations.roles import every_role, only_whole, whole_units
 from holdfast.protocol.commit import Commit, same_lanes
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind
@@ -89,9 +89,7 @@ def decide(
         fresh += arrivals
         return without_state(committed, checkpoints, fresh, anew=anew, unreadable=unreadable, places=places)
     missing: Sequence[tuple[int, int]] = ()
-    for verdict in _reachable(previous, committed, carriers, dense=lost is None):
-        if not every_role(verdict.holders, places):
-            continue  # (a part of the state is with nobody)
+    for verdict in _reachable(previous, committed, carriers, dense=lost is None, places=places):
         lacking = lost(verdict) if lost is not None else ()
         if not lacking:
             return verdict
@@ -100,20 +98,40 @@ def decide(
 
 
 def _reachable(
-    previous: Decision | None, committed: int, carriers: Sequence[Report], *, dense: bool
+    previous: Decision | None, committed: int, carriers: Sequence[Report], *, dense: bool, places: int
 ) -> Iterator[Verdict]:
-    """Yield what can be decided, newest step first: what was passed, perhaps, down to what is announced."""
+    """Yield what can be decided, newest step first: what was passed, perhaps, down to what is announced.
+
+    Each role needs somebody who can come to it: those who stand there, and of the others whole units alone. A unit in
+    which only some can finish a step that nobody has passed goes on from the state before, with all that it has of the
+    step, until the newer one has come from elsewhere. Else it would have neither, were they lost that send it.
+    """
     known = _known_v(previous, carriers, dense=dense)
-    steps = known.keys() | {report.applied for report in carriers if report.applied is not None}
-    for step in sorted((step for step in steps if step >= committed), reverse=True):
+    there = {report.applied for report in carriers if report.applied is not None}
+    passed = there | {report.passed.step for report in carriers if report.passed is not None}
+    if previous is not None and previous.kind is DecisionKind.FORWARD:
+        passed.add(previous.applied)
+    at_last: list[Verdict] = []
+    for step in sorted((step for step in known.keys() | there if step >= committed), reverse=True):
         commit = known.get(step)
-        holders = [report for report in carriers if _can_reach(report, step, commit)]
-        if not holders:
-            continue
-        forward = any(report.applied != step for report in holders)
-        kind = DecisionKind.FORWARD if forward else DecisionKind.REDO
-        decision = Decision(kind=kind, applied=step, commit=commit if forward else None)
-        yield Verdict(decision=decision, holders=tuple(report.worker for report in holders))
+        able = [report for report in carriers if _can_reach(report, step, commit)]
+        whole = set(only_whole([report.worker for report in able], places))
+        firm = [report for report in able if report.worker in whole or report.applied == step]
+        if every_role([report.worker for report in firm], places):
+            yield _verdict(step, commit, firm)
+        elif every_role([report.worker for report in able], places):
+            if step in passed:
+                yield _verdict(step, commit, able)
+            else:
+                at_last.append(_verdict(step, commit, able))
+    yield from at_last
+
+
+def _verdict(step: int, commit: Commit | None, holders: Sequence[Report]) -> Verdict:
+    forward = any(report.applied != step for report in holders)
+    kind = DecisionKind.FORWARD if forward else DecisionKind.REDO
+    decision = Decision(kind=kind, applied=step, commit=commit if forward else None)
+    return Verdict(decision=decision, holders=tuple(report.worker for report in holders))
 
 
 def without_state(

@@ -8,14 +8,13 @@ from itertools import chain
 
 import msgspec
 
-from holdfast.coordination.generations.assignment import share_of
+from holdfast.coordination.generations.assignment import Assignment, share_of
 from holdfast.protocol.messages.plans import DIGEST_BYTES, NewMembers, NewWorker, PlanChange, Shares, Stayers
 from holdfast.protocol.names import index_of, worker_id
 from holdfast.protocol.plan import WHOLE_REPLICA, ExpertPlan, GenerationPlan, Member
 from holdfast.protocol.state import LiveSource, StateSource
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
-Assignment = tuple[tuple[int, ...], ...]
 
 
 class MisfitError(ValueError):

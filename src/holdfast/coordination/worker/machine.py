@@ -362,7 +362,7 @@ class WorkerMachine(Agreeing):
             step=step,
             commit=commit,
             world=world,
-            state_hash=state_hash,
+            state_hash=self.generations.told(state_hash),
             witness=witness,
             paused_s=paused_s,
         )

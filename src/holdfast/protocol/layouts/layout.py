@@ -106,3 +106,13 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 #: each worker has a whole replica
 WHOLE = Layout()
+
+
+def hash_of_role(place: int, state_hash: str) -> str:
+    """Return how the hash of a part of the state is told: those of different places are of different parts."""
+    return f"{place}:{state_hash}"
+
+
+def of_one_role(one: str, other: str) -> bool:
+    """Tell whether two hashes, as they were told, are of the same part of the state."""
+    return one.rpartition(":")[0] == other.rpartition(":")[0]
