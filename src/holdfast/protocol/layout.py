@@ -7,10 +7,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from holdfast.errors import BadInputError
 from holdfast.protocol.plan import Role
 
 #: along each dimension
-Size = Annotated[int, Meta(ge=1, le=1024)]
+MAX_SIZE = 1024
+Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)]
 
 
 class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -23,6 +25,16 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     shard: Size = 1
     tensor: Size = 1
     stages: Size = 1
+
+    def __post_init__(self) -> None:
+        """Look at the sizes.
+
+        Raises:
+            BadInputError: one is no number from 1 to 1024.
+        """
+        for name, size in (("shard", self.shard), ("tensor", self.tensor), ("stages", self.stages)):
+            if type(size) is not int or not 1 <= size <= MAX_SIZE:
+                raise BadInputError(f"Layout({name}={size!r}): give a whole number from 1 to {MAX_SIZE}")
 
     @property
     def places(self) -> int:
