@@ -20,6 +20,7 @@ no sense, reads as nothing.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -27,8 +28,12 @@ import threading
 import time
 from typing import Protocol
 
+from holdfast.control.link.stacks import answer_with_stacks
+from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.lateness.reading import CollectiveWait, ProgressAccount, Reading, Total
 from holdfast.protocol.messages.progress import ACTIVITIES, Activity
+
+_log = logging.getLogger(__name__)
 
 SLOT_BYTES = 1024
 #: thirty years; what says more makes no sense
@@ -225,6 +230,18 @@ class ProgressWriter:
         with self._moving:
             self._sent, self._received = self._sent + sent, self._received + received
             _MOVED.pack_into(self._page, self._at + _MOVED_AT, self._sent, self._received)
+
+
+def open_progress(settings: WorkerSettings) -> ProgressSlot:
+    """Open a worker's slot of its agent's page, where there is one; nobody is watched who cannot."""
+    if not settings.progress:
+        return NoProgress()
+    try:
+        answer_with_stacks(settings.stacks)
+        return ProgressWriter(settings.progress, settings.local_rank)
+    except OSError as error:
+        _log.warning("the agent's page of progress cannot be opened: %s", error)
+        return NoProgress()
 
 
 class ProgressPage:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from holdfast.protocol.messages.agent import AgentMessage, WantedPart
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Order, PruneCheckpoints
 from holdfast.protocol.messages.progress import Probe, TakeMemory, TakeStacks
+from holdfast.protocol.messages.units import UnitAnswer
 from holdfast.protocol.state import SnapshotPart
 
 
@@ -27,10 +28,10 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Hand an order to these workers; one that is gone is no error."""
+    """Hand an order, or the agent's own word of their unit, to these workers; one that is gone is no error."""
 
     workers: tuple[str, ...]
-    order: Order
+    order: Order | UnitAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from holdfast.coordination.lateness.reading import Reading
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.units import UnitAnswer
 from holdfast.simulation.machines.saving import SimKeeper, SimWriter
 from holdfast.simulation.machines.worker import SimWorker, WorkerSurroundings
 from holdfast.simulation.network import SimConnection
@@ -175,7 +176,9 @@ class SimAgent(Process):
 
     # ---- workers ----
 
-    def _pass_on(self, workers: tuple[str, ...], order: msg.Order) -> None:
+    def _pass_on(self, workers: tuple[str, ...], order: msg.Order | UnitAnswer) -> None:
+        if isinstance(order, UnitAnswer):
+            return  # (what they form of processes, simulated workers have no need of)
         for worker in [worker for worker in self.workers if worker.id in workers]:
             worker.deliver(worker.order, order)
 
