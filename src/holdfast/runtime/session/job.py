@@ -21,8 +21,7 @@ import torch
 from holdfast.clock import SystemClock
 from holdfast.control.link.end_alone import EndAlone
 from holdfast.control.link.last_words import LastWords
-from holdfast.control.link.progress_page import NoProgress, ProgressSlot, ProgressWriter
-from holdfast.control.link.stacks import answer_with_stacks
+from holdfast.control.link.progress_page import NoProgress, open_progress
 from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
@@ -30,6 +29,7 @@ from holdfast.environment import LOADER, log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.job_spec import AUTO
+from holdfast.protocol.layout import WHOLE, Layout
 from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
@@ -45,6 +45,7 @@ from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
+from holdfast.runtime.session.unit.unit import Unit, form_unit
 from holdfast.runtime.snapshots.snapshots import snapshots_of
 from holdfast.runtime.state.refusals import said_untrained
 from holdfast.runtime.warming.shadow import ShadowAttempt
@@ -69,6 +70,7 @@ class Job:
         self,
         settings: WorkerSettings | None,
         *,
+        layout: Layout = WHOLE,
         checkpoint_dir: str | Path | None = None,
         checkpoint_every: Every = AUTO,
     ) -> None:
@@ -76,6 +78,7 @@ class Job:
 
         Args:
             settings: from the agent; None for a world of one.
+            layout: how a replica lies on the places of a unit, which is formed here; a world of one has it whole.
             checkpoint_dir, checkpoint_every: for a world of one; an agent's settings come first.
 
         Raises:
@@ -86,6 +89,10 @@ class Job:
             raise BadInputError(
                 f"holdfast.init(checkpoint_dir={str(checkpoint_dir)!r}) says where a script that runs alone keeps its "
                 f"checkpoints; this job was started without: start it with --checkpoint-dir {checkpoint_dir}"
+            )
+        if layout.stages > 1:
+            raise BadInputError(
+                f"holdfast.init(layout={layout!r}): pipeline stages cannot be trained yet; use stages=1"
             )
         self._settings = settings
         self._checkpoint_dir = settings.spec.checkpoint.dir if settings else checkpoint_dir
@@ -100,6 +107,11 @@ class Job:
         local, self._zygote = (settings.local_rank, settings.zygote) if settings else (0, "")
         #: where the model belongs
         self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+        self._link: WorkerLink | None = None
+        self._unit: Unit | None = None
+        if settings and layout.places > 1:
+            self._link = WorkerLink(settings.socket)
+            self._unit = form_unit(self._link, settings.worker, layout, self.device)
 
     @property
     def rank(self) -> int:
@@ -326,12 +338,14 @@ class Job:
         self._after_apply(step)
 
     def _open(self, workload: Workload) -> Session:
+        if self._unit is not None:
+            raise BadInputError(f"job.protect(): {self._unit.layout} cannot be trained yet; leave the layout out")
         settings, config = self._settings, self._config(workload)
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
             identity = Identity(worker=settings.worker, host=settings.host, slots=settings.spec.experts.slots)
-        agent: WorkerLink | None = WorkerLink(settings.socket) if settings else None
+        agent = (self._link or WorkerLink(settings.socket)) if settings else None
         link: Link = agent if agent is not None else SoloLink(storage, in_time=self._checkpoint_every == AUTO)
         faults = Faults(lambda: agent.agent_pid if agent is not None else None)
         saver = None
@@ -357,7 +371,7 @@ class Job:
             snapshots=snapshots_of(settings, workload, link.send),
             verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
-            progress=_progress(settings),
+            progress=open_progress(settings) if settings else NoProgress(),
         )
         session.attach(config)
         if settings:
@@ -401,29 +415,20 @@ def _function(after_apply: Callable[[Step], None] | None) -> Callable[[Step], No
     return after_apply
 
 
-def _progress(settings: WorkerSettings | None) -> ProgressSlot:
-    """Open the agent's page of progress, where there is one; nobody is watched who cannot."""
-    if settings is None or not settings.progress:
-        return NoProgress()
-    try:
-        answer_with_stacks(settings.stacks)
-        return ProgressWriter(settings.progress, settings.local_rank)
-    except OSError as error:
-        logger.warning("the agent's page of progress cannot be opened: %s", error)
-        return NoProgress()
-
-
-def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = AUTO) -> Job:
+def init(
+    *, layout: Layout | None = None, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = AUTO
+) -> Job:
     """Attach to the agent that started this process; alone, without one, be a world of one.
 
     Args:
+        layout: how one replica of the model lies on processes of a node, which meet here; None: whole on each.
         checkpoint_dir, checkpoint_every: where (a folder or a URL) and how often (in steps; "auto": as often as
             wastes least) a world of one saves its state, and resumes from; under an agent the job's options say so, and
             must name a place where one is named here.
 
     Raises:
-        BadInputError: the agent's settings in the environment are wrong; or a folder is named here and the job has
-            none.
+        BadInputError: the agent's settings in the environment are wrong; a folder is named here and the job has none;
+            or the layout does not fit the workers of a node, or is not the same on all of them.
     """
     level = log_level(os.environ)
     if level:
@@ -433,7 +438,7 @@ def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = 
     settings = WorkerSettings.from_environment(os.environ)
     if guard := TrainingGuard.installed():
         guard.attached()
-    job = Job(settings, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
+    job = Job(settings, layout=layout or WHOLE, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
     if settings is None:
         EndAlone(job.await_saved).install()
     return job
