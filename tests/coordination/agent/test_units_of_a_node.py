@@ -336,7 +336,7 @@ def test_a_coordinator_that_was_away_hears_of_all() -> None:
     node.machine.disconnected()
     node.die(old[0])
     (hello,) = [one.message for one in node.machine.connected(0.0) if isinstance(one, Say)]
-    assert sorted(kept.worker for kept in hello.kept if isinstance(kept, WorkerDown)) == old  # type: ignore[union-attr]
+    assert sorted(kept.worker for kept in hello.kept if isinstance(kept, WorkerDown)) == old
 
 
 @settings(max_examples=300, deadline=None)
