@@ -522,7 +522,7 @@ MUTANTS = (
     Mutant(
         name="agent_passes_on_what_an_older_coordinator_says",
         file=AGENT,
-        old="        if self._welcome is None or not self._accepts(order):\n",
+        old="        if self._welcome is None or not comes_from(order, self.term):\n",
         new="        if self._welcome is None:\n",
         why="orders of an older term find no addressee",
     ),
@@ -535,9 +535,9 @@ MUTANTS = (
     ),
     Mutant(
         name="agent_tells_of_no_ends_again",
-        file=AGENT,
-        old="        gone = [gone for place in self._places if (gone := place.tell_who_is_gone()) is not None]\n",
-        new="        gone: list[WorkerDown] = []\n",
+        file=PLACE,
+        old="    gone = [gone for place in places if (gone := place.tell_who_is_gone()) is not None]\n",
+        new="    gone: list[WorkerDown] = []\n",
         why="a worker may end while there is no coordinator",
     ),
     Mutant(
@@ -550,8 +550,8 @@ MUTANTS = (
     Mutant(
         name="agent_lets_stopped_workers_be",
         file=AGENT,
-        old="            elif now - place.stopped_since > lease_s:\n",
-        new="            elif False:\n",
+        old="            if place.looked_at(now, stopped=place.worker in stopped) > lease_s:\n",
+        new="            if False:\n",
         why="a worker that is stopped for a lease is a failure that only its agent can see",
     ),
     Mutant(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from holdfast.control.agent.memory import MemoryReading, OomCounter, resident_bytes
-from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection
+from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection, first_to_end
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import snapshot_folder
 from holdfast.control.agent.stacks import StackReader
@@ -75,7 +75,7 @@ class Workforce:
         self._page = _page_for(settings)
         #: of the units that there are, by name
         self._proposals: dict[str, ProposalPage] = {}
-        self._exits = count(1)
+        self._ends = count(1)
         #: done once those stacks are read that are being read
         self._stacks_read: asyncio.Future[dict[str, str]] | None = None
         self._owner = owner
@@ -246,7 +246,7 @@ class Workforce:
             connection.close()  # a process that was given up, or a stranger
             return
         if isinstance(message, Crashed):
-            place.crashed = message
+            place.crashed, place.end_number = message, next(self._ends)
             connection.close()  # the process waits for this before it ends
             return
         if isinstance(message, Attach | JoinUnit):
@@ -291,11 +291,21 @@ class Workforce:
         """
         if place.worker != raised.worker or self._closing:
             return
-        mates = [other.handle for other in self.places if other.unit == place.unit and other is not place]
-        if any(handle is not None and handle.has_ended() for handle in mates):
+        first = first_to_end(self.places, place)
+        if first is not place:
+            self._blame(first)
+        if first is not place or any(mate.has_ended for mate in self.places if mate.unit == place.unit):
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, raised)
         else:
             self._owner.on_worker_message(raised)
+
+    def _blame(self, place: ProcessPlace) -> None:
+        """What others of its unit have met is its doing: tell of its end first, and do not wait for it."""
+        if place.exit_code is None and place.handle is not None and place.crashed is not None:
+            self._given_up.add(place.handle.pid)
+            place.handle.send_signal(signal.SIGKILL)
+            place.exit_code = place.crashed.exit_code
+        self._tell_exit(place, place.worker)
 
     # ---- processes ----
 
@@ -382,7 +392,7 @@ class Workforce:
 
     def _exited(self, place: ProcessPlace, code: int) -> None:
         """A process ended. What it said last lies in its socket: that comes first, up to the socket's end."""
-        place.exit_code, place.exit_number = code, next(self._exits)
+        place.exit_code, place.end_number = code, place.end_number or next(self._ends)
         if place.connection is None and (code or place.attached):
             self._tell_exit(place, place.worker)
             return
@@ -391,10 +401,9 @@ class Workforce:
 
     def _tell_exit(self, place: ProcessPlace, worker: str) -> None:
         if place.worker == worker and place.exit_code is not None:
-            mates = [mate for mate in self.places if mate.unit == place.unit and mate.exit_number]
-            first = min(mates, key=lambda mate: mate.exit_number) if place.unit else place
+            first = first_to_end(self.places, place)
             if first is not place:
-                self._tell_exit(first, first.worker)  # (it is the cause of what others have met since)
+                self._blame(first)
                 self._tell_exit(place, worker)
                 return
             code, down = place.exit_code, place.obituary(place.exit_code, self.settings.spec.script)

@@ -322,11 +322,13 @@ class AgentMachine:
             return []
         if place.done:
             return self._ended_in_order(place, now, clean=clean)
+        mates = self.units.mates(place.worker)
         if down.left and not place.warming:
             # It stays what it was, a member that has applied what it has: nobody is to do anything again.
+            if not mates:
+                self.units.left(index_of(place.worker))
             place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
             return [*self._tell_of_steps(now), *self._tell(place.down, now)]
-        mates = self.units.mates(place.worker)
         return [*self._lost(place, down, now), *self._gone_along(mates, down.worker, now)]
 
     def _lost(
@@ -357,6 +359,7 @@ class AgentMachine:
     ) -> list[AgentInstruction]:
         """Put another process in a place, where that is of any use, and not `last`; `free`: that uses up no try."""
         index = index_of(place.worker)
+        self.units.left(index)
         place.refill("")
         # Only its end is replayed: what it said before would look like a worker come back, and what it applied alone
         # may be done again, with another v.
