@@ -32,6 +32,10 @@ class PlaceInUnit:
         """Tell whether what is here of a parameter counts here, where all places of a unit are added up."""
         return counts_here(parameter, {SHARD: self.shard, TENSOR: self.tensor})
 
+    def among(self, rank: int, world: int) -> tuple[int, int]:
+        """Return which of the members of its own role a member with this rank is, 0-based, and how many those are."""
+        return rank // self.layout.places, world // self.layout.places
+
 
 #: all of a replica is here
 WHOLE_UNIT = PlaceInUnit()
