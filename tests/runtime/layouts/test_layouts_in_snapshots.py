@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from spread_states import unit
 
-from holdfast.control.link.snapshots.files import path_of
+from holdfast.control.link.snapshots.files import StoredPart, path_of
 from holdfast.protocol.layout import Layout
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
 from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.snapshots.cutting import ALIGNMENT
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.hashing import state_hash
@@ -82,16 +83,15 @@ def test_each_role_reads_its_own_parts_alone(folder: Path) -> None:
 
 
 def test_a_part_is_a_share_of_a_roles_state_and_no_more(folder: Path) -> None:
-    for rank, one in enumerate(unit(LAYOUT)):
+    for place, one in enumerate(unit(LAYOUT)):
         one.train(1)
-        sizes = [
-            path_of(folder, source(len(MEMBERS)).part(part)).stat().st_size
-            for part in range(rank, len(MEMBERS), LAYOUT.places)
-        ]
-        assert len(sizes) == UNITS
-        state = one.state.capture().nbytes
-        assert all(state // UNITS - 64 <= size for size in sizes)
-        assert abs(sizes[0] - sizes[1]) <= 2 * 64
+        sizes: list[int] = []
+        for rank in range(place, len(MEMBERS), LAYOUT.places):
+            part = StoredPart(path_of(folder, source(len(MEMBERS)).part(rank)), "job")
+            sizes.append(part.header.body_bytes)
+            part.close()
+        assert sum(sizes) == one.state.capture().nbytes
+        assert abs(sizes[0] - sizes[1]) <= 2 * ALIGNMENT
 
 
 def test_a_snapshot_of_no_whole_units_is_of_no_use(folder: Path) -> None:

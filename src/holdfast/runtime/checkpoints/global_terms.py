@@ -21,7 +21,7 @@ from holdfast.runtime.state import tree
 from holdfast.runtime.state.state import Manifest, TensorSpec, TrainingState
 
 
-class Part(NamedTuple):
+class LocalPart(NamedTuple):
     """Which part of a tensor is somewhere: a box of it, and its whole shape."""
 
     box: Box
@@ -81,18 +81,18 @@ def decode_manifest(data: bytes) -> Manifest:
 
 def in_terms_of(
     state: TrainingState, manifest: Manifest, place: PlaceInUnit = WHOLE_UNIT
-) -> tuple[Manifest, dict[int, Part]]:
+) -> tuple[Manifest, dict[int, LocalPart]]:
     """Return what a state in global terms is here, and which part is here of those tensors that are spread, by place.
 
     Args:
         state: what is here now.
     """
     specs: list[TensorSpec] = list(manifest.tensors)
-    parts: dict[int, Part] = {}
+    parts: dict[int, LocalPart] = {}
     for number, like in _likes(state, manifest):
         spec = specs[number] if 0 <= number < len(specs) else None
         if spec is not None and spec.shape == tuple(like.shape) and number not in parts:
-            part = Part(box_of(spec.name, like, place), spec.shape)
+            part = LocalPart(box_of(spec.name, like, place), spec.shape)
             parts[number], specs[number] = part, replace(spec, shape=part.box.shape, **spread_of(like)._asdict())
     return replace(manifest, tensors=tuple(specs)), parts
 

@@ -20,14 +20,14 @@ from holdfast.protocol.checkpoints.boxes import Box, make_up
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError, read_manifest
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.checkpoints.tensor_files import SUFFIX, StoredPiece, read_header
-from holdfast.runtime.checkpoints.global_terms import Part
+from holdfast.runtime.checkpoints.global_terms import LocalPart
 from holdfast.runtime.checkpoints.parts import stored_as
 from holdfast.runtime.state.memory import directly_readable
 from holdfast.storage import Storage, said
 
 
 def load_tensors(
-    storage: Storage, checkpoint: str, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, Part] | None = None
+    storage: Storage, checkpoint: str, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, LocalPart] | None = None
 ) -> None:
     """Fill tensors, by name, with what a checkpoint holds; the caller has verified it.
 
@@ -38,7 +38,7 @@ def load_tensors(
         DamagedCheckpointError: it holds something else, or cannot be read. Some tensors may be filled.
     """
     _, files = read_manifest(storage, checkpoint)
-    whole = {name: Part(Box.all_of(tensor.shape), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    whole = {name: LocalPart(Box.all_of(tensor.shape), tuple(tensor.shape)) for name, tensor in tensors.items()}
     filling = _Filling(tensors, whole | dict(parts or {}))
     for file in files:
         if file.name.endswith(SUFFIX):
@@ -71,7 +71,7 @@ def opened(storage: Storage, checkpoint: str, file: StoredFile) -> BinaryIO:
 class _Filling:
     """Tensors on their way in."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, Part]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, LocalPart]) -> None:
         self._tensors, self._parts = tensors, parts
         #: what was there of each, whether it was wanted here or not
         self._found: dict[str, list[Box]] = {name: [] for name in tensors}

@@ -85,8 +85,8 @@ class Optimizers:
             for number, parameter in enumerate(parameters_of(optimizer))
         }
         for way, place in tree.ways(state):
-            name, *inner = (NAMELESS, *way) if NAMELESS in self.by_name else way[1:]
-            parameter = known.get((name, inner[1])) if len(inner) > 2 and inner[0] == _STATE else None
+            named = (NAMELESS, *way) if NAMELESS in self.by_name else way[1:]
+            parameter = known.get((named[0], named[2])) if len(named) > 3 and named[1] == _STATE else None
             if parameter is not None:
                 yield parameter, place
 

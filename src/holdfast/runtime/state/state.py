@@ -245,17 +245,17 @@ class TrainingState:
                 here.copy_(came)
 
     def _spread_again(self, manifest: Manifest, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what has come as what it was: tensors that were spread as a parameter is are so again.
+        """Return what has come as what it was: tensors that were spread as one of the model's is are so again.
 
         Raises:
-            ValueError: one is spread as no parameter is.
+            ValueError: one is spread as none of these is.
         """
-        spread = {spread_of(parameter): parameter for parameter in self._parameters.values()}
+        spread = {spread_of(tensor): tensor for _, tensor in self.own()}
         found: list[torch.Tensor] = []
         for spec, tensor in zip(manifest.tensors, tensors, strict=True):
             like = spread.get(Spread(spec.whole, spec.placed)) if spec.placed else None
             if spec.placed and like is None:
-                raise ValueError(f"{spec.name} is spread as no parameter is: {spec.placed}")
+                raise ValueError(f"{spec.name} is spread as nothing of the model is: {spec.placed}")
             found.append(as_spread(tensor, like) if like is not None else tensor)
         return found
 
