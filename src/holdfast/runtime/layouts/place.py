@@ -32,6 +32,14 @@ class PlaceInUnit:
         """Tell whether what is here of a parameter counts here, where all places of a unit are added up."""
         return counts_here(parameter, self.layout.coordinates(self.place))
 
+    def among(self, rank: int, world: int) -> tuple[int, int]:
+        """Return which of the members of its own role a member with this rank is, 0-based, and how many those are."""
+        return rank // self.layout.places, world // self.layout.places
+
+    def of_role(self, world: int) -> range:
+        """Return the ranks of the members of this role among so many; none where these are not whole units."""
+        return range(self.place, world if world % self.layout.places == 0 else 0, self.layout.places)
+
 
 #: all of a replica is here
 WHOLE_UNIT = PlaceInUnit()

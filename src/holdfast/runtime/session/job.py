@@ -377,6 +377,7 @@ class Job:
                 tell=link.send,
                 obey=obey,
                 samples=Samples.of(workload.loader.order),
+                place=workload.place,
             )
         session = Session(
             identity,

@@ -7,7 +7,7 @@ the same on every replica, byte for byte, so it can be sent, saved, hashed and c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.layouts.local import SpreadAs, as_spread, local_of, spread_of
+from holdfast.runtime.layouts.local import SpreadAs, as_spread, is_spread, local_of, spread_of
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
 from holdfast.runtime.state.memory import UsedMemory
@@ -62,10 +62,14 @@ class StateMismatchError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateView:
-    """State as it is now: `tensors` are the live ones, not copies."""
+    """State as it is now: `tensors` are the live ones, not copies.
+
+    `spread`: those that are spread over a unit's places, by place in that list, as what they are (DTensors).
+    """
 
     manifest: Manifest
     tensors: list[torch.Tensor]
+    spread: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
     @property
     def nbytes(self) -> int:
@@ -125,16 +129,19 @@ class TrainingState:
         """
         tensors: list[torch.Tensor] = []
         specs: list[TensorSpec] = []
+        spread: dict[int, torch.Tensor] = {}
 
         def take(name: str, tensor: torch.Tensor) -> int:
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 raise BadInputError(f"{name} is a {tensor.layout} tensor: state must be dense")
+            if is_spread(tensor):
+                spread[len(tensors)] = tensor
             specs.append(_spec(name, tensor))
             tensors.append(local_of(tensor).detach())
             return len(tensors) - 1
 
-        buffers = self._buffers()
-        for name, tensor in (*self._parameters.items(), *buffers.items()):
+        own = self.own()
+        for name, tensor in own:
             take(name, tensor)
         kept = self.optimizers.capture(self._apart)
         optimizer = tree.pack(kept, lambda t: take("optimizer", t), "optimizer state")
@@ -145,11 +152,15 @@ class TrainingState:
         manifest = Manifest(
             tensors=tuple(specs),
             parameters=len(self._parameters),
-            buffers=len(buffers),
+            buffers=len(own) - len(self._parameters),
             optimizer=optimizer,
             extra=extra,
         )
-        return StateView(manifest=manifest, tensors=tensors)
+        return StateView(manifest=manifest, tensors=tensors, spread=spread)
+
+    def own(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the model's tensors that are state, by name: parameters first, then buffers."""
+        return [*self._parameters.items(), *self._buffers().items()]
 
     def let_go(self, tensors: Iterable[torch.Tensor]) -> None:
         """What an optimizer had is of no use: its memory is kept for the state that is received next."""
@@ -164,7 +175,7 @@ class TrainingState:
         Raises:
             StateMismatchError: the state is that of another model, or lies beyond all bounds.
         """
-        own = [*self._parameters.items(), *self._buffers().items()]
+        own = self.own()
         if len(manifest.tensors) > MAX_TENSORS:
             raise StateMismatchError(f"{len(manifest.tensors)} tensors are more than {MAX_TENSORS}")
         if (manifest.parameters, manifest.buffers) != (len(self._parameters), len(own) - len(self._parameters)):
@@ -235,23 +246,23 @@ class TrainingState:
     @torch.no_grad()
     def _take_over(self, tensors: list[torch.Tensor]) -> None:
         """Copy what has come aside into the model's own tensors."""
-        for own, came in zip((*self._parameters.values(), *self._buffers().values()), tensors, strict=False):
+        for (_, own), came in zip(self.own(), tensors, strict=False):
             here = local_of(own)
             if came.data_ptr() != here.data_ptr():
                 here.copy_(came)
 
     def _spread_again(self, manifest: Manifest, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what has come as what it was: tensors that were spread as a parameter is are so again.
+        """Return what has come as what it was: tensors that were spread as one of the model's is are so again.
 
         Raises:
-            ValueError: one is spread as no parameter is.
+            ValueError: one is spread as none of these is.
         """
-        spread = {spread_of(parameter): parameter for parameter in self._parameters.values()}
+        spread = {spread_of(tensor): tensor for _, tensor in self.own()}
         found: list[torch.Tensor] = []
         for spec, tensor in zip(manifest.tensors, tensors, strict=True):
             like = spread.get(SpreadAs(spec.whole, spec.placed)) if spec.placed else None
             if spec.placed and like is None:
-                raise ValueError(f"{spec.name} is spread as no parameter is: {spec.placed}")
+                raise ValueError(f"{spec.name} is spread as nothing of the model is: {spec.placed}")
             found.append(as_spread(tensor, like) if like is not None else tensor)
         return found
 
