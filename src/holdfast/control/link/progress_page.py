@@ -244,7 +244,33 @@ def open_progress(settings: WorkerSettings) -> ProgressSlot:
         return NoProgress()
 
 
-class ProgressPage:
+class AgentMemory:
+    """Memory without a name (memfd) that an agent shares with workers: zeros at first."""
+
+    def __init__(self, name: str, size: int) -> None:
+        """Make it, for so many bytes.
+
+        Raises:
+            OSError: there is no memory for it, or no memfd.
+        """
+        self.file = os.memfd_create(name, os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(self.file, 0, size)  # (a store never meets a page that cannot be had)
+        except OSError:
+            os.close(self.file)
+            raise
+
+    @property
+    def path(self) -> str:
+        """Where workers open it while this process lives, and has not closed it."""
+        return f"/proc/{os.getpid()}/fd/{self.file}"
+
+    def close(self) -> None:
+        """Let go of it; workers that have opened it keep theirs."""
+        os.close(self.file)
+
+
+class ProgressPage(AgentMemory):
     """An agent's own page: made here, read here."""
 
     def __init__(self, workers: int) -> None:
@@ -253,24 +279,17 @@ class ProgressPage:
         Raises:
             OSError: there is no memory for it, or no memfd.
         """
-        self._file = os.memfd_create("holdfast-progress", os.MFD_CLOEXEC)
+        super().__init__("holdfast-progress", size := workers * SLOT_BYTES)
         try:
-            size = workers * SLOT_BYTES
-            os.posix_fallocate(self._file, 0, size)  # (a store never meets a page that cannot be had)
-            self._page = mmap.mmap(self._file, size)
+            self._page = mmap.mmap(self.file, size)
         except OSError:
-            os.close(self._file)
+            os.close(self.file)
             raise
-
-    @property
-    def path(self) -> str:
-        """Where workers open it while this process lives."""
-        return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def close(self) -> None:
         """Let go of it; workers that have opened it keep theirs."""
         self._page.close()
-        os.close(self._file)
+        super().close()
 
     def read(self, index: int, pid: int) -> Reading | None:
         """Return where the process `pid` stands that fills a worker's place; None where that is not known."""

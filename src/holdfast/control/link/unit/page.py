@@ -11,10 +11,11 @@ import fcntl
 import mmap
 import os
 
+from holdfast.control.link.progress_page import AgentMemory
 from holdfast.control.link.unit.proposals import WORD_BYTES, ProposalTable, words_of
 
 
-class ProposalPage:
+class ProposalPage(AgentMemory):
     """An agent's own page."""
 
     def __init__(self, places: int) -> None:
@@ -23,21 +24,7 @@ class ProposalPage:
         Raises:
             OSError: there is no memory for it, or no memfd.
         """
-        self._file = os.memfd_create("holdfast-proposals", os.MFD_CLOEXEC)
-        try:
-            os.posix_fallocate(self._file, 0, words_of(places) * WORD_BYTES)
-        except OSError:
-            os.close(self._file)
-            raise
-
-    @property
-    def path(self) -> str:
-        """Where places open it while this process lives, and has not closed it."""
-        return f"/proc/{os.getpid()}/fd/{self._file}"
-
-    def close(self) -> None:
-        """Let go of it; places that have opened it keep theirs."""
-        os.close(self._file)
+        super().__init__("holdfast-proposals", words_of(places) * WORD_BYTES)
 
 
 class _PageLock:
