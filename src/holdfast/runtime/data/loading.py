@@ -18,6 +18,7 @@ from holdfast.runtime.data.randomness import seed_fetch
 from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.data.streams import Shards, StreamedData
 from holdfast.runtime.data.torch_loader import Collate, DataOptions, is_stream, take_apart
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 
 
 class MicroBatchLoader:
@@ -33,14 +34,13 @@ class MicroBatchLoader:
         micro_batch: int,
         options: DataOptions | None = None,
         zygote: str = "",
-        part: int = 0,
-        parts: int = 1,
+        place: PlaceInUnit = WHOLE_UNIT,
     ) -> None:
         """Look at the data and fix the order.
 
         Args:
             zygote: socket of one that loader workers may be forked by; "" where there is none.
-            part, parts: which of how many equal parts of each micro-batch's samples is computed here (layouts).
+            place: which part of each micro-batch's samples is computed here (layouts).
 
         Raises:
             BadInputError: the data cannot be used as they are, or a number is wrong (`StepSizes`).
@@ -49,7 +49,7 @@ class MicroBatchLoader:
         dataset, self.options, self.difference = take_apart(data, options or DataOptions(), micro_batch)
         self._data = job_data(dataset, self.options.collate, sizes)
         self.device = device
-        self._part, self._parts = part, parts
+        self._part, self._parts = part, parts = place.shard, place.layout.shard
         #: what data sets draw goes with the samples that are fetched: where all are, it is the same in all places
         self._drawn = part if self._data.numbered else 0
         if micro_batch % parts:

@@ -8,7 +8,8 @@ import torch
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.boxes import Box
-from holdfast.protocol.layouts.layout import SHARD, TENSOR, is_spread, local_of
+from holdfast.protocol.layouts.layout import SHARD, TENSOR
+from holdfast.runtime.layouts.local import is_spread, local_of
 from holdfast.runtime.layouts.place import PlaceInUnit
 
 

@@ -187,16 +187,13 @@ class Job:
         """
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
-        place = self._spread.place if self._spread is not None else WHOLE_UNIT
+        place = self._spread.take(model) if self._spread is not None else WHOLE_UNIT
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
-        part = {"part": place.shard, "parts": place.layout.shard}
-        loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, **order, **part)
+        loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, place=place, **order)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
         self._after_apply = _function(after_apply)
         workload = workload_of(given, loader, self.device, place)
-        if self._spread is not None:
-            self._spread.take(model)
         workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
         untrained = said_untrained(model, workload.state.optimizers)
         self._warnings = [warning for warning in (loader.difference, untrained) if warning]

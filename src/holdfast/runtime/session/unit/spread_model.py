@@ -23,7 +23,7 @@ class SpreadModel:
         from holdfast.runtime.layouts.mesh import ReplicaMesh  # (torch's meshes take a second to import)
 
         layout, place = (unit.layout, unit.place) if unit is not None else (WHOLE, 0)
-        self.place = PlaceInUnit(layout=layout, place=place, spread=True)
+        self._place = PlaceInUnit(layout=layout, place=place, spread=True)
         self._replica = ReplicaMesh(layout, Role(place=place), device)
         if unit is not None:
             self._replica.swap(unit.groups)
@@ -33,13 +33,18 @@ class SpreadModel:
         """The mesh, with the dimensions "shard" and "tensor"."""
         return self._replica.mesh
 
-    def take(self, model: torch.nn.Module) -> None:
+    def take(self, model: object) -> PlaceInUnit:
         """Look whether a model is spread as the layout says, and have FSDP2 add gradients up and divide by nothing.
+
+        Returns:
+            Which part of it is here.
 
         Raises:
             BadInputError: it is spread over another mesh, or not all of it is.
         """
         from holdfast.runtime.layouts.sharded import check_spread, sum_gradients
 
-        check_spread(model, self._replica)
-        sum_gradients(model)
+        if isinstance(model, torch.nn.Module):  # (what else it may be is complained of where models are looked at)
+            check_spread(model, self._replica)
+            sum_gradients(model)
+        return self._place

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import job_cases
 
-UNIT = Path(__file__).parent / "scripts" / "unit.py"
+UNIT = Path(__file__).parent / "scripts" / "unit_at_init.py"
 
 
 def test_a_layout_that_does_not_fit_the_workers_of_a_node_is_bad_input_and_said_once(tmp_path: Path) -> None:
