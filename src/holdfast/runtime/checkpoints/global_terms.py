@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.runtime.layouts.boxes import box_of
@@ -28,39 +28,12 @@ class LocalPart(NamedTuple):
     whole: tuple[int, ...]
 
 
-class _WholeSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor of a checkpoint: `TensorSpec` of a whole one."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    host: bool
-
-
-class _WholeManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Manifest` of whole tensors: nothing in it says which layout has written it."""
-
-    tensors: tuple[_WholeSpec, ...]
-    parameters: int
-    buffers: int
-    optimizer: tree.Node
-    extra: dict[str, tree.Node]
-
-
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return what a state is in terms of whole tensors: the same under all layouts."""
-    specs = (
-        _WholeSpec(spec.name, spec.dtype, spec.whole if spec.placed else spec.shape, spec.host)
-        for spec in manifest.tensors
-    )
-    whole = _WholeManifest(
-        tensors=tuple(specs),
-        parameters=manifest.parameters,
-        buffers=manifest.buffers,
-        optimizer=manifest.optimizer,
-        extra=manifest.extra,
-    )
-    return msgspec.msgpack.encode(whole)
+    """Return what a state is in terms of whole tensors: the same under all layouts, and nothing says which it was."""
+    tensors = [
+        (spec.name, spec.dtype, spec.whole if spec.placed else spec.shape, spec.host) for spec in manifest.tensors
+    ]
+    return msgspec.msgpack.encode({**asdict(manifest), "tensors": tensors})
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -69,14 +42,9 @@ def decode_manifest(data: bytes) -> Manifest:
     Raises:
         msgspec.DecodeError: it is no such thing.
     """
-    whole = msgspec.msgpack.decode(data, type=_WholeManifest)
-    return Manifest(
-        tensors=tuple(TensorSpec(spec.name, spec.dtype, spec.shape, spec.host) for spec in whole.tensors),
-        parameters=whole.parameters,
-        buffers=whole.buffers,
-        optimizer=whole.optimizer,
-        extra=whole.extra,
-    )
+    manifest = msgspec.msgpack.decode(data, type=Manifest)
+    whole = (TensorSpec(spec.name, spec.dtype, spec.shape, spec.host) for spec in manifest.tensors)
+    return replace(manifest, tensors=tuple(whole))
 
 
 def in_terms_of(
