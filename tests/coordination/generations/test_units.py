@@ -253,6 +253,9 @@ def test_the_others_of_its_node_stay() -> None:
     for worker in (*units_of("n0"), *units_of("n1", places=4)):
         job.stands(worker, 0)
     assert job.plan.workers == (*units_of("n0"), *units_of("n1", places=4))
+    job.up(w("n0", 3, "b"))
+    here = [info.id for info in job.machine.members.workers()]
+    assert here == [*units_of("n0"), *units_of("n1", places=4)], "half a unit is nobody that a plan may name"
 
 
 def test_a_unit_is_taken_in_again_once_it_is_whole() -> None:
