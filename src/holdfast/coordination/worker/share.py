@@ -1,7 +1,7 @@
 """What one worker computes of the step in progress, and how the places of a unit agree on it (docs/layouts.md, rule 4).
 
 A micro-batch of a unit is computed by all of its places together: by one alone it cannot be, it would wait in a forward
-pass for ever. So a place that has crossed `computing(m)` only *proposes* m to its unit, and goes on once all have.
+pass for ever. So a place that has crossed `computing(m)` only proposes m to its unit, and goes on once all have.
 
 **One computes it exactly if all do.** Proposals lie in a page that all places share; the last one of the same
 (generation, step, m) makes all of them go, in one atomic change, and a place that withdraws its own before that keeps
