@@ -14,6 +14,7 @@ from mutants_of_parts import PART_MUTANTS
 from mutants_of_samples import SAMPLE_MUTANTS
 from mutants_of_snapshots import SNAPSHOT_MUTANTS
 from mutants_of_tenancy import TENANCY_MUTANTS
+from mutants_of_units import UNIT_MUTANTS
 from mutants_of_witnesses import WITNESS_MUTANTS
 
 COMMIT = "protocol/commit.py"
@@ -614,4 +615,5 @@ MUTANTS = (
     *SAMPLE_MUTANTS,
     *SNAPSHOT_MUTANTS,
     *TENANCY_MUTANTS,
+    *UNIT_MUTANTS,
 )

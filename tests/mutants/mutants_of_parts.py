@@ -43,7 +43,7 @@ PART_MUTANTS = (
     Mutant(
         name="who_lacks_the_step_has_nothing",
         file=COPY,
-        old="        self.keeps = receives and not apart and self.applied is not None\n",
+        old="        self.keeps = receives and not (apart or anew) and self.applied is not None\n",
         new="        self.keeps = False\n",
         why="the only one that was READY may die before the others have its state: theirs must do",
     ),

@@ -52,7 +52,7 @@ class Process:
 _ACTIVITIES = {
     "": Activity.AWAITING,
     "before": Activity.AWAITING,
-    "propose": Activity.SCRIPT,
+    "propose": Activity.AWAITING,
     "compute": Activity.COMPUTE,
     "together": Activity.COMPUTE,
     "reduce": Activity.REDUCING,

@@ -12,7 +12,7 @@ from holdfast.coordination.failures.budget import WINDOW_S, Budget
 from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.failures.seen import hung
 from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
-from holdfast.coordination.generations.announcing import announce_generation
+from holdfast.coordination.generations.announcing import announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, what_counts, without_state
 from holdfast.coordination.generations.finishing import TOGETHER, left_alone, with_the_end
@@ -400,6 +400,7 @@ class Deciding:
             turn.members.finish(info, finished=False)
         self._newcomers.taken_in()
         announce_generation(turn, plan, reason, decision)
+        warn_of_one_replica(turn, record.plan, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
         kept = kept_by_units(plan, decision, reports, assignment) if refusal is None else ()
         self._telling.begin(plan, record.plan, decision, assignment, kept)
         self._keep_what_passed(decision)

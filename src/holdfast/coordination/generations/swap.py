@@ -19,7 +19,7 @@ import msgspec
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
-from holdfast.coordination.generations.announcing import Newcomers, announce_generation
+from holdfast.coordination.generations.announcing import Newcomers, announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import longest
 from holdfast.coordination.generations.planner import factors_of, plan_generation, plan_with
 from holdfast.coordination.generations.roles import only_whole
@@ -159,6 +159,7 @@ class Joining:
         decision = Decision(kind=DecisionKind.REDO, applied=step)
         turn.change(plan=pending, pending=None, decision=decision, **wanted_places(turn, pending))
         announce_generation(turn, pending, "join" if joins else "rebalance")
+        warn_of_one_replica(turn, before, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
 
     def arm(self) -> None:
         """Let the swap flags go up once all have built the pending group."""
