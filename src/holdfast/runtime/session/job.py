@@ -195,8 +195,7 @@ class Job:
         self._after_apply = _function(after_apply)
         workload = workload_of(given, loader, self.device, place)
         workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
-        untrained = said_untrained(model, workload.state.optimizers)
-        self._warnings = [warning for warning in (loader.difference, untrained) if warning]
+        self._warnings = list(filter(None, (loader.difference, said_untrained(model, workload.state.optimizers))))
         self._session = self._open(workload)
 
     def steps(self, count: int) -> Iterator[Step]:
