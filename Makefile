@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-waf bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
-	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
-	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
+	bench-outer bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
+	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-agreement bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
 	fuzz every-write mutants explore
 
 install: $(STAMP)
@@ -141,6 +141,12 @@ bench-snapshots: install
 bench-step: install
 	$(BIN)/python benchmarks/step_time.py
 
+# an FSDP2 step on groups that can be exchanged, against torch's own gloo group, in turns in the same processes
+bench-outer: install
+	$(BIN)/python benchmarks/outer_group.py
+	$(BIN)/python benchmarks/outer_group.py --ranks 4
+	$(BIN)/python benchmarks/outer_group.py --layers 4 --dim 64
+
 # data that take time: a step with loader workers against its compute alone, and a kill against one without
 bench-loaders: install
 	$(BIN)/python benchmarks/loaders.py
@@ -200,6 +206,10 @@ bench-spot: install
 # a thousand strangers at the coordinator's port beside a training job, in turns with nobody
 bench-strangers: install
 	$(BIN)/python benchmarks/strangers.py
+
+# what it costs that the places of a unit agree on a micro-batch: half a minute
+bench-agreement: install
+	$(BIN)/python benchmarks/agreement.py
 
 # what the control plane costs, and how fast it reacts, from 16 to 1,024 nodes x 8 workers: fake nodes, no training
 bench-control-plane: install

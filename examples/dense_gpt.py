@@ -106,8 +106,9 @@ def read_text(path: Path | None) -> bytes:
     return b"\n".join(file.read_bytes() for file in files)[:MAX_TEXT_BYTES]
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the options of a script that trains this model."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="a file or directory (default: the standard library's source)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
@@ -119,7 +120,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=["float32", "float64", *HALF], default="float32")
-    args = parser.parse_args()
+    return parser
+
+
+def checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
+    """Return arguments that fit together; ends with what is wrong where they do not."""
     if args.text is not None and not args.text.exists():
         parser.error(f"--text {args.text}: there is no such file or directory")
     if args.heads < 1 or args.dim % args.heads:
@@ -128,7 +133,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    args = parse_arguments()
+    parser = argument_parser(__doc__)
+    args = checked(parser, parser.parse_args())
     if args.dim % args.heads:
         raise holdfast.BadInputError(
             f"--dim is {args.dim} and --heads is {args.heads}: dim must be a multiple of heads"

@@ -97,6 +97,7 @@ CONTRACT = {
     "checkpoint_rejected": {"name", "why"},
     "snapshot_saved": {"step", "save_s", "saved_bytes", "stall_s", "fault_threshold"},
     "snapshot_failed": {"node", "step", "why"},
+    "job_at_risk": {"why"},
     "snapshot_rejected": {"step", "node", "why"},
     "store_returned": {"away_s"},
     "journal_repaired": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError, StepUseError, UnreachableError
+from holdfast.protocol.layouts.layout import Layout
 
 if TYPE_CHECKING:
     from holdfast.runtime.data.datasets import Stream
@@ -24,6 +25,7 @@ __all__ = [
     "HoldfastError",
     "Job",
     "JobFailedError",
+    "Layout",
     "MoE",
     "StackedExperts",
     "Step",

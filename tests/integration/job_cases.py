@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,13 +65,18 @@ def goes_on_until_interrupted(job: LocalJob, steps: int = 3) -> None:
 
 
 def calm_losses(*args: str, script: Path) -> list[float]:
-    """Return the losses of a script run alone, undisturbed, in one process; the same run serves many tests."""
+    """Return the losses of a script run alone, undisturbed, in one process."""
+    return calm_run(*args, script=script)["losses"]
+
+
+def calm_run(*args: str, script: Path) -> dict[str, Any]:
+    """Return what a script run alone, undisturbed, writes of its losses; the same run serves many tests."""
     file = calm_folder / f"{'_'.join((script.stem, *args))}.json"
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process of pytest may be at it
         if not file.exists():
             run_warm(zygote, script, *args, "--losses", str(file)).check_returncode()
-    return json.loads(file.read_text())["losses"]
+    return json.loads(file.read_text())
 
 
 def check_losses(job: LocalJob, *args: str, script: Path, least: int) -> None:

@@ -25,6 +25,7 @@ SHARES = {
     "ready": (1, 1),
     "memory": (1, 1),
     "moves": (1, 1),
+    "layouts": (1, 1),
 }
 
 

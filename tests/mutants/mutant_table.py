@@ -14,6 +14,7 @@ from mutants_of_parts import PART_MUTANTS
 from mutants_of_samples import SAMPLE_MUTANTS
 from mutants_of_snapshots import SNAPSHOT_MUTANTS
 from mutants_of_tenancy import TENANCY_MUTANTS
+from mutants_of_units import UNIT_MUTANTS
 from mutants_of_witnesses import WITNESS_MUTANTS
 
 COMMIT = "protocol/commit.py"
@@ -23,6 +24,7 @@ BOUNDARIES = "coordination/worker/boundaries.py"
 GENERATIONS = "coordination/worker/generations.py"
 COPY = "coordination/worker/copy.py"
 ASSIGNMENT = "coordination/generations/assignment.py"
+SHARE = "coordination/worker/share.py"
 DECISIONS = "coordination/generations/decisions.py"
 DECIDING = "coordination/generations/deciding.py"
 LEDGER = "coordination/progress/ledger.py"
@@ -97,9 +99,9 @@ MUTANTS = (
     ),
     Mutant(
         name="forgets_its_share",
-        file=ASSIGNMENT,
-        old="        self.assigned = assigned\n",
-        new="        self.assigned = None\n",
+        file=SHARE,
+        old="            self.summed = []\n        self.assigned = assigned\n",
+        new="            self.summed = []\n        self.assigned = None\n",
         why="after a failure the shares are the decided ones, not those of the ranks",
         quick=True,
     ),
@@ -350,9 +352,9 @@ MUTANTS = (
     ),
     Mutant(
         name="assigns_parts_of_another_step",
-        file=PLANNER,
-        old="report.summed if report is not None and report.applied == decision.applied else ()",
-        new="report.summed if report is not None else ()",
+        file=ASSIGNMENT,
+        old="mine if applied == decision.applied else ()",
+        new="mine",
         why="only gradients of the step that is done again are kept",
     ),
     # ---- stops and reports ----
@@ -521,7 +523,7 @@ MUTANTS = (
     Mutant(
         name="agent_passes_on_what_an_older_coordinator_says",
         file=AGENT,
-        old="        if self._welcome is None or not self._accepts(order):\n",
+        old="        if self._welcome is None or not comes_from(order, self.term):\n",
         new="        if self._welcome is None:\n",
         why="orders of an older term find no addressee",
     ),
@@ -534,9 +536,9 @@ MUTANTS = (
     ),
     Mutant(
         name="agent_tells_of_no_ends_again",
-        file=AGENT,
-        old="        gone = [gone for place in self._places if (gone := place.tell_who_is_gone()) is not None]\n",
-        new="        gone: list[WorkerDown] = []\n",
+        file=PLACE,
+        old="    gone = [gone for place in places if (gone := place.tell_who_is_gone()) is not None]\n",
+        new="    gone: list[WorkerDown] = []\n",
         why="a worker may end while there is no coordinator",
     ),
     Mutant(
@@ -549,8 +551,8 @@ MUTANTS = (
     Mutant(
         name="agent_lets_stopped_workers_be",
         file=AGENT,
-        old="            elif now - place.stopped_since > lease_s:\n",
-        new="            elif False:\n",
+        old="            if place.looked_at(now, stopped=place.worker in stopped) > lease_s:\n",
+        new="            if False:\n",
         why="a worker that is stopped for a lease is a failure that only its agent can see",
     ),
     Mutant(
@@ -613,4 +615,5 @@ MUTANTS = (
     *SAMPLE_MUTANTS,
     *SNAPSHOT_MUTANTS,
     *TENANCY_MUTANTS,
+    *UNIT_MUTANTS,
 )

@@ -133,9 +133,9 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_takes_another_ones_word",
         file=AGENT,
-        old="        if place is None or self.over is not None:\n            return []\n        out:",
+        old="        if place is None or self.over is not None:\n            return []\n        if isins",
         new="        place = place or self._places[0]\n        if self.over is not None:\n            return []\n"
-        "        out:",
+        "        if isins",
         why="who was replaced is not heard any more",
     ),
 )

@@ -18,7 +18,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="raisers_are_let_go_at_once",
         file=DECIDING,
-        old="        return None if not holders or lost_of(self._turn.record, others, reports) else others\n",
+        old="        return None if not whole or lost_of(self._turn.record, others, reports) else others\n",
         new="        return others\n",
         why="where all scripts raise, what they have is nowhere else",
     ),

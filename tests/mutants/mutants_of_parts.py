@@ -8,6 +8,7 @@ BOUNDARIES = "coordination/worker/boundaries.py"
 REPORTING = "coordination/worker/reporting.py"
 COPY = "coordination/worker/copy.py"
 ASSIGNMENT = "coordination/generations/assignment.py"
+SHARE = "coordination/worker/share.py"
 DECISIONS = "coordination/generations/decisions.py"
 PLANNER = "coordination/generations/planner.py"
 STOPPING = "coordination/generations/stopping.py"
@@ -42,7 +43,7 @@ PART_MUTANTS = (
     Mutant(
         name="who_lacks_the_step_has_nothing",
         file=COPY,
-        old="        self.keeps = receives and not apart and self.applied is not None\n",
+        old="        self.keeps = receives and not (apart or anew) and self.applied is not None\n",
         new="        self.keeps = False\n",
         why="the only one that was READY may die before the others have its state: theirs must do",
     ),
@@ -55,14 +56,14 @@ PART_MUTANTS = (
     ),
     Mutant(
         name="what_was_begun_of_the_next_step_is_done_again",
-        file=PLANNER,
+        file=ASSIGNMENT,
         old="    if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):\n",
         new="    if decision.kind is not DecisionKind.REDO:\n",
         why="that others have to finish a step takes nothing from who has gone on",
     ),
     Mutant(
         name="who_waits_for_a_state_forgets_its_gradients",
-        file=ASSIGNMENT,
+        file=SHARE,
         old="        if not (keeps or (same_step",
         new="        if not ((same_step",
         why="where that never comes the step is done again, and they are of use",

@@ -10,7 +10,7 @@ from holdfast.planning.arrays import IntArray
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.machines.experts import StoredExperts
+from holdfast.simulation.machines.experts.stored import StoredExperts
 from holdfast.simulation.schedules.shrinking import failure
 
 BOUNDARIES = ("moving", "sending", "receiving", "computing", "reducing", "reduced", "voted", "passed", "applying")

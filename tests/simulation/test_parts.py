@@ -202,7 +202,7 @@ def test_a_state_shows_whatever_went_wrong() -> None:
     samples = StepSamples(seed=0, micro_batches=4, micro_batch=4)
     parts = [training.SimGradient(training.gradient(state, 1, m), samples.hash_of(1, m)) for m in range(4)]
     plan = FaultPlan(seed=0)
-    right = training.reduce_parts([parts[:2], parts[2:]], plan, generation=1)
+    (right,) = training.reduce_parts([parts[:2], parts[2:]], plan, generation=1)
     assert right.parts == training.expected_parts(state, 1, 4)
 
     def vote(*flags: msg.Flag) -> list[float]:
@@ -213,9 +213,9 @@ def test_a_state_shows_whatever_went_wrong() -> None:
     v = with_flags(right.v, training.combine([vote(), vote(msg.Flag.SWAP)]), 2)
     assert (v.samples, v.flags, v.sample_hashes) == (16, (), samples.expected(1))
     good = training.next_state(state, right, v)
-    doubled = training.reduce_parts([parts, parts[2:]], plan, generation=1)
-    lost = training.reduce_parts([parts[:2]], plan, generation=1)
-    elsewhere = training.reduce_parts([parts[:2], parts[2:]], plan, generation=2)
+    (doubled,) = training.reduce_parts([parts, parts[2:]], plan, generation=1)
+    (lost,) = training.reduce_parts([parts[:2]], plan, generation=1)
+    (elsewhere,) = training.reduce_parts([parts[:2], parts[2:]], plan, generation=2)
     other_v = msg.Commit(grad_square=0.0, loss_sum=v.loss_sum, samples=16, nonfinite=0)
     wrong = {
         *(training.next_state(state, reduced, v) for reduced in (doubled, lost, elsewhere)),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,6 +81,10 @@ class ProcessHandle:
     def gone(self) -> bool:
         """True where there is nothing left to signal."""
         return self._fd < 0
+
+    def has_ended(self) -> bool:
+        """Tell whether the process has ended; its parent may not have reaped it yet."""
+        return self._fd < 0 or bool(select.select([self._fd], [], [], 0)[0])
 
     def send_signal(self, number: int) -> None:
         """Signal the process; one that has ended is no error."""

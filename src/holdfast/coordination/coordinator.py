@@ -297,7 +297,7 @@ class Coordinator:
             self._hearing.expel(node, why)
 
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
-        if not self._hearing.plausible(node, down.applied):
+        if not self._hearing.is_news(node, down):
             return
         known, member = self.members.drop(node, down.worker), self.turn.is_member(down.worker)
         # (a member has the script and the settings that all have: it is bad input to all of them)

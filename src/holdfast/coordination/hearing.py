@@ -122,7 +122,7 @@ class Hearing:
                 self._parts.ledger.settle(info.id, applied[info.index])
 
     def _attach(self, node: Node, attach: msg.Attach) -> None:
-        if attach.worker in node.workers:
+        if attach.worker in node.workers or attach.worker in node.broken:
             return
         if not node.has_place_for(attach.worker):
             self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
@@ -287,6 +287,10 @@ class Hearing:
             self.expel(node, f"the report of {report.worker} cannot be read: {why}")
             return
         self._parts.stopping.report(report)
+
+    def is_news(self, node: Node, down: msg.WorkerDown) -> bool:
+        """Tell whether a worker's end is to be taken in: not where it was gone with its unit, or cannot be."""
+        return down.worker not in node.broken and self.plausible(node, down.applied)
 
     def plausible(self, node: Node, *steps: int) -> bool:
         """Expel a node that tells of a step which nobody can have come to yet; return whether it is believed."""

@@ -57,6 +57,7 @@ class Turn:
     def __init__(self, record: Record, position: Position) -> None:
         self.record = record
         self.members = Membership(record.places)
+        self.members.unit_places = record.layout.places
         self.now = 0.0
         self.position = self.recorded = position
         self._begun_at = position
@@ -110,6 +111,24 @@ class Turn:
         """Replace fields of the record."""
         self._changed = True
         self.record = msgspec.structs.replace(self.record, **changes)
+        self.members.unit_places = self.record.layout.places
+
+    def break_unit(self, worker: str) -> tuple[str, ...]:
+        """A worker is gone, and with it the others of its unit, which are of no use without it; return these.
+
+        Their agent ends them, too; what it still says of them does not count.
+        """
+        places, name = self.members.unit_places, node_of(worker)
+        if places == 1:
+            return ()
+        node, unit = self.members.nodes.get(name), index_of(worker) // places
+        here = [*(node.workers if node is not None else ()), *self.planned_on(name)]
+        mates = tuple(one for one in dict.fromkeys(here) if one != worker and index_of(one) // places == unit)
+        if node is not None:
+            for mate in mates:
+                self.members.drop(node, mate)
+            node.broken.update(mates)
+        return mates
 
     def emit(self, event_type: type[E], /, **fields: Any) -> None:
         """Announce an event, stamped with time, job, term, generation and its place in the journal."""

@@ -309,6 +309,15 @@ class SnapshotRejected(Event, frozen=True, kw_only=True, tag_field="event", tag=
     why: str
 
 
+class JobAtRisk(Event, frozen=True, kw_only=True, tag_field="event", tag="job_at_risk"):
+    """The loss of any process would end the job, or all that it has done: `why`, and what to do about it.
+
+    Said when a generation begins in which it is so, once as long as it stays so.
+    """
+
+    why: str
+
+
 class StoreReturned(Event, frozen=True, kw_only=True, tag_field="event", tag="store_returned"):
     """The store answers again, which was away for `away_s`: nothing was decided meanwhile, and training went on."""
 
@@ -405,6 +414,7 @@ AnyEvent = (
     | SnapshotSaved
     | SnapshotFailed
     | SnapshotRejected
+    | JobAtRisk
     | StoreReturned
     | JournalRepaired
     | ActionRequested

@@ -149,7 +149,8 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
 
     `witnesses`: the ranks of those that tell of a step as it passes, ascending. `last`: nothing is computed in it. Its
     members save what they have, where they save anything, and finish. `counts`: how many micro-batches of a step each
-    rank computes, () for as many as the others, or one more.
+    unit computes, () for as many as the others, or one more. A unit is one member, unless the job has a layout: then
+    it is those that have a replica between them, in a row, by their places (docs/layouts.md).
     """
 
     term: Count
@@ -188,6 +189,25 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
             parts=len(self.members),
             seal=seal_of(self.secret),
         )
+
+    @cached_property
+    def places(self) -> int:
+        """How many members have one replica of the model between them: a unit; 1 where each has a whole one."""
+        return 1 + max((member.role.place for member in self.members), default=0)
+
+    @property
+    def units(self) -> int:
+        """How many replicas of the model there are."""
+        return len(self.members) // self.places
+
+    def unit_of(self, rank: int) -> int:
+        """Return the number of the unit that a rank is of: units follow each other, each by its places."""
+        return rank // self.places
+
+    @property
+    def unit_heads(self) -> tuple[str, ...]:
+        """The first worker of each unit, by unit."""
+        return self.workers[:: self.places]
 
     def senders(self, worker: str) -> tuple[str, ...]:
         """Return the members that send a member its state, from their memory."""

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.names import Count, Struct
 from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
 from holdfast.protocol.pool.held import Held
@@ -19,7 +20,8 @@ from holdfast.protocol.position import Position
 #: 3: events of format 2 in the outbox; the outcome is `finished`, not `done`.
 #: 4: v has the sum of its micro-batches' hashes.
 #: 5: v has what the script has logged.
-SCHEMA = 5
+#: 6: `layout` says which workers are one replica.
+SCHEMA = 6
 #: lineages that are remembered: snapshots of older ones are of no use
 MAX_BASES = 8
 
@@ -154,11 +156,12 @@ class Record(Struct, frozen=True, kw_only=True):
 
     `generation` is the highest number ever given, a pending plan's included. `lineage` is the generation of the last
     START or ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and
-    that were not in the journal when it was taken, with their v. `script_digest` and `config` are those of the first
-    worker. `outbox` holds the events of the transition that wrote this record, `position` is where the job stood before
-    them: what the journal lacks of either after a crash is appended at the restart. `seed`, `micro_batches` and
-    `global_batch` say which samples a step has; `refusal` is of the step in progress. `checkpoints`, oldest first, are
-    those that the job can go back to; those whose names are in `superseded` may be removed from the directory.
+    that were not in the journal when it was taken, with their v. `script_digest`, `config` and `layout` are those of
+    the first worker. `outbox` holds the events of the transition that wrote this record, `position` is where the job
+    stood before them: what the journal lacks of either after a crash is appended at the restart. `seed`,
+    `micro_batches` and `global_batch` say which samples a step has; `refusal` is of the step in progress.
+    `checkpoints`, oldest first, are those that the job can go back to; those whose names are in `superseded` may be
+    removed from the directory.
     `evaluated`: of each evaluation the newest step that was told.
     `raised`: the newest exceptions of the script, oldest first. `will`: given while the last plan is in force.
     `stopped`: the step after which a script has asked all to stop, with its v, until it is done without that.
@@ -190,6 +193,7 @@ class Record(Struct, frozen=True, kw_only=True):
     seed: int = 0
     refusal: Refusal | None = None
     expert_shape: ExpertShape | None = None
+    layout: Layout = WHOLE
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     superseded: tuple[str, ...] = ()
     saving: Saving = Saving()

@@ -10,6 +10,7 @@ from random import Random
 from holdfast.errors import SupersededError
 from holdfast.protocol import events as ev
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
+from holdfast.protocol.names import index_of
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSource, StateSource
@@ -93,10 +94,11 @@ class HandedPart:
 
 @dataclass(slots=True)
 class CheckpointFile:
-    """One checkpoint: the state in it, which parts and whether its manifest are there, and whether it can be read."""
+    """One checkpoint: each role's state in it, which parts and whether its manifest are there, and whether it can be
+    read."""
 
     step: int
-    state: int
+    states: dict[int, int] = field(default_factory=dict[int, int])
     sealed: bool = False
     parts: set[int] = field(default_factory=set[int])
     damaged: bool = False
@@ -131,17 +133,53 @@ class CheckpointDirectory:
             self.files[max(intact).folder].damaged = True
 
 
+class Truth:
+    """The decided lineage: the state that each step must have led to, by role; with one role by step alone."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._states: dict[tuple[int, int], int] = {}
+
+    def place_of(self, worker: str) -> int:
+        """Return which part of the state a worker has."""
+        return index_of(worker) % self._places
+
+    def right(self, step: int, place: int, state: int) -> bool:
+        """Tell whether this is the state of a step for a role, as far as that is known."""
+        return self._states.get((step, place), state) == state
+
+    def all_right(self, step: int, states: Mapping[int, int]) -> bool:
+        """The same of several roles, by place."""
+        return all(self.right(step, place, state) for place, state in states.items())
+
+    def right_part(self, step: int, part: int, state: int) -> bool:
+        """Tell whether this is right in a part of a snapshot or a checkpoint: ranks follow each other by places."""
+        return self.right(step, part % self._places, state)
+
+    def hold(self, step: int, worker: str, state: int) -> bool:
+        """A worker that counts has the state of a step; tell whether that is right."""
+        return self._states.setdefault((step, self.place_of(worker)), state) == state
+
+    def knows(self, step: int) -> bool:
+        """Tell whether anybody has ever had the state of a step."""
+        return any((step, place) in self._states for place in range(self._places))
+
+    def forget_after(self, step: int) -> None:
+        """What came after a step never counted."""
+        self._states = {(at, place): state for (at, place), state in self._states.items() if at <= step}
+
+
 def wrong_source(
     source: StateSource | None,
     step: int,
-    truth: Mapping[int, int],
+    truth: Truth,
     checkpoints: CheckpointDirectory,
     memory: Callable[[str], NodeMemory],
 ) -> str:
     """Return how a source of the state of `step` is not what it must be, "" where it is on the lineage.
 
     Args:
-        truth: the state of each step on the lineage, as far as it is known. memory: of a node.
+        memory: of a node.
     """
     if isinstance(source, SnapshotSource):
         if source.step != step or not all(source.parts):
@@ -149,9 +187,9 @@ def wrong_source(
         for number, places in enumerate(source.parts):
             for keeper in (source.keepers[place] for place in places):
                 part = memory(keeper.node).parts.get(source.part(number))  # (it may be gone since)
-                if part is not None and truth.get(step, part.state) != part.state:
+                if part is not None and not truth.right_part(step, number, part.state):
                     return f"leads to part {number} on {keeper.node}, which is not on the lineage"
         return ""
     file = checkpoints.files.get(source.name) if isinstance(source, CheckpointSource) else None
-    wrong = file is None or truth.get(step, file.state) != file.state
+    wrong = file is None or not truth.all_right(step, file.states)
     return f"leads to {file}, which is not on the lineage" if wrong else ""

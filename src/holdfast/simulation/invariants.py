@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.generations.roles import every_role
 from holdfast.coordination.inputs import Input, Received
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
@@ -19,13 +20,13 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
-from holdfast.simulation.durable import wrong_source
+from holdfast.simulation.durable import Truth, wrong_source
 from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wrong_end, wronged
 from holdfast.simulation.faults.kept_work import KeptWork
 from holdfast.simulation.faults.plans import FaultKind
 from holdfast.simulation.faults.who_counts import WhoCounts, wrongly_moved, wrongly_taken_in
 from holdfast.simulation.machines import training
-from holdfast.simulation.machines.experts import broken_guarantee, shape_of
+from holdfast.simulation.machines.experts.stored import broken_guarantee, shape_of
 from holdfast.simulation.world import START, Peer, World
 
 
@@ -38,7 +39,7 @@ class Checker:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._truth: dict[int, int] = {}
+        self._truth = Truth(world.plan.places)
         #: (generation, step) -> v and state, for all that ever passed it, expelled or not
         self._passed: dict[tuple[int, int], tuple[Commit, int]] = {}
         self._promised: set[str] = set()
@@ -141,9 +142,7 @@ class Checker:
     def holds(self, worker: Peer) -> None:
         """A worker holds a state (applied, received or loaded): it must be that of the decided lineage."""
         step = worker.machine.applied or 0
-        if worker.id not in self._counts.workers:
-            return
-        if self._truth.setdefault(step, worker.state) != worker.state:
+        if worker.id in self._counts.workers and not self._truth.hold(step, worker.id, worker.state):
             self._fail(f"{worker.id} has another state of step {step} than the lineage")
 
     def _experts_of_the_step(self, worker: Peer) -> None:
@@ -224,8 +223,7 @@ class Checker:
             return
         if plan is not None:  # (else nobody is there who could follow it: whoever comes is told what is decided then)
             kept = 0 if decision.kind is DecisionKind.START else decision.applied
-            first = -1 if decision.kind is DecisionKind.START else kept
-            self._truth = {step: state for step, state in self._truth.items() if step <= first}
+            self._truth.forget_after(-1 if decision.kind is DecisionKind.START else kept)
             self._commits = {step: commit for step, commit in self._commits.items() if step <= kept}
         if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
             known = self._commits.get(decision.applied, decision.commit)
@@ -313,7 +311,7 @@ class Checker:
         plan, step = self._world.plan, event.to_step
         if not self._world.journal.edited:
             self._fail(f"the journal was not on disk when its record was: {event}")
-        if step and step not in self._truth:
+        if step and not self._truth.knows(step):
             self._fail(f"the journal is said to have ended at step {step}, which no member applied")
         if event.samples != step * plan.micro_batches * plan.micro_batch:
             self._fail(f"the journal is said to have ended at step {step} with {event.samples} samples")
@@ -353,7 +351,7 @@ class Checker:
         if event.samples != plan.micro_batches * plan.micro_batch:
             self._fail(f"step {step} was committed with {event.samples} samples")
         commit = self._commits.get(step)
-        if commit is None or step not in self._truth:
+        if commit is None or not self._truth.knows(step):
             self._fail(f"step {step} was committed, but no member applied it")
         if event.loss != event.loss:
             self._nobody_knows(step)
@@ -382,7 +380,7 @@ class Checker:
         file = self._world.checkpoints.files.get(saved.name)
         if file is None or file.step != step:
             self._fail(f"checkpoint {saved} of step {step} is {file}")
-        if step > self._committed or self._truth.get(step, file.state) != file.state:
+        if step > self._committed or not self._truth.all_right(step, file.states):
             self._fail(f"checkpoint {saved} is not on the decided lineage: {file}")
         self._saved[saved.name] = step
 
@@ -414,12 +412,14 @@ class Checker:
             return
         if "live copy" not in why:
             self._fail(f"the job failed: {why}")
+        able: list[str] = []
         for info in machine.members.workers():
             process = self._world.worker(info.id)
             if process is None or process.experts is not None or info.raised:
                 continue  # its dense state alone is not enough; (or nobody can go on with it)
-            if process.whole and (process.machine.applied or 0) >= self._committed > 0:
-                self._fail(f"the job failed although {info.id} holds step {process.machine.applied}: {why}")
+            able += [info.id] * (process.whole and (process.machine.applied or 0) >= self._committed > 0)
+        if every_role(able, self._world.plan.places):
+            self._fail(f"the job failed although {able} hold step {self._committed}: {why}")
         for name in self._saved:
             if not self._world.checkpoints.files[name].damaged:
                 self._fail(f"the job failed although checkpoint {name} is there: {why}")

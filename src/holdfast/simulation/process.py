@@ -52,7 +52,9 @@ class Process:
 _ACTIVITIES = {
     "": Activity.AWAITING,
     "before": Activity.AWAITING,
+    "propose": Activity.AWAITING,
     "compute": Activity.COMPUTE,
+    "together": Activity.COMPUTE,
     "reduce": Activity.REDUCING,
     "pause": Activity.REDUCING,
     "vote": Activity.VOTED,

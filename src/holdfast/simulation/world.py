@@ -22,7 +22,7 @@ from holdfast.simulation.collectives import Group, Underway
 from holdfast.simulation.durable import CheckpointDirectory, NodeMemory, SimJournal, SimStore
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Troubles
-from holdfast.simulation.machines.experts import StoredExperts
+from holdfast.simulation.machines.experts.stored import StoredExperts
 from holdfast.simulation.machines.training import SimReceipt, SimSums
 from holdfast.simulation.shared_plans import SharedPlans
 from holdfast.step_samples import StepSamples

@@ -26,10 +26,11 @@ from holdfast.control.agent.memory import MemoryReading
 from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.workforce import WorkforceOwner
+from holdfast.control.link.framing import ToWorkerProcess
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
+from holdfast.protocol.layouts.unit_words import UnitAnswer
 from holdfast.protocol.messages.agent import CoordinatorMessage
-from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.names import index_of
 from holdfast.simulation.shared_plans import SharedPlans
 from holdfast.testing.fake_look import Arrivals, Look
@@ -104,7 +105,9 @@ class _FakeWorkforce:
         # (as a process would: not before the agent has taken note of it)
         asyncio.get_running_loop().call_soon(fresh.attach)
 
-    def pass_on(self, workers: Sequence[str], order: Order) -> None:
+    def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None:
+        if isinstance(order, UnitAnswer):
+            raise TypeError(f"fake workers form no units: {order}")
         for worker in [self._by_name[name] for name in workers if name in self._by_name]:
             worker.order(order)
 

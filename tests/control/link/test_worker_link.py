@@ -24,6 +24,7 @@ from holdfast.control.link.framing import (
 )
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.layouts.unit_words import UnitAnswer, UnitAwaits
 from holdfast.protocol.messages.orders import JobDone, Order, Posted, Stop
 from holdfast.protocol.messages.worker import Finished, WorkerMessage
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
@@ -170,3 +171,36 @@ def test_a_mutated_message_is_refused_or_valid(data: st.DataObject) -> None:
     except FrameError:
         return
     assert all(isinstance(message, JobDone | Posted) for message in messages)
+
+
+def test_a_unit_is_met_before_there_are_orders_and_over_the_same_connection(
+    listener: socket.socket, tmp_path: Path
+) -> None:
+    heard, met, unit_lost = Heard(), list[UnitAnswer](), threading.Event()
+    link = WorkerLink(str(tmp_path / "agent.sock"))
+    agent, _ = listener.accept()
+    with agent:
+        link.meet(met.append, unit_lost.set)
+        awaits = UnitAwaits(missing=(1,))
+        agent.sendall(encode_frame(awaits))
+        link.start(heard.on_order, heard.lost.set)
+        agent.sendall(encode_frame(awaits) + encode_frame(JobDone()))
+        heard.wait_for(1)
+        assert met == [awaits, awaits]
+        assert heard.orders == [JobDone()]
+    assert heard.lost.wait(DEADLINE)
+    assert not unit_lost.is_set()
+    link.close()
+
+
+def test_an_agent_that_was_lost_before_anybody_listened_to_orders_is_told_as_lost(
+    listener: socket.socket, tmp_path: Path
+) -> None:
+    heard, unit_lost = Heard(), threading.Event()
+    link = WorkerLink(str(tmp_path / "agent.sock"))
+    listener.accept()[0].close()
+    link.meet(lambda _: None, unit_lost.set)
+    assert unit_lost.wait(DEADLINE)
+    link.start(heard.on_order, heard.lost.set)
+    assert heard.lost.wait(DEADLINE)
+    link.close()

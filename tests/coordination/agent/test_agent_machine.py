@@ -180,7 +180,7 @@ def begin(term: int, generation: int, *workers: str) -> Begin:
 
 
 def begin_node(term: int, generation: int, *workers: str, base: GenerationPlan | None = None) -> BeginNode:
-    return BeginNode(plan=change_of(plan(term, generation, *workers), base), decision=REDO)
+    return BeginNode(plan=change_of(plan(term, generation, *workers), base), decision=REDO, shares=None)
 
 
 def prepare_node(term: int, generation: int, *workers: str, base: GenerationPlan | None = None) -> PrepareNode:
@@ -606,7 +606,7 @@ def test_a_plan_of_the_same_number_that_is_another_one_is_asked_for() -> None:
 def test_a_change_that_does_not_lead_to_what_it_says_is_asked_for_whole() -> None:
     bench = Bench()
     wrong = msgspec.structs.replace(change_of(plan(1, 5, bench.worker), None), digest=bytes(16))
-    assert bench.hear(BeginNode(plan=wrong, decision=REDO)) == [Say(AskPlan(generation=5))]
+    assert bench.hear(BeginNode(plan=wrong, decision=REDO, shares=None)) == [Say(AskPlan(generation=5))]
     assert bench.hear(JobDone()) == [Pass((bench.worker,), JobDone())], "that concerns no plan"
 
 

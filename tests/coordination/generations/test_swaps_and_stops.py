@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from machinery import Job, applied, attach, commit, hello, w
 
-from holdfast.coordination.generations.planner import first_assignment, held_experts
+from holdfast.coordination.generations.assignment import first_assignment
+from holdfast.coordination.generations.planner import held_experts
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, Phase
 from holdfast.protocol.record import SCHEMA, Record

@@ -53,7 +53,7 @@ def size_of(message: BeginNode) -> int:
 
 
 def over_the_wire(change: PlanChange) -> PlanChange:
-    data = msgspec.msgpack.encode(BeginNode(plan=change, decision=REDO))
+    data = msgspec.msgpack.encode(BeginNode(plan=change, decision=REDO, shares=None))
     message = msgspec.msgpack.Decoder(CoordinatorMessage).decode(data)
     assert isinstance(message, BeginNode)
     return message.plan
@@ -191,3 +191,8 @@ def test_a_small_message_cannot_ask_for_much_memory() -> None:
     bomb = msgspec.structs.replace(change_of(base, base), members=(Stayers(0, 1024),) * 50_000)
     with pytest.raises(MisfitError):
         rebuilt(over_the_wire(bomb), base)
+
+
+def test_what_units_keep_takes_no_room_where_each_worker_is_one() -> None:
+    begin = BeginNode(plan=change_of(plan_of(4, world(2)), None), decision=REDO, shares=None)
+    assert list(msgspec.msgpack.decode(msgspec.msgpack.encode(begin))) == ["type", "plan", "decision", "shares"]

@@ -860,3 +860,11 @@ def test_where_the_state_is_not_whole_or_about_to_change_nothing_is_kept() -> No
     assert not machine.keep()
     machine.applied_step()
     assert machine.keep()
+
+
+def test_where_the_job_begins_anew_a_state_of_before_is_no_copy_of_it() -> None:
+    machine = computing()
+    machine.order(msg.Stop(term=1, generation=1))
+    sent = plan(2, sources={ME: msg.LiveSource(members=(PEER,))})
+    machine.order(begin(2, DecisionKind.START, 0, plan=sent))
+    assert (machine.applied, machine.keeps) == (None, False)

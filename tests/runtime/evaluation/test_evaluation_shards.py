@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.checkpoints.best import BestChoice
-from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, to_bits
+from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, in_all, to_bits
 
 X = torch.arange(10.0)
 DATA = TensorDataset(X)
@@ -92,3 +92,10 @@ def test_who_has_which_shard_first() -> None:
     result = ShardResult(1, {})
     bits = [to_bits(dict.fromkeys(shards, result), 11) for shards in ([0, 10], [3, 0], [])]
     assert holders_of(bits, 11) == [0, None, None, 1, *[None] * 6, 0]
+
+
+def test_a_unit_has_what_all_of_its_places_have() -> None:
+    first, second = ({shard: ShardResult(samples=1, means={}) for shard in here} for here in ([0, 3, 9], [3, 9, 10]))
+    assert holders_of([in_all([to_bits(first, 11), to_bits(second, 11)])], 11) == [
+        0 if shard in (3, 9) else None for shard in range(11)
+    ]

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from thread_world import run_threads
 
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator, PeerLostError, Pending
 
@@ -111,8 +112,26 @@ def test_a_world_of_one_copies():
     assert gathered.equal(source)
     communicator.wait(communicator.start_all_gather(gathered, gathered))
     assert gathered.equal(source)
+    communicator.wait(communicator.start_broadcast(gathered, 0))
+    assert gathered.equal(source)
+    for start in (communicator.start_send, communicator.start_receive):
+        with pytest.raises(NotImplementedError, match="one rank alone"):
+            start(source, 0)
     communicator.sever()
     communicator.retire()
+
+
+def broadcast(all_levels: Communicator) -> list[float]:
+    comm = all_levels.groups[0]
+    tensors = [torch.full((2, 3), float(comm.rank)) for _ in range(comm.size)]
+    for pending in [comm.start_broadcast(tensor, root) for root, tensor in enumerate(tensors)]:
+        comm.wait(pending)
+    return [tensor.sum().item() for tensor in tensors]
+
+
+def test_a_broadcast_can_be_made_of_an_all_to_all():
+    got = run_threads(["a", "b", "c"], broadcast, seed=1, flat_up_to=8, fan_out=8)
+    assert got == [[0.0, 6.0, 12.0]] * 3
 
 
 @pytest.mark.parametrize(("rank", "size"), [(1, 1), (-1, 4), (4, 4), (0, 0)])

@@ -571,3 +571,19 @@ def test_another_learning_rate_is_said(tmp_path: Path, caplog: pytest.LogCapture
         again.run(3)
     (said,) = [record.getMessage() for record in caplog.records if "learning rate" in record.message]
     assert "[0.01] is used, not the script's [0.5]" in said
+
+
+def test_alone_a_layout_counts_as_one_whole_replica() -> None:
+    job = holdfast.init(layout=holdfast.Layout(shard=4, tensor=2))
+    assert (job.world_size, job.rank, job._unit) == (1, 0, None)
+
+
+@pytest.mark.parametrize("sizes", [{"shard": 0}, {"tensor": -1}, {"shard": 2.0}, {"stages": True}, {"tensor": 1025}])
+def test_layouts_that_are_none(sizes: dict[str, Any]) -> None:
+    with pytest.raises(BadInputError, match=f"Layout\\({next(iter(sizes))}=.*: give a whole number from 1 to 1024"):
+        holdfast.Layout(**sizes)
+
+
+def test_stages_are_refused() -> None:
+    with pytest.raises(BadInputError, match="stages cannot be trained yet"):
+        holdfast.init(layout=holdfast.Layout(stages=2))

@@ -10,6 +10,7 @@ import torch
 from torch.optim import SGD, AdamW
 
 from holdfast.errors import BadInputError
+from holdfast.runtime.state import tree
 from holdfast.runtime.state.hashing import state_hash
 from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
@@ -48,6 +49,29 @@ def test_the_state_of_all_goes_over_in_every_bit(names: Sequence[str]) -> None:
     copy(source, target)
     assert state_hash(source.capture()) == state_hash(target.capture())
     assert target.optimizers.learning_rates() == source.optimizers.learning_rates() == [0.05] * max(len(names), 1)
+
+
+@pytest.mark.parametrize("names", [(), ("a", "b"), ("state", "optimizers")])
+def test_what_is_kept_for_a_parameter_is_known_by_its_place(names: Sequence[str]) -> None:
+    state = make(names, steps=1)
+    view = state.capture()
+    found = [(id(parameter), place) for parameter, place in state.optimizers.kept_for(view.manifest.optimizer)]
+    wanted = [
+        (id(parameter), place)
+        for one in state.optimizers
+        for parameter, kept in one.state.items()
+        for place, tensor in enumerate(view.tensors)
+        for thing in kept.values()
+        if isinstance(thing, torch.Tensor) and tensor.data_ptr() == thing.data_ptr()
+    ]
+    assert wanted
+    assert sorted(found) == sorted(wanted)
+
+
+@pytest.mark.parametrize("state", [{}, torch.ones(1), [torch.ones(1)], {"state": torch.ones(1)}, {"a": {"b": {}}}])
+@pytest.mark.parametrize("names", [(), ("a", "b")])
+def test_a_state_that_is_no_optimizers_has_nothing_for_a_parameter(names: Sequence[str], state: Any) -> None:
+    assert list(make(names).optimizers.kept_for(tree.pack(state, lambda tensor: 0, "state"))) == []
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,10 @@ def tensor_parallel() -> nn.Module:
         (lambda: DistributedDataParallel(made()), "the model is torch's DistributedDataParallel: drop the wrapper"),
         (lambda: nn.Sequential(DistributedDataParallel(made())), "module '0' is torch's DistributedDataParallel: drop"),
         (lambda: DataParallel(made()), "the model is torch's DataParallel: drop the wrapper"),
-        (lambda: fully_shard(made()), "the model is torch's FSDPModule: leave fully_shard"),
+        (
+            lambda: fully_shard(made()),
+            "the model is torch's FSDPModule: every worker holds the whole model; leave fully_shard",
+        ),
         (
             lambda: FullyShardedDataParallel(made(), device_id=torch.device("cpu")),
             "the model is torch's FullyShardedDataParallel: drop the wrapper",

@@ -154,6 +154,7 @@ _WORDS = dict(
         _line(ev.CheckpointSaved, _saved),
         _line(ev.CheckpointFailed, lambda e: f"the checkpoint of step {e.step} failed on {e.node}: {e.why}"),
         _line(ev.SnapshotSaved, _snapshot),
+        _line(ev.JobAtRisk, lambda e: e.why),
         _line(ev.SnapshotFailed, lambda e: f"no snapshot of step {e.step}: {e.node}: {e.why}"),
         _line(ev.SnapshotRejected, lambda e: f"snapshot of step {e.step}{f' on {e.node}' * bool(e.node)}: {e.why}"),
         _line(ev.CheckpointRejected, lambda e: f"checkpoint {e.name} cannot be used: {e.why}"),

@@ -30,7 +30,7 @@ from holdfast.control.agent.workforce import Workforce, WorkforceOwner
 from holdfast.control.link.checkpoints.spool import part_of
 from holdfast.control.link.checkpoints.store import CheckpointStore
 from holdfast.control.link.deafness import go_deaf
-from holdfast.control.link.framing import PartHanded
+from holdfast.control.link.framing import PartHanded, ToWorkerProcess
 from holdfast.control.processes import die_with_parent
 from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.agent.instructions import (
@@ -53,8 +53,9 @@ from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
+from holdfast.protocol.layouts.unit_words import UnitWord
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
-from holdfast.protocol.messages.orders import Inject, Order
+from holdfast.protocol.messages.orders import Inject
 from holdfast.protocol.messages.progress import MemoryTaken, Probe, TakeMemory, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import CheckpointNews, WorkerMessage
 from holdfast.protocol.names import worker_id
@@ -83,7 +84,7 @@ class NodeWorkers(Protocol):
 
     def replace(self, worker: str) -> None: ...
 
-    def pass_on(self, workers: Sequence[str], order: Order) -> None: ...
+    def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None: ...
 
     def send_signal(self, number: int) -> None: ...
 
@@ -327,7 +328,7 @@ class Agent:
         except (OSError, ValueError) as error:
             _log.error("a part of a checkpoint is left out: %s", error)
 
-    def on_worker_message(self, message: WorkerMessage) -> None:
+    def on_worker_message(self, message: WorkerMessage | UnitWord) -> None:
         """A worker said something."""
         self._obey(self.machine.worker_said(message, self.clock.monotonic()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast.control.agent.memory import OomCounter
@@ -76,18 +76,28 @@ class ProcessPlace:
     oom: OomCounter | None = None
     #: the process has ended so; its last words are still awaited
     exit_code: int | None = None
+    #: of the ends of processes on this node, which one this was, by the first word of it; 0: it has not ended
+    end_number: int = 0
+    #: the name of the unit that the process is in, "" for none
+    unit: str = ""
 
     @property
     def pid(self) -> int | None:
         """The process's pid, None while there is none."""
         return self.handle.pid if self.handle else None
 
+    @property
+    def has_ended(self) -> bool:
+        """True where the process has ended, whether anybody has heard of it or not."""
+        return self.handle is not None and self.handle.has_ended()
+
     def refill(self, worker: str) -> None:
         """Make the place for another process."""
         self.forget_process()
-        self.worker, self.stacks = worker, ""
+        self.worker, self.stacks, self.unit = worker, "", ""
         self.attached, self.hung = False, ""
         self.crashed = self.exit_code = self.oom = None
+        self.end_number = 0
 
     def forget_process(self) -> None:
         """The process has ended, or is none of ours any more."""
@@ -119,3 +129,9 @@ class ProcessPlace:
         return WorkerDown(
             worker=self.worker, kind=kind, detail=detail[:8000], exit_code=exit_code, final=final, error=error
         )
+
+
+def first_to_end(places: Sequence[ProcessPlace], place: ProcessPlace) -> ProcessPlace:
+    """Return which place of a unit has ended first, or has said first why it ends; the one asked for if none has."""
+    ended = [mate for mate in places if place.unit and mate.unit == place.unit and mate.end_number]
+    return min(ended, key=lambda mate: mate.end_number, default=place)

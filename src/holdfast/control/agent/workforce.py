@@ -9,24 +9,29 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from holdfast.control.agent.memory import MemoryReading, OomCounter, resident_bytes
-from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection
+from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection, first_to_end
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import snapshot_folder
 from holdfast.control.agent.stacks import StackReader
 from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
-from holdfast.control.link.framing import Crashed, FromWorkerProcess, PartHanded, encode_frame
+from holdfast.control.link.framing import Crashed, FromWorkerProcess, PartHanded, ToWorkerProcess, encode_frame
 from holdfast.control.link.progress_page import ProgressPage
+from holdfast.control.link.unit.page import ProposalPage
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.control.output_relay import OutputRelay, log_path
 from holdfast.control.processes import ProcessHandle, is_stopped, waited_for_core_s
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.errors import EXIT_DONE
+from holdfast.protocol.layouts.unit_words import JoinUnit, UnitFormed, UnitRefused, UnitWord
 from holdfast.protocol.messages.agent import WorkerDown
-from holdfast.protocol.messages.orders import Begin, Order, Prepare
-from holdfast.protocol.messages.worker import Attach, Entered, WorkerMessage
+from holdfast.protocol.messages.orders import Begin, Prepare
+from holdfast.protocol.messages.worker import Attach, Entered, Raised, WorkerMessage
 from holdfast.protocol.names import MAX_WHOLE_BYTES, index_of
 
 _log = logging.getLogger("holdfast.agent")
@@ -42,7 +47,7 @@ _KILL_GRACE_S = 5.0
 class WorkforceOwner(Protocol):
     """Who is told what the workers say and how they end; called inside the event that brought it about."""
 
-    def on_worker_message(self, message: WorkerMessage) -> None:
+    def on_worker_message(self, message: WorkerMessage | UnitWord) -> None:
         """The worker that fills a place has said something."""
         ...
 
@@ -68,6 +73,9 @@ class Workforce:
         self.places = [ProcessPlace(index=index) for index in range(settings.spec.workers_per_node)]
         self.socket_path = f"{settings.folder}/{settings.node}.sock"
         self._page = _page_for(settings)
+        #: of the units that there are, by name
+        self._proposals: dict[str, ProposalPage] = {}
+        self._ends = count(1)
         #: done once those stacks are read that are being read
         self._stacks_read: asyncio.Future[dict[str, str]] | None = None
         self._owner = owner
@@ -118,10 +126,13 @@ class Workforce:
             place.handle.send_signal(signal.SIGKILL)
             self._heard_last(place.worker, failed=False)
         place.refill(worker)
+        self._forget_units()
         self._start_task(self._start(place, worker))
 
-    def pass_on(self, workers: Sequence[str], order: Order) -> None:
-        """Hand an order to these workers; one that is gone is no error."""
+    def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None:
+        """Hand an order, or a word of their unit, to these workers; one that is gone is no error."""
+        if isinstance(order, UnitFormed):
+            order = self._form(order)
         if self._relay is not None and isinstance(order, Begin | Prepare):
             self._relay.knows(order.plan.generation, order.plan.workers[0])
         frame = encode_frame(order, MAX_WHOLE_BYTES)
@@ -197,6 +208,9 @@ class Workforce:
         """Give everything back; the processes have ended, or end now."""
         self._closing = True
         self.send_signal(signal.SIGKILL)
+        for page in self._proposals.values():
+            page.close()
+        self._proposals.clear()
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -232,14 +246,18 @@ class Workforce:
             connection.close()  # a process that was given up, or a stranger
             return
         if isinstance(message, Crashed):
-            place.crashed = message
+            place.crashed, place.end_number = message, next(self._ends)
             connection.close()  # the process waits for this before it ends
             return
-        if isinstance(message, Attach):
-            place.connection, place.attached = connection, True
+        if isinstance(message, Attach | JoinUnit):
+            place.connection = connection
+            place.attached = place.attached or isinstance(message, Attach)
         if isinstance(message, Entered) and self._relay is not None:
             self._relay.entered(message.generation)
-        self._owner.on_worker_message(message)
+        if isinstance(message, Raised) and place.unit:
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, message)
+        else:
+            self._owner.on_worker_message(message)
 
     def _on_lost(self, connection: WorkerConnection) -> None:
         self._connections.discard(connection)
@@ -247,6 +265,47 @@ class Workforce:
             if place.connection is connection:
                 place.connection = None
                 self._tell_exit(place, place.worker)
+
+    # ---- units ----
+
+    def _form(self, formed: UnitFormed) -> UnitFormed | UnitRefused:
+        """Make the memory for the proposals of a unit, which is formed now."""
+        try:
+            page = self._proposals[formed.unit] = ProposalPage(len(formed.workers))
+        except OSError as error:
+            return UnitRefused(why=f"there is no memory for the proposals of a unit: {error}")
+        for place in self.places:
+            if place.worker in formed.workers:
+                place.unit = formed.unit
+        return structs.replace(formed, page=page.path)
+
+    def _forget_units(self) -> None:
+        """Give back what belonged to units that are none any more."""
+        for unit in self._proposals.keys() - {place.unit for place in self.places}:
+            self._proposals.pop(unit).close()
+
+    def _pass_raised(self, place: ProcessPlace, raised: Raised) -> None:
+        """A script has raised, a moment ago: pass it on, unless that is what the end of another place has led to.
+
+        Then that end is told first, by which this worker is replaced as well.
+        """
+        if place.worker != raised.worker or self._closing:
+            return
+        first = first_to_end(self.places, place)
+        if first is not place:
+            self._blame(first)
+        if first is not place or any(mate.has_ended for mate in self.places if mate.unit == place.unit):
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, raised)
+        else:
+            self._owner.on_worker_message(raised)
+
+    def _blame(self, place: ProcessPlace) -> None:
+        """What others of its unit have met is its doing: tell of its end first, and do not wait for it."""
+        if place.exit_code is None and place.handle is not None and place.crashed is not None:
+            self._given_up.add(place.handle.pid)
+            place.handle.send_signal(signal.SIGKILL)
+            place.exit_code = place.crashed.exit_code
+        self._tell_exit(place, place.worker)
 
     # ---- processes ----
 
@@ -333,7 +392,7 @@ class Workforce:
 
     def _exited(self, place: ProcessPlace, code: int) -> None:
         """A process ended. What it said last lies in its socket: that comes first, up to the socket's end."""
-        place.exit_code = code
+        place.exit_code, place.end_number = code, place.end_number or next(self._ends)
         if place.connection is None and (code or place.attached):
             self._tell_exit(place, place.worker)
             return
@@ -342,6 +401,11 @@ class Workforce:
 
     def _tell_exit(self, place: ProcessPlace, worker: str) -> None:
         if place.worker == worker and place.exit_code is not None:
+            first = first_to_end(self.places, place)
+            if first is not place:
+                self._blame(first)
+                self._tell_exit(place, worker)
+                return
             code, down = place.exit_code, place.obituary(place.exit_code, self.settings.spec.script)
             self._heard_last(worker, failed=code not in (EXIT_DONE, UNKNOWN_EXIT))
             place.refill("")

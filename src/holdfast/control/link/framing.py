@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from holdfast.protocol.checkpoints.names import FileName
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.layouts.unit_words import UnitAnswer, UnitWord
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.messages.worker import MAX_CHECKPOINT_PARTS, MAX_PART_FILES, ScriptError, WorkerMessage
 from holdfast.protocol.names import MAX_MESSAGE_BYTES, Count, Seconds, Text, WorkerId
@@ -47,8 +48,8 @@ class PartHanded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 #: what a worker process says to its agent, and what it hears from it
-FromWorkerProcess = WorkerMessage | Crashed | PartHanded
-ToWorkerProcess = Order
+FromWorkerProcess = WorkerMessage | UnitWord | Crashed | PartHanded
+ToWorkerProcess = Order | UnitAnswer
 
 
 def encode_frame(message: msgspec.Struct, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:

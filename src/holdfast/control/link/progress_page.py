@@ -20,6 +20,7 @@ no sense, reads as nothing.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -27,8 +28,12 @@ import threading
 import time
 from typing import Protocol
 
+from holdfast.control.link.stacks import answer_with_stacks
+from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.lateness.reading import CollectiveWait, ProgressAccount, Reading, Total
 from holdfast.protocol.messages.progress import ACTIVITIES, Activity
+
+_log = logging.getLogger(__name__)
 
 SLOT_BYTES = 1024
 #: thirty years; what says more makes no sense
@@ -227,7 +232,45 @@ class ProgressWriter:
             _MOVED.pack_into(self._page, self._at + _MOVED_AT, self._sent, self._received)
 
 
-class ProgressPage:
+def open_progress(settings: WorkerSettings) -> ProgressSlot:
+    """Open a worker's slot of its agent's page, where there is one; nobody is watched who cannot."""
+    if not settings.progress:
+        return NoProgress()
+    try:
+        answer_with_stacks(settings.stacks)
+        return ProgressWriter(settings.progress, settings.local_rank)
+    except OSError as error:
+        _log.warning("the agent's page of progress cannot be opened: %s", error)
+        return NoProgress()
+
+
+class AgentMemory:
+    """Memory without a name (memfd) that an agent shares with workers: zeros at first."""
+
+    def __init__(self, name: str, size: int) -> None:
+        """Make it, for so many bytes.
+
+        Raises:
+            OSError: there is no memory for it, or no memfd.
+        """
+        self.file = os.memfd_create(name, os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(self.file, 0, size)  # (a store never meets a page that cannot be had)
+        except OSError:
+            os.close(self.file)
+            raise
+
+    @property
+    def path(self) -> str:
+        """Where workers open it while this process lives, and has not closed it."""
+        return f"/proc/{os.getpid()}/fd/{self.file}"
+
+    def close(self) -> None:
+        """Let go of it; workers that have opened it keep theirs."""
+        os.close(self.file)
+
+
+class ProgressPage(AgentMemory):
     """An agent's own page: made here, read here."""
 
     def __init__(self, workers: int) -> None:
@@ -236,24 +279,17 @@ class ProgressPage:
         Raises:
             OSError: there is no memory for it, or no memfd.
         """
-        self._file = os.memfd_create("holdfast-progress", os.MFD_CLOEXEC)
+        super().__init__("holdfast-progress", size := workers * SLOT_BYTES)
         try:
-            size = workers * SLOT_BYTES
-            os.posix_fallocate(self._file, 0, size)  # (a store never meets a page that cannot be had)
-            self._page = mmap.mmap(self._file, size)
+            self._page = mmap.mmap(self.file, size)
         except OSError:
-            os.close(self._file)
+            os.close(self.file)
             raise
-
-    @property
-    def path(self) -> str:
-        """Where workers open it while this process lives."""
-        return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def close(self) -> None:
         """Let go of it; workers that have opened it keep theirs."""
         self._page.close()
-        os.close(self._file)
+        super().close()
 
     def read(self, index: int, pid: int) -> Reading | None:
         """Return where the process `pid` stands that fills a worker's place; None where that is not known."""

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 
 from holdfast.control.link.framing import FrameDecoder, FrameError, FromWorkerProcess, ToWorkerProcess, encode_frame
+from holdfast.protocol.layouts.unit_words import UnitAnswer
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.names import MAX_WHOLE_BYTES
 
@@ -40,6 +41,10 @@ class WorkerLink:
         self._lock = threading.Lock()
         self._closed = False
         self._listener: threading.Thread | None = None
+        self._on_order: Callable[[Order], None] = _nobody
+        self._on_unit: Callable[[UnitAnswer], None] = _nobody
+        self._on_lost: Callable[[], None] = _nobody_left
+        self._lost = False
 
     @property
     def agent_pid(self) -> int:
@@ -62,11 +67,17 @@ class WorkerLink:
                 return
 
     def start(self, on_order: Callable[[Order], None], on_lost: Callable[[], None]) -> None:
-        """Listen in a daemon thread: `on_order` for each order, `on_lost` once when the agent is gone."""
-        self._listener = threading.Thread(
-            target=self._listen, args=(on_order, on_lost), name="holdfast-link", daemon=True
-        )
-        self._listener.start()
+        """Listen in a daemon thread: `on_order` for each order, `on_lost` once when the agent is gone.
+
+        From now on `on_lost` stands in for the one of `meet`.
+        """
+        self._on_order = on_order
+        self._listen(on_lost)
+
+    def meet(self, on_unit: Callable[[UnitAnswer], None], on_lost: Callable[[], None]) -> None:
+        """Listen before there are any orders: `on_unit` for each word of the agent's about this worker's unit."""
+        self._on_unit = on_unit
+        self._listen(on_lost)
 
     def close(self) -> None:
         """End the link from this side; `on_lost` is not called."""
@@ -77,9 +88,18 @@ class WorkerLink:
             self._listener.join()
         self._socket.close()
 
-    def _listen(self, on_order: Callable[[Order], None], on_lost: Callable[[], None]) -> None:
+    def _listen(self, on_lost: Callable[[], None]) -> None:
+        with self._lock:
+            self._on_lost, lost = on_lost, self._lost
+            if self._listener is None:
+                self._listener = threading.Thread(target=self._run, name="holdfast-link", daemon=True)
+                self._listener.start()
+        if lost:
+            on_lost()
+
+    def _run(self) -> None:
         try:
-            self._receive(on_order)
+            self._receive()
         except FrameError as error:
             print(f"holdfast: the agent's connection is broken: {error}", file=sys.stderr, flush=True)
         except BaseException:
@@ -87,11 +107,13 @@ class WorkerLink:
             traceback.print_exc()
             raise
         finally:
-            if not self._closed:
+            with self._lock:
+                self._lost, on_lost = not self._closed, self._on_lost
+            if self._lost:
                 on_lost()
 
-    def _receive(self, on_order: Callable[[Order], None]) -> None:
-        decoder: FrameDecoder[Order] = FrameDecoder(ToWorkerProcess, MAX_WHOLE_BYTES)
+    def _receive(self) -> None:
+        decoder: FrameDecoder[ToWorkerProcess] = FrameDecoder(ToWorkerProcess, MAX_WHOLE_BYTES)
         while True:
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)
@@ -99,5 +121,16 @@ class WorkerLink:
                 return
             if not data:
                 return
-            for order in decoder.feed(data):
-                on_order(order)
+            for message in decoder.feed(data):
+                if isinstance(message, UnitAnswer):
+                    self._on_unit(message)
+                else:
+                    self._on_order(message)
+
+
+def _nobody(message: Order | UnitAnswer) -> None:
+    """Nobody has begun to listen to such words."""
+
+
+def _nobody_left() -> None:
+    """Nobody has begun to listen."""

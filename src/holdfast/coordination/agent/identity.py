@@ -1,11 +1,23 @@
-"""What an agent says of its node: who it is, and that it is to end."""
+"""What an agent says of its node, who it is and that it is to end; and whom it obeys."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from holdfast.coordination.agent.instructions import AgentInstruction, Say
-from holdfast.protocol.messages.agent import EndNotice, Hello, Kept, Leave, NodeSnapshots
+from holdfast.protocol.messages.agent import EndNotice, Hello, Kept, Leave, NodeOrder, NodeSnapshots
+from holdfast.protocol.messages.orders import (
+    Arm,
+    CheckpointOrder,
+    Disarm,
+    PruneCheckpoints,
+    StandBy,
+    Stop,
+    Void,
+    Warm,
+    WorkerOrder,
+)
+from holdfast.protocol.messages.plans import BeginNode, PrepareNode
 from holdfast.protocol.names import PROTOCOL
 
 #: of `Leave`: whoever runs the machine has said so
@@ -96,3 +108,14 @@ class Notice:
     def over(self) -> list[AgentInstruction]:
         """The agent may not stay any longer."""
         return [Say(Leave(reason=TOLD, detail=f"told to end, it has stayed for its grace of {self.grace_s:g} s"))]
+
+
+def comes_from(order: NodeOrder | WorkerOrder | CheckpointOrder, term: int) -> bool:
+    """Tell whether an order comes from the newest coordinator known, that of this term."""
+    match order:
+        case BeginNode(plan=change) | PrepareNode(plan=change):
+            return change.rest.term >= term
+        case Stop() | Arm() | Disarm() | Void() | PruneCheckpoints() | Warm() | StandBy():
+            return order.term >= term
+        case _:
+            return True  # carries no term: the connection's Welcome vouches for it

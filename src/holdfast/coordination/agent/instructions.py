@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from holdfast.protocol.layouts.unit_words import UnitAnswer
 from holdfast.protocol.messages.agent import AgentMessage, WantedPart
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Order, PruneCheckpoints
 from holdfast.protocol.messages.progress import Probe, TakeMemory, TakeStacks
@@ -27,10 +28,10 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Hand an order to these workers; one that is gone is no error."""
+    """Hand an order, or the agent's own word of their unit, to these workers; one that is gone is no error."""
 
     workers: tuple[str, ...]
-    order: Order
+    order: Order | UnitAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.protocol.commit import weight
+from holdfast.protocol.layouts.layout import of_one_role
 from holdfast.protocol.messages.agent import PAGE_STEPS, AppliedSteps, KeptStep, Lanes
 from holdfast.protocol.messages.worker import Applied
 from holdfast.protocol.plan import Passed
@@ -76,6 +77,7 @@ class KeptSteps:
             return
         new = _kept(message, now)
         same_hash = known.state_hash == new.state_hash or not known.state_hash
+        same_hash = same_hash or not of_one_role(known.state_hash, new.state_hash)
         if not same_hash or _encoder.encode(known.commit) != _encoder.encode(new.commit):
             self._odd.append(message)
         elif known.generation <= new.generation:

@@ -46,7 +46,7 @@ class PlanMaker:
     def shares(
         self, shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
     ) -> Assignment:
-        """Return each rank's micro-batches of the first step of a plan that was made; () for those of the ranks."""
+        """Return each unit's micro-batches of the first step of a plan that was made; () for those of their numbers."""
         return rebuilt_shares(shares, change, plan, base)
 
 
@@ -136,7 +136,7 @@ class KnownPlans:
         if isinstance(order, BeginNode):
             self._members, self._pending = members, frozenset()
             assignment = self._maker.shares(order.shares, change, plan, base)
-            said = Begin(plan=plan, decision=order.decision, assignment=assignment)
+            said = Begin(plan=plan, decision=order.decision, assignment=assignment, kept=order.kept)
         else:
             # One that was pending and never voided is in force by now.
             self._members, self._pending = self._members | self._pending, members

@@ -6,13 +6,13 @@ It holds the connection and the processes; all that is decided is decided here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 
 import msgspec
 
 from holdfast.coordination.agent.held_snapshots import HeldSnapshots
-from holdfast.coordination.agent.identity import NodeIdentity
+from holdfast.coordination.agent.identity import NodeIdentity, comes_from
 from holdfast.coordination.agent.instructions import (
     AdmitReaders,
     AgentInstruction,
@@ -29,23 +29,22 @@ from holdfast.coordination.agent.instructions import (
 )
 from holdfast.coordination.agent.known_plans import KnownPlans, PlanMaker
 from holdfast.coordination.agent.node_steps import NodeSteps
-from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace, WrittenParts
+from holdfast.coordination.agent.place import WorkerPlace, WrittenParts, kept_of_life, kept_of_stand
 from holdfast.coordination.agent.posted_keys import PostedKeys
 from holdfast.coordination.agent.replay import envelopes, fitting
 from holdfast.coordination.agent.restarts import Restarts
+from holdfast.coordination.agent.units.forming import Units
 from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.coordination.telling.rendezvous import PostedTooMuchError
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE
-from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.layouts.unit_words import UnitWord
 from holdfast.protocol.messages.agent import (
     AgentMessage,
     Committed,
     CoordinatorMessage,
-    DropSnapshots,
     EndNode,
     FromWorker,
     Heartbeat,
-    KeepSnapshots,
     Kept,
     Leave,
     NodeOrder,
@@ -58,22 +57,7 @@ from holdfast.protocol.messages.agent import (
     Welcome,
     WorkerDown,
 )
-from holdfast.protocol.messages.orders import (
-    AcceptCheckpoint,
-    Arm,
-    CheckpointOrder,
-    Disarm,
-    JobDone,
-    LookAround,
-    Posted,
-    PruneCheckpoints,
-    StandBy,
-    Stop,
-    Void,
-    Warm,
-    WorkerOrder,
-)
-from holdfast.protocol.messages.plans import BeginNode, PrepareNode
+from holdfast.protocol.messages.orders import CheckpointOrder
 from holdfast.protocol.messages.progress import EndHung, Probe, TakeMemory, TakeStacks
 from holdfast.protocol.messages.worker import (
     Applied,
@@ -82,7 +66,6 @@ from holdfast.protocol.messages.worker import (
     Entered,
     KnownSteps,
     Post,
-    Raised,
     Report,
     SnapshotTaken,
     WorkerMessage,
@@ -119,6 +102,7 @@ class AgentMachine:
         self._snapshots = HeldSnapshots()
         #: who of the workers is late; the shell looks every `watch.look_s` seconds
         self.watch = LateWatch()
+        self.units = Units(node.workers, nonce)
         self._connected, self._said_at, self._tail_code = False, 0.0, EXIT_DONE
         self._welcome: Welcome | None = None
         self._unfit: Leave | None = None
@@ -163,13 +147,9 @@ class AgentMachine:
                 out += self._tell(standing or Heartbeat(), now)
         lease_s = welcome.lease_s if welcome else LEASE_S
         for place in self._places:
-            if place.worker not in stopped or place.ended:
-                place.stopped_since = None
-            elif place.stopped_since is None:
-                place.stopped_since = now
-            elif now - place.stopped_since > lease_s:
+            if place.looked_at(now, stopped=place.worker in stopped) > lease_s:
                 out.append(KillHung(place.worker, "the process was stopped for longer than the lease"))
-        return out
+        return out + self.units.late(now, self.workers)
 
     def seen(self, *messages: Seen, now: float) -> list[AgentInstruction]:
         """Something was seen of the workers."""
@@ -206,15 +186,15 @@ class AgentMachine:
         """Take a message from the coordinator; an injected fault (NodeFault) is the shell's business."""
         if self.over is not None or not self._connected:
             return []
+        if isinstance(message, SnapshotOrder | CheckpointOrder):
+            return self._asked(message)
+        if isinstance(message, NodeOrder):
+            return self._order_all(message, now)
         match message:
             case ToWorker():
                 return self._order(message)
-            case KeepSnapshots() | DropSnapshots() | AcceptCheckpoint() | PruneCheckpoints():
-                return self._asked(message)
             case EndHung() | Replace():
                 return self._give_way(message, now)
-            case BeginNode() | PrepareNode() | Posted() | Stop() | LookAround() | Arm() | Disarm() | Void() | JobDone():
-                return self._order_all(message, now)
             case Committed():
                 if message.term >= self.term:
                     self._steps.forget_up_to(message.step)
@@ -264,14 +244,14 @@ class AgentMachine:
 
     def _order(self, message: ToWorker) -> list[AgentInstruction]:
         place, order = self._place_of(message.worker), message.order
-        if self._welcome is None or place is None or not self._accepts(order):
+        if self._welcome is None or place is None or not comes_from(order, self.term):
             return []
         place.passed(order)
         return [Pass((place.worker,), order)]
 
     def _order_all(self, order: NodeOrder, now: float) -> list[AgentInstruction]:
         """Hand an order on to those of the workers that it concerns."""
-        if self._welcome is None or not self._accepts(order):
+        if self._welcome is None or not comes_from(order, self.term):
             return []
         here = {place.worker: place for place in self._places if Attach in place.latest and not place.ended}
         out: list[AgentInstruction] = []
@@ -284,28 +264,22 @@ class AgentMachine:
                 out += self._tell(said, now)
         return out
 
-    def _accepts(self, order: NodeOrder | WorkerOrder | CheckpointOrder) -> bool:
-        """Tell whether an order comes from the newest coordinator known."""
-        match order:
-            case BeginNode(plan=change) | PrepareNode(plan=change):
-                return change.rest.term >= self.term
-            case Stop() | Arm() | Disarm() | Void() | PruneCheckpoints() | Warm() | StandBy():
-                return order.term >= self.term
-            case _:
-                return True  # carries no term: the connection's Welcome vouches for it
-
     # ---- what the workers do ----
 
-    def worker_said(self, message: WorkerMessage, now: float) -> list[AgentInstruction]:
-        """Keep it, and pass it on at once, but for steps that others tell of."""
+    def worker_said(self, message: WorkerMessage | UnitWord, now: float) -> list[AgentInstruction]:
+        """Keep it, and pass it on at once, but for steps that others tell of, and for what concerns its unit alone."""
         place = self._place_of(message.worker)
         if isinstance(message, CheckpointNews) and self.over is None:
             self._written.keep(message)  # (its worker may be gone by now)
             return self._tell(FromWorker(message=message), now)
         if place is None or self.over is not None:
             return []
+        if isinstance(message, UnitWord):
+            return self.units.take(message, now)
         out: list[AgentInstruction] = []
         match message:
+            case Attach():
+                out = self.units.attached(message.worker)
             case KnownSteps():
                 self._steps.sent(message)
                 return []
@@ -348,27 +322,50 @@ class AgentMachine:
             return []
         if place.done:
             return self._ended_in_order(place, now, clean=clean)
+        mates = self.units.mates(place.worker)
+        if down.left and not place.warming:
+            # It stays what it was, a member that has applied what it has: nobody is to do anything again.
+            if not mates:
+                self.units.left(index_of(place.worker))
+            place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
+            return [*self._tell_of_steps(now), *self._tell(place.down, now)]
+        return [*self._lost(place, down, now), *self._gone_along(mates, down.worker, now)]
+
+    def _lost(
+        self, place: WorkerPlace, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
+    ) -> list[AgentInstruction]:
+        """Tell that a worker is gone, and put another process in its place; see `_replace`."""
         cold: list[AgentInstruction] = []
         if warming := place.warming:
             warmed, down = place.failed_warm_up(down)
             cold = self._tell(FromWorker(message=warmed), now)
-        if down.left:
-            # It stays what it was, a member that has applied what it has: nobody is to do anything again.
-            place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
-            return [*self._tell_of_steps(now), *self._tell(place.down, now)]
-        return [*cold, *self._tell(down, now), *self._replace(place, down, now, free=warming)]
+        return [*cold, *self._tell(down, now), *self._replace(place, down, now, free=free or warming, last=last)]
+
+    def _gone_along(self, mates: Iterable[int], cause: str, now: float) -> list[AgentInstruction]:
+        """A unit is whole or not there: the others of it end with the worker that is the cause, whoever that was."""
+        out: list[AgentInstruction] = []
+        replaced = bool(self.workers[index_of(cause)])
+        for place in (self._places[index] for index in mates):
+            if place.done or not place.worker:
+                continue
+            worker, down = place.worker, place.gone_along(cause)
+            if not (replaced or place.ended):
+                out.append(KillHung(worker, down.detail))
+            out += self._lost(place, down, now, free=True, last=not replaced)
+        return out
 
     def _replace(
-        self, place: WorkerPlace, down: WorkerDown, now: float, *, free: bool = False
+        self, place: WorkerPlace, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
     ) -> list[AgentInstruction]:
-        """Put another process in a place, where that is of any use; `free`: that uses up no try."""
+        """Put another process in a place, where that is of any use, and not `last`; `free`: that uses up no try."""
         index = index_of(place.worker)
+        self.units.left(index)
         place.refill("")
         # Only its end is replayed: what it said before would look like a worker come back, and what it applied alone
         # may be done again, with another v.
         place.down, place.down_told = down, self._connected
         self._steps.undo_after(max(other.applied for other in self._places))
-        if down.final or down.exit_code == EXIT_BAD_INPUT or self._unfit is not None:
+        if last or down.final or down.exit_code == EXIT_BAD_INPUT or self._unfit is not None:
             place.ended = True  # another process would say the same; the coordinator decides what becomes of the job
         elif why := self._restarts.refuse(down, now, free=free):
             place.ended = True
@@ -381,14 +378,14 @@ class AgentMachine:
 
     def _give_way(self, message: EndHung | Replace, now: float) -> list[AgentInstruction]:
         """End one that hangs; one whose script has raised is not needed any more, and nobody hears of its end."""
-        worker, place = message.worker, self._place_of(message.worker)
-        if place is None or isinstance(message, EndHung):
-            return [KillHung(worker, message.why)] if place is not None and isinstance(message, EndHung) else []
-        raised = place.latest.get(Raised)
-        if not isinstance(raised, Raised):
+        place = self._place_of(message.worker)
+        if place is not None and isinstance(message, EndHung):
+            return [KillHung(message.worker, message.why)]
+        raised = place.raised_so if place is not None else None
+        if place is None or raised is None:
             return []
-        kind, detail, code = FailureKind.EXCEPTION, raised.detail, raised.exit_code
-        return self._replace(place, WorkerDown(worker=worker, kind=kind, detail=detail, exit_code=code), now)
+        mates = self.units.mates(message.worker)
+        return [*self._replace(place, raised, now), *self._gone_along(mates, message.worker, now)]
 
     def _ended_in_order(self, place: WorkerPlace, now: float, *, clean: bool) -> list[AgentInstruction]:
         place.refill("")
@@ -406,7 +403,7 @@ class AgentMachine:
     def _asked(self, message: SnapshotOrder | CheckpointOrder) -> list[AgentInstruction]:
         if isinstance(message, CheckpointOrder):  # (it concerns who has written a part, and where that lies)
             here = tuple(place.worker for place in self._places if Attach in place.latest and not place.ended)
-            return [Stow(message), Pass(here, message)] if self.welcomed and self._accepts(message) else []
+            return [Stow(message), Pass(here, message)] if self.welcomed and comes_from(message, self.term) else []
         return [self._snapshots.obey(message)] if message.term >= self.term else []
 
     def fetched(self, part: SnapshotPart, now: float) -> list[AgentInstruction]:
@@ -421,15 +418,13 @@ class AgentMachine:
 
     def _replay(self) -> Iterator[Kept]:
         """What a coordinator must know of the workers, as it stands now: first who is gone, last who has left."""
-        gone = [gone for place in self._places if (gone := place.tell_who_is_gone()) is not None]
-        left = [place.down for place in self._places if place.down is not None and place.down.left]
-        life = [message for place in self._places for message in place.kept(LIFE)]
-        stand = [message for place in self._places for message in place.kept(STAND)]
-        return chain(gone, life, self._steps.replay(), self._written.kept, stand, left)
+        life, stand = kept_of_life(self._places), kept_of_stand(self._places)
+        return chain(life, self._steps.replay(), self._written.kept, stand)
 
     # ---- inside ----
 
     def _fill(self, place: WorkerPlace, index: int) -> StartWorker:
+        self.units.left(index)
         place.refill(worker_id(self.node.node, index, self._nonce()))
         return StartWorker(place.worker)
 

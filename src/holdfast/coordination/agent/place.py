@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from holdfast.errors import EXIT_FAILED
-from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.layouts.unit_words import UnitAnswer
+from holdfast.protocol.messages.agent import Kept, WorkerDown
 from holdfast.protocol.messages.orders import Begin, JobDone, Order, StandBy, Warm
 from holdfast.protocol.messages.worker import (
     Applied,
@@ -117,7 +120,7 @@ class WorkerPlace:
             self.down = None
         return gone
 
-    def passed(self, order: Order) -> None:
+    def passed(self, order: Order | UnitAnswer) -> None:
         """An order is passed on to its worker."""
         if isinstance(order, JobDone):
             self.done = True
@@ -159,9 +162,43 @@ class WorkerPlace:
             self.top = min(self.top, step)
         self.told = min(self.told, step)
 
+    def looked_at(self, now: float, *, stopped: bool) -> float:
+        """Return for how long its worker's process has been stopped by now, as far as anybody has seen."""
+        if self.ended or not stopped:
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = now
+        return now - self.stopped_since if self.stopped_since is not None else 0.0
+
+    @property
+    def raised_so(self) -> WorkerDown | None:
+        """How its worker has ended, whose script has raised and whose process is kept; None for another one."""
+        raised = self.latest.get(Raised)
+        if not isinstance(raised, Raised):
+            return None
+        kind, code = FailureKind.EXCEPTION, raised.exit_code
+        return WorkerDown(worker=self.worker, kind=kind, detail=raised.detail, exit_code=code)
+
+    def gone_along(self, cause: str) -> WorkerDown:
+        """Return how its worker ends that goes because another one of its unit does."""
+        detail = f"it went with {cause}, another place of its unit"
+        return WorkerDown(worker=self.worker, kind=FailureKind.PROCESS_EXIT, detail=detail, exit_code=EXIT_FAILED)
+
     def kept(self, kinds: tuple[type, ...]) -> list[WorkerMessage]:
         """Return what is kept of some kinds, in their order."""
         return [self.latest[kind] for kind in kinds if kind in self.latest]
+
+
+def kept_of_life(places: Sequence[WorkerPlace]) -> list[Kept]:
+    """Return what a node says first again: who is gone, and what its workers are."""
+    gone = [gone for place in places if (gone := place.tell_who_is_gone()) is not None]
+    return [*gone, *(message for place in places for message in place.kept(LIFE))]
+
+
+def kept_of_stand(places: Sequence[WorkerPlace]) -> list[Kept]:
+    """Return what it says last again: where its workers stand, and who has left."""
+    left = [place.down for place in places if place.down is not None and place.down.left]
+    return [*(message for place in places for message in place.kept(STAND)), *left]
 
 
 class WrittenParts:

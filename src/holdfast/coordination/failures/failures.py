@@ -21,7 +21,7 @@ from holdfast.protocol.events import FailureDetected, NodeLeft
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import EndNode, Refused
 from holdfast.protocol.messages.worker import Complaint, Report
-from holdfast.protocol.names import node_of
+from holdfast.protocol.names import index_of, node_of
 
 
 class Failures:
@@ -50,11 +50,21 @@ class Failures:
         self._aside = aside
 
     def take(self, *failures: Failure) -> None:
-        """Take in what failed at one moment: none of it may be a member of what is decided afterwards."""
+        """Take in what failed at one moment: none of it may be a member of what is decided afterwards.
+
+        A process that is gone takes the others of its unit with it: that is one failure, however many are told of.
+        """
+        mates = {one.worker: self._turn.break_unit(one.worker) for one in failures if one.worker}
         failures = tuple(failure for failure in failures if not any(take(failure) for take in self._aside))
         if not failures:
             return
-        gone = [worker for failure in failures for worker in self._out(self._classed(failure))]
+        gone: dict[str, None] = {}
+        for failure in failures:
+            if not failure.worker:
+                gone |= dict.fromkeys(self._out(self._classed(failure)))
+            elif failure.worker not in gone:
+                self._tell(self._classed(failure), mates[failure.worker])
+                gone |= dict.fromkeys((failure.worker, *mates[failure.worker]))
         self.gone(gone, min(failure.since for failure in failures))
 
     def note(self, failure: Failure) -> None:
@@ -103,8 +113,12 @@ class Failures:
         severity = min(failure.severity, found.severity) if failure.worker else failure.severity
         return replace(failure, severity=severity, evidence=replace(evidence, category=found.status))
 
-    def _tell(self, failure: Failure) -> int:
-        """Announce a failure, and keep the one that explains the others; return how often its rung was tried now."""
+    def _tell(self, failure: Failure, mates: Sequence[str] = ()) -> int:
+        """Announce a failure, and keep the one that explains the others; return how often its rung was tried now.
+
+        Args:
+            mates: those that are gone with it.
+        """
         turn, evidence, tries = self._turn, failure.evidence, self._ladder.tries(failure)
         if failure.severity is Severity.NODE or evidence.category in OF_THE_MACHINE:
             turn.members.failed(failure.node)
@@ -119,7 +133,7 @@ class Failures:
             step=evidence.step,
             phase=evidence.phase,
             micro_batch=evidence.micro_batch,
-            detail=evidence.detail,
+            detail=evidence.detail + _with_it(mates),
             tries=tries,
         )
         # What users' code raises explains the losses around it, and is explained by none of them.
@@ -145,10 +159,8 @@ class Failures:
         return found.severity is Severity.NODE and evidence.detector is not Detector.NODE_HEALTH
 
     def _out(self, failure: Failure) -> list[str]:
-        """Expel what failed; return the workers that are gone with it."""
+        """Expel a node that failed; return the workers that are gone with it."""
         turn, tries = self._turn, self._tell(failure)
-        if failure.worker:
-            return [failure.worker]
         self._absences.lost(failure.node)
         self._costs.lost(turn.now)
         node, why = turn.members.nodes.get(failure.node), failure.evidence.detail
@@ -171,3 +183,13 @@ class Failures:
             NodeLeft, node=failure.node, reason="quarantined" if beyond else "failed", detail=why if beyond else ""
         )
         return list(workers)
+
+
+def _with_it(mates: Sequence[str]) -> str:
+    """Say which workers are gone with another one, "" where it is alone in its unit."""
+    if not mates:
+        return ""
+    names = sorted({index_of(mate) for mate in mates})
+    one = len(names) == 1
+    said = f"worker{'' if one else 's'} {', '.join(map(str, names))} of its unit {'is' if one else 'are'}"
+    return f"; {said} replaced with it"

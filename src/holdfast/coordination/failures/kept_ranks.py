@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.generations.roles import unit_of
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.names import node_of, seat_of
 
@@ -29,8 +30,9 @@ class KeptRanks:
         if not self._holds or plan is None or plan.last:
             return
         wait_s = min(max(_TIMES * self._longest_s, _LEAST_S), _MOST_S)
-        for worker in workers:
-            if plan.rank(worker) is not None:
+        lost = {unit_of(worker, plan.places) for worker in workers if plan.rank(worker) is not None}
+        for worker in plan.workers if lost else ():
+            if unit_of(worker, plan.places) in lost:
                 self._seats[seat_of(worker)] = now + wait_s, now
 
     def came(self, worker: str, since: float) -> None:

@@ -15,6 +15,7 @@ from holdfast.coordination.failures.blame import nodes_that_agree
 from holdfast.coordination.failures.classes import UNKNOWN, Classes
 from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.failures.seen import script_raised
+from holdfast.coordination.generations.roles import unit_of
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.ledger import StepLedger
@@ -90,19 +91,24 @@ class Raisers:
             self._remember(down.worker, down.error, down.detail)
 
     def among(self, workers: Iterable[str]) -> list[str]:
-        """Return those of these workers whose scripts have raised."""
-        infos = [self._turn.members.worker(worker) for worker in workers]
-        return [info.id for info in infos if info is not None and info.raised]
+        """Return those of these workers whose scripts have raised, and with them the others of their units."""
+        members = self._turn.members
+        infos = [info for worker in workers if (info := members.worker(worker)) is not None]
+        units = {unit_of(info.id, members.unit_places) for info in infos if info.raised}
+        return [info.id for info in infos if unit_of(info.id, members.unit_places) in units] if units else []
 
     def release(self, workers: Iterable[str]) -> None:
         """Nobody needs what these have: other processes are to take their places."""
         members = self._turn.members
         for worker in workers:
             node = members.nodes[node_of(worker)]
-            members.drop(node, worker)
+            info = members.drop(node, worker)
             self._ledger.forget(worker)
             self._stopping.forget(worker)
-            self._turn.send(node.connection, Replace(worker=worker))
+            if info is not None and info.raised:
+                self._turn.send(node.connection, Replace(worker=worker))
+            else:  # (it goes with another one of its unit)
+                node.broken.add(worker)
 
     def _remember(self, worker: str, error: ScriptError, detail: str) -> None:
         """Keep it with those before; end the job where it is the work's fault."""

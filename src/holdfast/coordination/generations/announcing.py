@@ -6,7 +6,7 @@ import math
 
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.events import GenerationStarted, NodesJoined, WorkersChanged
+from holdfast.protocol.events import GenerationStarted, JobAtRisk, NodesJoined, WorkersChanged
 from holdfast.protocol.plan import Decision, FaultThreshold, GenerationPlan, JoinedNode
 
 #: those that come within so many seconds of others are told of with them
@@ -36,6 +36,20 @@ def announce_generation(turn: Turn, plan: GenerationPlan, reason: str, decision:
         micro_batches=turn.record.micro_batches,
         global_batch=turn.record.global_batch or None,
     )
+
+
+def warn_of_one_replica(turn: Turn, before: GenerationPlan | None, *, snapshots: bool) -> None:
+    """A plan is in force: where the model lies over the processes of one node alone, and nothing is kept, say so once.
+
+    Args:
+        before: the plan before this one. snapshots: the state is kept in memory from time to time.
+    """
+    record, plan = turn.record, turn.record.plan
+    if plan is None or plan.places == 1 or plan.units > 1 or record.saves or snapshots:
+        return
+    if before is None or before.units > 1:
+        why = f"there is one replica of the model ({record.layout}) and no checkpoint: the loss of any of its processes"
+        turn.emit(JobAtRisk, why=f"{why} loses all that was done; give --checkpoint-dir DIR, or add a node")
 
 
 class Newcomers:

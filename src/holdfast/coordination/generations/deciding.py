@@ -12,19 +12,19 @@ from holdfast.coordination.failures.budget import WINDOW_S, Budget
 from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.failures.seen import hung
 from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
-from holdfast.coordination.generations.announcing import announce_generation
+from holdfast.coordination.generations.announcing import announce_generation, warn_of_one_replica
+from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, what_counts, without_state
 from holdfast.coordination.generations.finishing import TOGETHER, left_alone, with_the_end
 from holdfast.coordination.generations.planner import (
     fills_the_seats,
-    first_assignment,
     held_experts,
     lacks_slots,
     lost_of,
     plan_generation,
-    salvaged,
 )
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
+from holdfast.coordination.generations.roles import every_role, only_whole
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
@@ -115,7 +115,7 @@ class Deciding:
                 return
             self._closing.fail(f"{stopping.refused}; {tries} times in {WINDOW_S:.0f} s steps were refused")
             closing = True
-        reports = what_counts(turn.record, stopping.gathered())
+        reports = self._in_units(what_counts(turn.record, stopping.gathered()))
         arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
         if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
             # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
@@ -141,7 +141,8 @@ class Deciding:
             verdict, reports, arrivals = self._part_with(leavers, verdict, reports, arrivals)
         stopping.end()
         if self._ending.over is None:
-            self._carry_out(verdict, turn.members.live([*reports, *arrivals]), reports)
+            workers = only_whole(turn.members.live([*reports, *arrivals]), turn.record.layout.places)
+            self._carry_out(verdict, workers, reports)
 
     def _refused_anew(self) -> bool:
         """Tell of a step that was refused: from the next generation on it is computed with nothing held."""
@@ -164,8 +165,22 @@ class Deciding:
             lost=partial(lost_of, record, reports=reports) if record.expert_shape is not None else None,
             anew=anew,
             unreadable=unreadable,
+            places=record.layout.places,
         )
         return self._nearest(verdict)
+
+    def _in_units(self, reports: dict[str, Report]) -> dict[str, Report]:
+        """Return the reports of whole units. Where the job ends, without those in which a script has raised.
+
+        The others of such a unit wait for it in the middle of a micro-batch, and save nothing any more.
+        """
+        places = self._turn.record.layout.places
+        reports = {worker: reports[worker] for worker in only_whole(list(reports), places)}
+        if places == 1 or not self._closing.under_way or not (stuck := set(self._raisers.among(reports))):
+            return reports
+        others = {worker: report for worker, report in reports.items() if worker not in stuck}
+        verdict = self._verdict(others, [])
+        return others if isinstance(verdict, Verdict) and _to_save(verdict.decision) else reports
 
     def _nearest(self, verdict: Verdict | NothingLeft) -> Verdict | NothingLeft:
         """Return a verdict that goes back to a snapshot instead, where that is nearer; a job that ends needs none."""
@@ -194,7 +209,8 @@ class Deciding:
             return verdict
         holders = tuple(worker for worker in verdict.holders if worker not in raisers)
         others = replace(verdict, holders=holders)
-        return None if not holders or lost_of(self._turn.record, others, reports) else others
+        whole = every_role(holders, self._turn.record.layout.places)
+        return None if not whole or lost_of(self._turn.record, others, reports) else others
 
     def _before(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
         """Return what the others can go on from, as if those that have raised were dead; None: from nothing live.
@@ -263,7 +279,8 @@ class Deciding:
             return
         workers = [info.id for info in turn.members.workers()]
         known, fresh = record.checkpoints, self._standbys.fresh(workers)
-        verdict = without_state(self._ledger.committed, known, fresh, anew=self._anew, unreadable=record.unreadable)
+        anew, unreadable, places = self._anew, record.unreadable, record.layout.places
+        verdict = without_state(self._ledger.committed, known, fresh, anew=anew, unreadable=unreadable, places=places)
         self._carry_out(self._nearest(verdict), workers, {})
 
     @property
@@ -383,7 +400,9 @@ class Deciding:
             turn.members.finish(info, finished=False)
         self._newcomers.taken_in()
         announce_generation(turn, plan, reason, decision)
-        self._telling.begin(plan, record.plan, decision, assignment)
+        warn_of_one_replica(turn, record.plan, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
+        kept = kept_by_units(plan, decision, reports, assignment) if refusal is None else ()
+        self._telling.begin(plan, record.plan, decision, assignment, kept)
         self._keep_what_passed(decision)
 
     def _keep_what_passed(self, decision: Decision) -> None:

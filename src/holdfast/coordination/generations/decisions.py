@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from holdfast.coordination.generations.roles import every_role, only_whole, whole_units
 from holdfast.protocol.commit import Commit, same_lanes
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind
@@ -68,8 +69,9 @@ def decide(
     lost: Lost | None = None,
     anew: bool = False,
     unreadable: int = 0,
+    places: int = 1,
 ) -> Verdict | NothingLeft:
-    """Decide from the reports of all members that were not expelled.
+    """Decide from the reports of all members that were not expelled, of whole units.
 
     Args:
         previous: the decision that the interrupted generation began with; a FORWARD of it that is not yet applied by
@@ -79,14 +81,15 @@ def decide(
         checkpoints: on the decided lineage, oldest first, intact as far as is known.
         arrivals: workers that were in no generation yet.
         lost: which experts a verdict would lose; None for a dense model, whose state is whole on each worker.
-        anew, unreadable: as `without_state`.
+        anew, unreadable, places: as `without_state`.
     """
     carriers = [report for report in reports if report.applied is not None]
     if not carriers:
         fresh = [report.worker for report in reports if report.fresh]
-        return without_state(committed, checkpoints, [*fresh, *arrivals], anew=anew, unreadable=unreadable)
+        fresh += arrivals
+        return without_state(committed, checkpoints, fresh, anew=anew, unreadable=unreadable, places=places)
     missing: Sequence[tuple[int, int]] = ()
-    for verdict in _reachable(previous, committed, carriers, dense=lost is None):
+    for verdict in _reachable(previous, committed, carriers, dense=lost is None, places=places):
         lacking = lost(verdict) if lost is not None else ()
         if not lacking:
             return verdict
@@ -95,20 +98,40 @@ def decide(
 
 
 def _reachable(
-    previous: Decision | None, committed: int, carriers: Sequence[Report], *, dense: bool
+    previous: Decision | None, committed: int, carriers: Sequence[Report], *, dense: bool, places: int
 ) -> Iterator[Verdict]:
-    """Yield what can be decided, newest step first: what was passed, perhaps, down to what is announced."""
+    """Yield what can be decided, newest step first: what was passed, perhaps, down to what is announced.
+
+    Each role needs somebody who can come to it: those who stand there, and of the others whole units alone. A unit in
+    which only some can finish a step that nobody has passed goes on from the state before, with all that it has of the
+    step, until the newer one has come from elsewhere. Else it would have neither, were they lost that send it.
+    """
     known = _known_v(previous, carriers, dense=dense)
-    steps = known.keys() | {report.applied for report in carriers if report.applied is not None}
-    for step in sorted((step for step in steps if step >= committed), reverse=True):
+    there = {report.applied for report in carriers if report.applied is not None}
+    passed = there | {report.passed.step for report in carriers if report.passed is not None}
+    if previous is not None and previous.kind is DecisionKind.FORWARD:
+        passed.add(previous.applied)
+    at_last: list[Verdict] = []
+    for step in sorted((step for step in known.keys() | there if step >= committed), reverse=True):
         commit = known.get(step)
-        holders = [report for report in carriers if _can_reach(report, step, commit)]
-        if not holders:
-            continue
-        forward = any(report.applied != step for report in holders)
-        kind = DecisionKind.FORWARD if forward else DecisionKind.REDO
-        decision = Decision(kind=kind, applied=step, commit=commit if forward else None)
-        yield Verdict(decision=decision, holders=tuple(report.worker for report in holders))
+        able = [report for report in carriers if _can_reach(report, step, commit)]
+        whole = set(only_whole([report.worker for report in able], places))
+        firm = [report for report in able if report.worker in whole or report.applied == step]
+        if every_role([report.worker for report in firm], places):
+            yield _verdict(step, commit, firm)
+        elif every_role([report.worker for report in able], places):
+            if step in passed:
+                yield _verdict(step, commit, able)
+            else:
+                at_last.append(_verdict(step, commit, able))
+    yield from at_last
+
+
+def _verdict(step: int, commit: Commit | None, holders: Sequence[Report]) -> Verdict:
+    forward = any(report.applied != step for report in holders)
+    kind = DecisionKind.FORWARD if forward else DecisionKind.REDO
+    decision = Decision(kind=kind, applied=step, commit=commit if forward else None)
+    return Verdict(decision=decision, holders=tuple(report.worker for report in holders))
 
 
 def without_state(
@@ -119,14 +142,16 @@ def without_state(
     *,
     anew: bool = False,
     unreadable: int = 0,
+    places: int = 1,
 ) -> Verdict | NothingLeft:
     """Decide where some state has no live copy: begin anew, go back to the newest checkpoint, or give up.
 
     Args:
-        fresh: workers whose initial state is whole; the first one's becomes everybody's where nothing is lost. Where
+        fresh: workers whose initial state is whole; the first unit's becomes everybody's where nothing is lost. Where
             there is none (a transfer was torn), START has no holder: the workers have to begin afresh.
         lost: (layer, expert) of what is lost; none means that everything is.
         anew: without a checkpoint the job begins from its start, whatever that loses.
+        places: so many workers have a replica of the model between them.
         unreadable: how many checkpoints there were that cannot be read.
     """
     if checkpoints:
@@ -135,8 +160,8 @@ def without_state(
         return Verdict(decision=rollback, holders=(), why=f"{_names(lost)} have no live copy", lost=_names(lost))
     if committed == 0 or anew:
         why = f"{_names(lost)} have no live copy and no checkpoint is kept yet: the job begins anew"
-        start = Decision(kind=DecisionKind.START, applied=0)
-        return Verdict(decision=start, holders=tuple(fresh[:1]), why=why if committed else "", lost=_names(lost))
+        start, first = Decision(kind=DecisionKind.START, applied=0), next(iter(whole_units(fresh, places)), ())
+        return Verdict(decision=start, holders=first, why=why if committed else "", lost=_names(lost))
     what = f"{_names(lost)} of step {committed} have no live copy"
     if unreadable:
         why = f"{what} and no checkpoint can be read ({unreadable} could not): {committed} committed steps are lost"

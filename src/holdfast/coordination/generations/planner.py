@@ -13,9 +13,9 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import fewest_nodes, lost_experts
 from holdfast.coordination.experts.placing import PlacementQuestion, as_before, keep, loads_blob, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
-from holdfast.coordination.generations.assignment import divided, even, keep_summed, share_of
+from holdfast.coordination.generations.assignment import divided, even
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
-from holdfast.coordination.generations.roles import assign_roles
+from holdfast.coordination.generations.roles import assign_roles, by_role, whole_units
 from holdfast.coordination.generations.witnesses import choose_witnesses, witnesses_wanted
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.turn import Turn
@@ -61,9 +61,7 @@ def plan_generation(
     Returns:
         The plan, or why there is none: too few slots for the experts.
     """
-    having = set(holders)
-    ordered = [w for w in workers if w in having] + [w for w in workers if w not in having]
-    ordered = _in_their_seats(record.plan, ordered, stand_ins)
+    ordered = _in_their_seats(record.plan, _in_units(workers, holders, record.layout.places), stand_ins)
     if config.spec.experiments.static_experts:
         placed = _place_statically(record, ordered, held_experts, config)
         if isinstance(placed, Shortage):
@@ -71,7 +69,7 @@ def plan_generation(
         ordered, experts = placed
         seated = set(ordered)
         holders = [worker for worker in holders if worker in seated]
-        return plan_with(record, members, assign_roles(ordered), holders, experts, config)
+        return plan_with(record, members, assign_roles(ordered, record.layout), holders, experts, config)
     question = placement_question(record, members, ordered, held_experts, config, loads)
     # At once: the searches come later. Where nothing is held all is made or loaded anew, and may be so anywhere.
     experts = None
@@ -80,7 +78,15 @@ def plan_generation(
         experts = as_before(question, record.plan, takes) or keep(question) or place(question)
     if isinstance(experts, Shortage):
         return experts
-    return plan_with(record, members, assign_roles(ordered), holders, experts, config)
+    return plan_with(record, members, assign_roles(ordered, record.layout), holders, experts, config)
+
+
+def _in_units(workers: Sequence[str], holders: Collection[str], places: int) -> list[str]:
+    """Return the workers of whole units, each by its places: those first whose places all have the state."""
+    having, units = set(holders), whole_units(workers, places)
+    first = [unit for unit in units if having.issuperset(unit)]
+    rest = [unit for unit in units if not having.issuperset(unit)]
+    return [worker for unit in (*first, *rest) for worker in unit]
 
 
 def _seat(worker: str, stand_ins: Mapping[str, str]) -> str:
@@ -119,19 +125,21 @@ def plan_with(
     config: CoordinatorConfig,
 ) -> GenerationPlan:
     """Return the next generation's plan for these workers by rank, in their roles, and their experts' placement."""
-    generation = record.generation + 1
+    generation, places = record.generation + 1, record.layout.places
     having = set(holders)
     receivers = [worker for worker in roles if worker not in having] if holders else []
-    givers = givers_of(receivers, holders, lambda worker: members.place_of(node_of(worker)))
+    givers: dict[str, tuple[str, ...]] = {}
+    for those, having_it in zip(by_role(receivers, places), by_role(holders, places), strict=True):
+        givers |= givers_of(those, having_it, lambda worker: members.place_of(node_of(worker)))
     return GenerationPlan(
         term=record.term,
         generation=generation,
         members=tuple(_member(members, worker, role) for worker, role in roles.items()),
-        sources={worker: LiveSource(members=those) for worker, those in givers.items()},
+        sources={worker: LiveSource(members=givers[worker]) for worker in receivers},
         expert_plan=experts,
         secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
-        counts=() if experts is not None else counts_for(record, roles, config),
+        counts=() if experts is not None else counts_for(record, list(roles)[::places], config),
     )
 
 
@@ -165,6 +173,8 @@ def givers_of(
 
 def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> tuple[int, ...]:
     """Return how many micro-batches each of these workers by rank is to compute; () for as many as the others.
+
+    Of a unit of several the first stands for all: it is on the same node.
 
     Whoever is there for another's place computes none before that is gone: its state comes meanwhile, and the others'
     shares are what they were. With experts all ranks go through as many rounds together: then nothing is won by giving
@@ -335,59 +345,6 @@ def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str,
         return {}  # every member makes or loads its own
     found = {worker: report.holding_of(decision.applied) for worker, report in reports.items()}
     return {worker: holding.experts for worker, holding in found.items() if holding is not None}
-
-
-def first_assignment(
-    record: Record,
-    plan: GenerationPlan,
-    decision: Decision,
-    reports: Mapping[str, Report],
-    stand_ins: Collection[str] = (),
-) -> tuple[tuple[int, ...], ...]:
-    """Let survivors keep the micro-batches they have computed of the step that comes next; () where nobody has any.
-
-    Nodes that take others' places, and are sent their state only now, have none of that step: the others compute theirs
-    meanwhile. With experts all go through as many rounds, and nobody computes before all experts are there.
-    """
-    if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):
-        return ()
-    before = record.plan.workers if record.plan is not None else ()
-    rank_of = {seat_of(worker): rank for rank, worker in enumerate(before)}
-    summed: list[tuple[int, ...]] = []
-    usual: list[tuple[int, ...]] = []
-    for worker in plan.workers:
-        report, rank = reports.get(worker), rank_of.get(seat_of(worker))
-        summed.append(report.summed if report is not None and report.applied == decision.applied else ())
-        usual.append(share_of(record.plan, record.micro_batches, rank) if record.plan and rank is not None else ())
-    dense = record.expert_shape is None
-    come = [rank for rank, worker in enumerate(plan.workers) if node_of(worker) in stand_ins and worker in plan.sources]
-    idle = [*come, *(rank for rank, count in enumerate(plan.counts) if not count)] if dense else []
-    return keep_summed(record.micro_batches, summed, usual, idle, plan.counts) if any(summed) or idle else ()
-
-
-def salvaged(
-    record: Record,
-    plan: GenerationPlan,
-    decision: Decision,
-    reports: Mapping[str, Report],
-    assignment: Sequence[Sequence[int]],
-) -> tuple[int | None, int | None]:
-    """Return how many micro-batches of the interrupted step need not be computed again, and how many that were must.
-
-    None: no step was interrupted, or not known, like what the lost had done.
-
-    Args:
-        assignment: of the step when it is done again, as `first_assignment` says.
-    """
-    if decision.kind is DecisionKind.FORWARD:
-        return record.micro_batches, 0
-    if decision.kind is not DecisionKind.REDO:
-        return None, None
-    summed = {worker: set(report.summed) for worker, report in reports.items() if report.applied == decision.applied}
-    shares = zip(plan.workers, assignment, strict=False)
-    kept = sum(len(mine) for worker, share in shares if (mine := summed.get(worker, set())) <= set(share))
-    whole = record.plan is not None and summed.keys() >= set(record.plan.workers) and record.expert_shape is None
-    return kept, sum(map(len, summed.values())) - kept if whole else None
 
 
 def _member(members: Membership, worker: str, role: Role) -> Member:

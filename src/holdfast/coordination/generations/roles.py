@@ -1,15 +1,56 @@
-"""Which part of a model replica each member of a generation is; the ranks of one part are its domain."""
+"""Which part of a model replica each worker is, and which workers are one replica: the unit (docs/layouts.md).
+
+The ranks of one role are its domain. With the default layout each worker is a unit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from holdfast.protocol.plan import WHOLE_REPLICA, Role
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.names import index_of, node_of
+from holdfast.protocol.plan import Role
+
+#: a node, and the number of a unit on it
+UnitName = tuple[str, int]
 
 
-def assign_roles(workers: Sequence[str]) -> dict[str, Role]:
-    """Return each worker's role, in the workers' order, which is that of their ranks.
+def assign_roles(workers: Sequence[str], layout: Layout = WHOLE) -> dict[str, Role]:
+    """Return each worker's role, in the workers' order, which is that of their ranks."""
+    return {worker: layout.role_of(index_of(worker)) for worker in workers}
 
-    There is one role so far: each worker has a whole replica of the model.
-    """
-    return dict.fromkeys(workers, WHOLE_REPLICA)
+
+def unit_of(worker: str, places: int) -> UnitName:
+    """Return the unit that a worker is of, where each has so many places."""
+    return node_of(worker), index_of(worker) // places
+
+
+def whole_units(workers: Iterable[str], places: int) -> list[tuple[str, ...]]:
+    """Return those units of which these workers fill all places, each by its places, in the order of the workers."""
+    if places == 1:
+        return [(worker,) for worker in workers]
+    units: dict[UnitName, list[str]] = {}
+    for worker in workers:
+        units.setdefault(unit_of(worker, places), []).append(worker)
+    return [tuple(sorted(unit, key=index_of)) for unit in units.values() if len(unit) == places]
+
+
+def only_whole(workers: Sequence[str], places: int) -> list[str]:
+    """Return those of these workers that are of whole units, in the same order."""
+    if places == 1:
+        return list(workers)
+    whole = {worker for unit in whole_units(workers, places) for worker in unit}
+    return [worker for worker in workers if worker in whole]
+
+
+def by_role(workers: Iterable[str], places: int) -> list[list[str]]:
+    """Return the workers of each role, by place, in the same order."""
+    found: list[list[str]] = [[] for _ in range(places)]
+    for worker in workers:
+        found[index_of(worker) % places].append(worker)
+    return found
+
+
+def every_role(workers: Iterable[str], places: int) -> bool:
+    """Tell whether there is a worker of each role among these: so that nothing of the state is missing."""
+    return all(by_role(workers, places))

@@ -19,9 +19,10 @@ import msgspec
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
-from holdfast.coordination.generations.announcing import Newcomers, announce_generation
+from holdfast.coordination.generations.announcing import Newcomers, announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import longest
 from holdfast.coordination.generations.planner import factors_of, plan_generation, plan_with
+from holdfast.coordination.generations.roles import only_whole
 from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.telling.plans import Telling
@@ -91,6 +92,7 @@ class Joining:
         if turn.now < self._not_before or self._newcomers.gathering:
             return []
         fresh = [worker for worker in turn.members.outside(plan) if not self._is_left_out(worker)]
+        fresh = only_whole(fresh, plan.places)
         if config.spec.experiments.static_experts:
             size = ep_size_of(turn.record.expert_shape, config.spec.experiments.ep_size)
             world = len(plan.members)
@@ -135,7 +137,7 @@ class Joining:
             return
         roles = {member.worker: member.role for member in plan.members}
         pending = plan_with(record, self._turn.members, roles, plan.workers, None, self._config)
-        each, factors = record.micro_batches, factors_of(record, plan.workers, self._config)
+        each, factors = record.micro_batches, factors_of(record, plan.unit_heads, self._config)
         if longest(each, factors, pending.counts) < longest(each, factors, plan.counts):
             self._propose(pending)
 
@@ -157,6 +159,7 @@ class Joining:
         decision = Decision(kind=DecisionKind.REDO, applied=step)
         turn.change(plan=pending, pending=None, decision=decision, **wanted_places(turn, pending))
         announce_generation(turn, pending, "join" if joins else "rebalance")
+        warn_of_one_replica(turn, before, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
 
     def arm(self) -> None:
         """Let the swap flags go up once all have built the pending group."""

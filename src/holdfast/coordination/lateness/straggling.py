@@ -99,7 +99,7 @@ class Straggling:
         known = record.relieved.get(node, 1.0)
         if abs(math.log(factor / known)) > math.log(ANOTHER):
             self._relieve({**record.relieved, node: factor})
-        factors = factors_of(self._turn.record, record.plan.workers, self._config)
+        factors = factors_of(self._turn.record, record.plan.unit_heads, self._config)
         return bool(divided(record.micro_batches, factors))
 
     def _move(self, node: str) -> str:

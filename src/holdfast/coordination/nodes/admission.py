@@ -94,7 +94,7 @@ class Admission:
         """
         turn, plan = self._turn, self._turn.record.plan
         self._checkpoints.remind(node.name)
-        here = node.workers.keys() | ended
+        here = node.workers.keys() | ended | node.broken
         missing = [worker for worker in turn.planned_on(node.name) if worker not in here]
         if missing:
             self._failures.take(*(ended_unheard(node.name, worker, turn.now) for worker in missing))

@@ -20,6 +20,8 @@ def misfit(turn: Turn, node: Node, attach: Attach) -> str:
     Returns:
         What differs; "" where all is the same.
     """
+    if why := _cannot_be(node, attach):
+        return _sent_away(turn, node, why)
     if not turn.record.config and node.standby:
         return ""  # (the others say what the job is)
     if not turn.record.config:
@@ -31,18 +33,42 @@ def misfit(turn: Turn, node: Node, attach: Attach) -> str:
             expert_shape=attach.expert_shape,
             saves=attach.saves,
             saves_in_time=attach.saves_in_time,
+            layout=attach.layout,
         )
         return ""
     job, here = turn.record.config, attach.config
     differing = [name for name in dict.fromkeys((*job, *here)) if job.get(name) != here.get(name)]
     said = [_difference(name, here.get(name, "none"), job.get(name, "none")) for name in differing]
+    if attach.layout != turn.record.layout:
+        said.append(_difference("layout", str(attach.layout), str(turn.record.layout)))
     if node.standby:
         said += _other_room(turn, node, attach)
-    if not said:
-        return ""
-    why = f"node {node.name} does not fit the job: {'; '.join(said)}"
+    return _sent_away(turn, node, f"node {node.name} does not fit the job: {'; '.join(said)}") if said else ""
+
+
+def _sent_away(turn: Turn, node: Node, why: str) -> str:
     turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
     return why
+
+
+def _cannot_be(node: Node, attach: Attach) -> str:
+    """Say why no job could have a worker as this one says it is, and what to do; "" where one could."""
+    layout, places = attach.layout, attach.layout.places
+    if layout.stages > 1:
+        return f"layout {layout}: there are no pipelines yet; give no stages"
+    if node.expected % places:
+        workers = f"{node.expected} worker{'s' if node.expected > 1 else ''}"
+        return (
+            f"layout {layout} takes {places} workers of a node for each replica, node {node.name} has {workers}: "
+            f"give --workers-per-node a multiple of {places}, or a smaller layout"
+        )
+    samples = attach.global_batch // attach.micro_batches if attach.micro_batches else 0
+    if samples % layout.shard:
+        return (
+            f"a micro-batch of {samples} samples cannot be split evenly over shard {layout.shard}: "
+            f"give a micro_batch that is a multiple of {layout.shard}"
+        )
+    return ""
 
 
 def _other_room(turn: Turn, node: Node, attach: Attach) -> list[str]:

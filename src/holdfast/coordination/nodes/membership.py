@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -79,6 +80,8 @@ class Node:
     owed: bool = False
     #: of the script and arguments that it has
     digest: str = ""
+    #: workers that are gone with another one of their unit, whether its agent has told of each or not
+    broken: set[str] = field(default_factory=set[str])
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -105,6 +108,13 @@ class Node:
     def aside(self) -> bool:
         """True where it counts in no world."""
         return self.standby or self.owed
+
+    def in_units(self, places: int) -> Iterable[WorkerInfo]:
+        """Return its workers that run with all of their unit, where a unit has so many places."""
+        if places == 1 or self.complete:
+            return self.workers.values()
+        here = Counter(info.index // places for info in self.workers.values())
+        return [info for info in self.workers.values() if here[info.index // places] == places]
 
     def has_place_for(self, worker: str) -> bool:
         """Tell whether the place that a worker's id names is there, and nobody's."""
@@ -151,6 +161,8 @@ class Membership:
     def __init__(self, left_from: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> None:
         """`left_from`: the racks and zones of nodes that were here before this coordinator's start."""
         self.nodes: dict[str, Node] = {}
+        #: how many workers of a node have a replica of the model between them: a unit
+        self.unit_places = 1
         #: workers whose scripts have left their loops and ended, with the step that they had applied
         self.left: dict[str, int] = {}
         #: how many nodes run all of their workers, and how many wait to take others' places: these count nowhere else
@@ -321,14 +333,14 @@ class Membership:
         return node.connection if node else None
 
     def workers(self) -> Iterator[WorkerInfo]:
-        """All live workers that a generation may name, in the order in which their nodes came.
+        """All live workers that a generation may name, in the order in which their nodes came: those of whole units.
 
         Not those of standbys, of who has left, and of nodes that have come only now, before all of theirs run: these
         are told of and named together.
         """
         for node in self.nodes.values():
             if not node.aside and not node.coming:
-                yield from node.workers.values()
+                yield from node.in_units(self.unit_places)
 
     def everybody(self) -> Iterator[WorkerInfo]:
         """All live workers, those of standbys too."""

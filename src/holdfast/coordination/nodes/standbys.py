@@ -216,9 +216,10 @@ class Standbys:
         if not node.standby or self._turn.record.outcome:
             return False
         if isinstance(message, WorkerDown):
+            if message.worker in node.broken:
+                return True
             self._turn.members.drop(node, message.worker)
-            self._void.pop(message.worker, None)
-            self._warm_ups[node.name].warm.pop(message.worker, None)
+            self._lost(node, message.worker)
             if message.exit_code == EXIT_BAD_INPUT or message.final:
                 self._refuse(node, message.detail)
             else:
@@ -234,8 +235,14 @@ class Standbys:
     def raised(self, node: Node, worker: str, why: str) -> None:
         """The script of a worker that waits had raised before it did: another process takes its place."""
         self._replace(node, worker)
-        self._warm_ups[node.name].warm.pop(worker, None)
+        self._lost(node, worker)
         self._cold(node, worker, why)
+
+    def _lost(self, node: Node, worker: str) -> None:
+        """A process is gone, and others with it that are one replica with it: they are not warm any more."""
+        for one in (worker, *self._turn.break_unit(worker)):
+            self._void.pop(one, None)
+            self._warm_ups[node.name].warm.pop(one, None)
 
     def _replace(self, node: Node, worker: str) -> None:
         self._turn.members.drop(node, worker)

@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.coordination.progress.standings import Standings
 from holdfast.protocol.commit import Commit, weight
+from holdfast.protocol.layouts.layout import of_one_role
 from holdfast.protocol.messages.agent import KeptStep
 from holdfast.protocol.messages.worker import Applied, Report
 from holdfast.protocol.names import node_of
@@ -48,6 +49,15 @@ class _Pending:
     paused_s: float = 0.0
     #: of the state after the step: the nodes where it has this hash
     hashes: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+
+    @property
+    def of_a_role_that_differs(self) -> list[set[str]]:
+        """The nodes that have each hash, of the first part of the state of which there are several."""
+        for one in self.hashes:
+            same = [nodes for other, nodes in self.hashes.items() if of_one_role(one, other)]
+            if len(same) > 1:
+                return same
+        return list(self.hashes.values())
 
 
 class StepLedger:
@@ -136,7 +146,7 @@ class StepLedger:
             )
         if state_hash:  # (a node tells its workers' hash once)
             known.hashes.setdefault(state_hash, set()).add(node_of(news.worker))
-            if len(known.hashes) > 1:
+            if sum(of_one_role(state_hash, other) for other in known.hashes) > 1:
                 self.differing = min(step, self.differing or step)
         known.time = max(known.time, news.time)
         known.world = known.world or news.world
@@ -147,7 +157,7 @@ class StepLedger:
         known = self._steps.get(self.differing)
         if known is None:
             return ""
-        *fewer, most = sorted(known.hashes.values(), key=len)
+        *fewer, most = sorted(known.of_a_role_that_differs, key=len)
         odd = set[str]().union(*fewer)
         if self._more_will_tell(odd | most) and max(self._steps) == self.differing:
             return ""

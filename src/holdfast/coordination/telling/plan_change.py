@@ -8,14 +8,13 @@ from itertools import chain
 
 import msgspec
 
-from holdfast.coordination.generations.assignment import share_of
+from holdfast.coordination.generations.assignment import Assignment, share_of
 from holdfast.protocol.messages.plans import DIGEST_BYTES, NewMembers, NewWorker, PlanChange, Shares, Stayers
 from holdfast.protocol.names import index_of, worker_id
 from holdfast.protocol.plan import WHOLE_REPLICA, ExpertPlan, GenerationPlan, Member
 from holdfast.protocol.state import LiveSource, StateSource
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
-Assignment = tuple[tuple[int, ...], ...]
 
 
 class MisfitError(ValueError):
@@ -51,9 +50,9 @@ def change_of(plan: GenerationPlan, base: GenerationPlan | None) -> PlanChange:
 
 def shares_of(assignment: Assignment, micro_batches: int, plan: GenerationPlan, base: GenerationPlan | None) -> Shares:
     """Return who computes what of a step as what is not as it was in the base."""
-    usual = _usual_shares(_ranks_in(plan, base), base, micro_batches)
+    usual = _usual_shares(_ranks_in(plan, base), plan, base, micro_batches)
     pairs = zip(assignment, usual, strict=True)
-    other = {rank: share for rank, (share, as_before) in enumerate(pairs) if share != as_before}
+    other = {unit: share for unit, (share, as_before) in enumerate(pairs) if share != as_before}
     return Shares(micro_batches=micro_batches, other=other)
 
 
@@ -132,10 +131,14 @@ def _usual_experts(base: GenerationPlan | None, before: Sequence[int | None]) ->
     return [placement[rank] if rank is not None and placement else b"" for rank in before]
 
 
-def _usual_shares(before: Sequence[int | None], base: GenerationPlan | None, micro_batches: int) -> Assignment:
-    if base is None:
-        return tuple(() for _ in before)
-    return tuple(share_of(base, micro_batches, rank) if rank is not None else () for rank in before)
+def _usual_shares(
+    before: Sequence[int | None], plan: GenerationPlan, base: GenerationPlan | None, micro_batches: int
+) -> Assignment:
+    """Return what each unit had in the base, by the rank that its first place had there."""
+    firsts = before[:: plan.places]
+    if base is None or base.places != plan.places:
+        return tuple(() for _ in firsts)
+    return tuple(share_of(base, micro_batches, rank) if rank is not None else () for rank in firsts)
 
 
 # ---- and back ----
@@ -170,11 +173,11 @@ def rebuilt(change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
 def rebuilt_shares(
     shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
 ) -> Assignment:
-    """Return each rank's micro-batches of the first step of a plan that was rebuilt; () for those of the ranks."""
+    """Return each unit's micro-batches of the first step of a plan that was rebuilt; () for those of their numbers."""
     if shares is None:
         return ()
-    usual = _usual_shares(_ranks_before(change, base), base, shares.micro_batches)
-    return tuple(shares.other.get(rank, usual[rank]) for rank in range(len(plan.members)))
+    usual = _usual_shares(_ranks_before(change, base), plan, base, shares.micro_batches)
+    return tuple(shares.other.get(unit, usual[unit]) for unit in range(plan.units))
 
 
 def _ranks_before(change: PlanChange, base: GenerationPlan | None) -> list[int | None]:

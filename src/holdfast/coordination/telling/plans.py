@@ -32,15 +32,18 @@ class Telling:
         self._asked: dict[str, int] = {}
         self._newest = 0
 
-    def begin(self, plan: GenerationPlan, base: _Plan, decision: Decision, assignment: Assignment) -> None:
+    def begin(
+        self, plan: GenerationPlan, base: _Plan, decision: Decision, assignment: Assignment, kept: Assignment = ()
+    ) -> None:
         """Let the members begin a generation.
 
         Args:
             base: the plan that was in force before.
-            assignment: who computes which micro-batches of its first step; () for those of the ranks.
+            assignment: which unit computes which micro-batches of its first step; () for those of their numbers.
+            kept: which of those it has named as summed each unit keeps.
         """
         self._told.clear()
-        self._tell(plan, base, partial(_begin, plan, decision, assignment, self._turn.record.micro_batches))
+        self._tell(plan, base, partial(_begin, plan, decision, assignment, kept, self._turn.record.micro_batches))
 
     def prepare(self, plan: GenerationPlan, base: _Plan) -> None:
         """Let the members prepare a generation beside the one in force, which is the base."""
@@ -80,10 +83,10 @@ class Telling:
 
 
 def _begin(
-    plan: GenerationPlan, decision: Decision, assignment: Assignment, micro_batches: int, base: _Plan
+    plan: GenerationPlan, decision: Decision, assignment: Assignment, kept: Assignment, micro_batches: int, base: _Plan
 ) -> BeginNode:
     shares = shares_of(assignment, micro_batches, plan, base) if assignment else None
-    return BeginNode(plan=change_of(plan, base), decision=decision, shares=shares)
+    return BeginNode(plan=change_of(plan, base), decision=decision, shares=shares, kept=kept)
 
 
 def _prepare(plan: GenerationPlan, base: _Plan) -> PrepareNode:

@@ -102,7 +102,8 @@ class StateCopy:
             # A checkpoint is read into the live parameters: they are nobody's initial state any more.
             self.spoil()
             return
-        self.keeps = receives and not apart and self.applied is not None
+        anew = decision.kind is DecisionKind.START  # (then what is here is of no step of the job any more)
+        self.keeps = receives and not (apart or anew) and self.applied is not None
         if receives:
             self.reduced = None
             if not (self.fresh or self.keeps):

@@ -8,6 +8,7 @@ from holdfast.coordination.generations.assignment import share_of
 from holdfast.coordination.worker.boundaries import FLAG_GIVEN, InvalidTransitionError
 from holdfast.coordination.worker.tasks import Build, Drop, Tell, WorkerInstruction
 from holdfast.protocol.commit import Commit, Flag
+from holdfast.protocol.layouts.layout import hash_of_role
 from holdfast.protocol.messages.orders import Arm, Begin, Disarm, PendingOrder, Prepare, StandBy, Stop, Void
 from holdfast.protocol.messages.worker import Disarmed
 from holdfast.protocol.plan import Decision, GenerationPlan, Phase
@@ -58,6 +59,20 @@ class KnownGenerations:
         if rank is None:
             raise InvalidTransitionError(f"{self._worker}: there is no rank in generation {self.number}")
         return rank
+
+    @property
+    def places(self) -> int:
+        """How many workers have a replica of the model between them in this generation."""
+        return self.plan.places if self.plan else 1
+
+    def told(self, state_hash: str) -> str:
+        """Return how the hash of the state that is here is told: that of a part of it names the part."""
+        return hash_of_role(self.rank % self.places, state_hash) if state_hash and self.places > 1 else state_hash
+
+    @property
+    def unit(self) -> int:
+        """The number of this worker's unit in its generation."""
+        return self.rank // self.places
 
     @property
     def world(self) -> int:

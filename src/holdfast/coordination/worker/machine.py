@@ -12,28 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from holdfast.coordination.generations.assignment import Share
+from holdfast.coordination.worker import tasks
+from holdfast.coordination.worker.agreeing import Agreeing
 from holdfast.coordination.worker.boundaries import KEEPING, NEXT, UNDER_WAY, InvalidTransitionError, Place, due
 from holdfast.coordination.worker.complaints import Complaints
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
 from holdfast.coordination.worker.reporting import report_of, tell_entered, what_was_sent
-from holdfast.coordination.worker.tasks import (
-    Build,
-    Compute,
-    Done,
-    Entering,
-    Finish,
-    Halt,
-    Task,
-    Tell,
-    Wait,
-    WarmUp,
-    WorkerInstruction,
-)
+from holdfast.coordination.worker.share import Share
+from holdfast.coordination.worker.tasks import Build, Entering, Halt, Task, Tell, WorkerInstruction
 from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.orders import Begin, GenerationOrder, JobDone, PendingOrder, StandBy, Stop, Warm
 from holdfast.protocol.messages.worker import Applied, Finished, Prepared, VoteRefused
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
@@ -44,7 +35,7 @@ if TYPE_CHECKING:
     from holdfast.coordination.experts.holding import HeldExperts, Rearrangement
 
 
-class WorkerMachine:
+class WorkerMachine(Agreeing):
     """The protocol state of one worker process. Not thread-safe: the shell holds a lock around every call."""
 
     def __init__(self, worker: str, *, samples: StepSamples, holding: HeldExperts | None = None) -> None:
@@ -55,18 +46,18 @@ class WorkerMachine:
             holding: this worker's experts, None for a dense model. With experts, gradients of finished micro-batches
                 are of no use after a failure: the experts' lie on other ranks.
         """
+        super().__init__()
         self.holding = holding
         self.worker = worker
         self.samples = samples
         self.generations = KnownGenerations(worker)
-        self.phase, self.done = Phase.IDLE, False
+        self.phase = Phase.IDLE
         self._copy = StateCopy()
         #: the generation whose placement of the experts was taken up last
         self._moved_in = 0
         self._complaints = Complaints(worker, self.generations)
         self.warming = Warming(worker, self.generations, self._copy, holding)
-        self._share, self.wishes = Share(), Wishes()
-        self._kept = False  # for others: the script has ended
+        self.wishes = Wishes()
 
     # ---- what the shell may ask ----
 
@@ -114,16 +105,16 @@ class WorkerMachine:
     def task(self) -> Task:
         """What the training thread is to do now; ask again after every change."""
         if self.done:
-            return Done()
+            return tasks.Done()
         if self.frozen or self.plan is None:
-            return WarmUp() if self.warming.due else Wait()
+            return tasks.WarmUp() if self.warming.due else tasks.Wait()
         if self.phase is Phase.ENTERING:
             return self._due(self.plan)
         if self.phase is Phase.COMPUTE and (self.plan.last or self._copy.stops):
-            return Finish(asked=not self.plan.last)
+            return tasks.Finish(asked=not self.plan.last)
         if self.phase is Phase.COMPUTE and not self._kept:
-            return Compute(self.step, self.share, tuple(self._share.summed))
-        return Wait()
+            return tasks.Compute(self.step, self.share, tuple(self._share.summed))
+        return tasks.Wait()
 
     @property
     def share(self) -> tuple[int, ...]:
@@ -159,8 +150,7 @@ class WorkerMachine:
         if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
             self.holding.overwrite()
         self.generations.begin(order)
-        share = order.assignment[self.generations.rank] if order.assignment else None
-        self._share.change(share, same_step=here, keeps=self._copy.keeps)
+        self._take_up(order, self.generations.unit, same_step=here, keeps=self._copy.keeps)
         self._complaints.forget()
         self.phase = Phase.ENTERING
         return [*out, Build(plan, pending=False)]
@@ -183,7 +173,8 @@ class WorkerMachine:
         self._copy.spoil()
         if self.holding is not None:
             self.holding.overwrite()
-        self._share, self.phase = Share(), Phase.IDLE
+        self._share.leave()
+        self.phase = Phase.IDLE
         return self.generations.leave_pending()
 
     #: what the coordinator orders -> what it leads to
@@ -288,15 +279,22 @@ class WorkerMachine:
         return tell_entered(self.worker, self.generation, self._copy, received_bytes, transfer_s)
 
     def computing(self, micro_batch: int) -> bool:
-        """A micro-batch is about to be computed; False: not any more. From here on it is this worker's to finish."""
+        """A micro-batch is about to be computed; False: not any more. From here on it is this worker's to finish.
+
+        A place of a unit has it only as a `proposal` then: `agreed` or `withdrawn` follows.
+        """
         if not self._cross("computing"):
             return False
+        if self.generations.places > 1:
+            self._propose(Proposal(self.generation, self.step, micro_batch))
         if self.holding is None and micro_batch not in self._share.summed:
             self._share.summed.append(micro_batch)
         return True
 
     def computed(self) -> bool:
         """COMPUTE -> REDUCING. False: frozen."""
+        if self._share.proposed is not None:
+            raise self._invalid(f"computed: {self._share.proposed} is open")
         return self._cross("computed")
 
     def brought(self, *, received_bytes: int, transfer_s: float) -> list[WorkerInstruction]:
@@ -364,7 +362,7 @@ class WorkerMachine:
             step=step,
             commit=commit,
             world=world,
-            state_hash=state_hash,
+            state_hash=self.generations.told(state_hash),
             witness=witness,
             paused_s=paused_s,
         )

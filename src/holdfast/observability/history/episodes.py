@@ -12,6 +12,7 @@ from holdfast.protocol.events import (
     CorruptionFound,
     FailureDetected,
     GenerationStarted,
+    JobAtRisk,
     JobFailed,
     JobFinished,
     JobWaiting,
@@ -124,7 +125,7 @@ class _Teller:
                 self._step, self._furthest = event.step, max(self._furthest, event.step)
             case CheckpointSaved():
                 self._checkpoint = event.step
-            case ActionRequested() | RebalanceDecided(adopted=False) | SnapshotSaved() | SnapshotFailed():
+            case ActionRequested() | RebalanceDecided(adopted=False) | SnapshotSaved() | SnapshotFailed() | JobAtRisk():
                 pass
             case _ if self.now.events or isinstance(event, _OPENING):
                 self._add(event)

@@ -1,18 +1,19 @@
 """Tensors in files, as safetensors has them: the length of a header, the header in JSON, then nothing but bytes.
 
-Whatever reads safetensors reads these files. A file may hold some rows only of a tensor: then it says from which one
-on, in the words of `torch.distributed.checkpoint`, whose HuggingFaceStorageReader reads a folder of them as one state.
-Nothing in them is ever run; what the header says is checked before anybody believes it.
+Whatever reads safetensors reads these files. A file may hold a box only of a tensor, some rows, or some columns of some
+rows: then it says where that begins, in the words of `torch.distributed.checkpoint`, whose HuggingFaceStorageReader
+reads a folder of them as one state. Of a tensor that was spread over several workers of a node (a layout) it says the
+whole shape, too. Nothing in them is ever run; what the header says is checked before anybody believes it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 
 SUFFIX = ".safetensors"
@@ -46,31 +47,33 @@ CODES = {
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 64
-#: where torch looks for the first row, by name of the tensor
+#: where torch looks for the first element, by name of the tensor
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+#: whole shapes, by name of the tensor
+_WHOLE = "HOLDFAST_WHOLE_SHAPES"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredRows:
-    """Some rows of a tensor, or all of them.
+class StoredPiece:
+    """A box of a tensor, or all of it.
 
-    code: the format's name of its type. shape: of these rows. first: which row of the tensor the first one is.
-    begin: where the bytes lie, counted from behind the header.
+    code: the format's name of its type. whole: the tensor's shape, () where it is not said. begin: where the bytes lie,
+    counted from behind the header.
     """
 
     name: str
     code: str
-    shape: tuple[int, ...]
-    first: int = 0
+    box: Box
+    whole: tuple[int, ...] = ()
     begin: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Their size."""
-        return math.prod(self.shape) * ITEM_BYTES[self.code]
+        """Its size."""
+        return self.box.size * ITEM_BYTES[self.code]
 
 
-def header_of(pieces: Sequence[StoredRows]) -> bytes:
+def header_of(pieces: Sequence[StoredPiece]) -> bytes:
     """Return what stands before the bytes of these pieces, which follow each other without a gap, in this order.
 
     Raises:
@@ -83,15 +86,17 @@ def header_of(pieces: Sequence[StoredRows]) -> bytes:
         if piece.begin != end or piece.name in described:
             raise ValueError(f"{piece.name} begins at {piece.begin}, not at {end}, or is there twice")
         end += piece.nbytes
-        described[piece.name] = {"dtype": piece.code, "shape": piece.shape, "data_offsets": (piece.begin, end)}
-        offsets[piece.name] = {_OFFSETS: (piece.first, *(0 for _ in piece.shape[1:]))[: len(piece.shape)]}
+        described[piece.name] = {"dtype": piece.code, "shape": piece.box.shape, "data_offsets": (piece.begin, end)}
+        offsets[piece.name] = {_OFFSETS: piece.box.offset}
     about = {"format": "pt", _SHARDING: json.dumps(offsets)}
+    if whole := {piece.name: piece.whole for piece in pieces if piece.whole}:
+        about[_WHOLE] = json.dumps(whole)
     text = json.dumps({"__metadata__": about, **described}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def read_header(file: BinaryIO, size: int, name: str) -> tuple[tuple[StoredRows, ...], int]:
+def read_header(file: BinaryIO, size: int, name: str) -> tuple[tuple[StoredPiece, ...], int]:
     """Return what a file of so many bytes holds, and where its bytes begin.
 
     Args:
@@ -109,7 +114,8 @@ def read_header(file: BinaryIO, size: int, name: str) -> tuple[tuple[StoredRows,
         said = cast(dict[str, Any], json.loads(file.read(length)))
         about = said.pop("__metadata__", {})
         first: Any = json.loads(about[_SHARDING]) if _SHARDING in about else {}
-        pieces = tuple(sorted((_piece(one, said[one], first) for one in said), key=lambda piece: piece.begin))
+        whole: Any = json.loads(about[_WHOLE]) if _WHOLE in about else {}
+        pieces = tuple(sorted((_piece(one, said[one], first, whole) for one in said), key=lambda piece: piece.begin))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise DamagedCheckpointError(f"{name} holds no tensors: {type(error).__name__}: {error}"[:300]) from None
     end = 0
@@ -122,18 +128,25 @@ def read_header(file: BinaryIO, size: int, name: str) -> tuple[tuple[StoredRows,
     return pieces, start
 
 
-def _piece(name: str, said: Any, first: Any) -> StoredRows:
-    code, shape = str(said["dtype"]), tuple(_count(size) for size in said["shape"])
+def _piece(name: str, said: Any, first: Any, whole: Any) -> StoredPiece:
+    code, shape = str(said["dtype"]), _counts(said["shape"])
     if code not in ITEM_BYTES or len(shape) > _MAX_DIMENSIONS:
         raise ValueError(f"{name!r} has the type {code!r} and {len(shape)} dimensions")
-    begin, end = (_count(place) for place in said["data_offsets"])
-    offsets = [_count(place) for place in first[name][_OFFSETS]] if name in first else []
-    if any(offsets[1:]):
-        raise ValueError(f"{name!r} is cut in another way than by rows")
-    piece = StoredRows(name=name, code=code, shape=shape, first=offsets[0] if offsets else 0, begin=begin)
+    begin, end = _counts(said["data_offsets"])
+    offset = _counts(first[name][_OFFSETS]) if name in first else (0,) * len(shape)
+    if len(offset) != len(shape):
+        raise ValueError(f"{name!r} has {len(shape)} dimensions, and begins at {len(offset)}")
+    box, all_of = Box(offset, shape), _counts(whole[name]) if name in whole else ()
+    if all_of and not box.within(all_of):
+        raise ValueError(f"{name!r} is of the shape {all_of}, and has {shape} from {offset} on")
+    piece = StoredPiece(name=name, code=code, box=box, whole=all_of, begin=begin)
     if end - begin != piece.nbytes:
         raise ValueError(f"{name!r} has {end - begin} bytes, not {piece.nbytes}")
     return piece
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    return tuple(_count(value) for value in values)
 
 
 def _count(value: object) -> int:

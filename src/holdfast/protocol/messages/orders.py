@@ -16,12 +16,17 @@ MAX_PRUNED = 16
 MAX_FILES = 1 << 15
 
 
-class Begin(Struct, frozen=True, kw_only=True):
-    """Leave whatever you are in and enter this generation; `assignment[rank]`: the micro-batches of its first step."""
+class Begin(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Leave whatever you are in and enter this generation; `assignment[unit]`: the micro-batches of its first step.
+
+    `kept[unit]`: of the micro-batches that the places of a unit have named as summed, those that stay so; () for none
+    of any. Only where a unit has several places: a worker alone sees for itself what of its own is still of use.
+    """
 
     plan: GenerationPlan
     decision: Decision
     assignment: tuple[tuple[int, ...], ...] = ()
+    kept: tuple[tuple[int, ...], ...] = ()
 
 
 class Stop(Struct, frozen=True, kw_only=True):

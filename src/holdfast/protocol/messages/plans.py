@@ -65,22 +65,23 @@ class PlanChange(Struct, frozen=True, kw_only=True):
 
 
 class Shares(Struct, frozen=True, kw_only=True):
-    """Who computes which micro-batches of a generation's first step: by rank, where it is not what the member had in
-    the base (that of its rank there; nothing for a new one). `micro_batches`: how many the step has."""
+    """Who computes which micro-batches of a generation's first step: by unit, where it is not what the unit had in
+    the base (that of its number there; nothing for a new one). `micro_batches`: how many the step has."""
 
     micro_batches: Count
     other: dict[Count, tuple[Count, ...]]
 
 
-class BeginNode(Struct, frozen=True, kw_only=True):
+class BeginNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The members on this node are to leave whatever they are in, and to enter this generation (see Begin).
 
-    `shares` None: those of the ranks.
+    `shares` None: those of the units' numbers. `kept`: by unit, as in Begin.
     """
 
     plan: PlanChange
     decision: Decision
-    shares: Shares | None = None
+    shares: Shares | None
+    kept: tuple[tuple[Count, ...], ...] = ()
 
 
 class PrepareNode(Struct, frozen=True, kw_only=True):

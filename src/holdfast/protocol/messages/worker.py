@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.commit import Commit, Metrics
+from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.names import Count, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding, SnapshotPart
@@ -39,6 +40,8 @@ class Attach(Struct, frozen=True, kw_only=True):
     expert_shape: ExpertShape | None = None
     saves: bool = False  # checkpoints
     saves_in_time: bool = False  # whenever the coordinator says so
+    #: how a replica lies over the workers of a node, and which of them this is follows from its index
+    layout: Layout = WHOLE
 
 
 class Begun(Struct, frozen=True, kw_only=True):
@@ -110,7 +113,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """The answer to Stop, and a promise not to advance until the next Begin.
 
     `generation` echoes Stop's. `applied` is None where this worker holds no state of the job (fresh, or void).
-    `summed`: micro-batches of `step` whose gradients this worker has or is about to have.
+    `summed`: micro-batches of `step` whose gradients this worker has or is about to have; where it is a place of a
+    unit, also the one that it has proposed to that: it is computed if all places name it, and never if one does not.
     `fresh`: the state is this worker's own initial one, whole: only that can become everybody's at a START.
     `state`: which parts of the state of `applied` are here. `result`: the same of `step` = applied + 1, once FORWARD
     was carried out; None where not all of its reductions are here. `reduced`: v of that step then, but for its flags.

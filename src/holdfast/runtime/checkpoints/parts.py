@@ -1,7 +1,8 @@
 """A checkpoint's parts: each rank's share of the dense state and the rows of the experts that it saves, copied.
 
-The dense state is the same on every rank: each takes its share of it, cut by bytes between two rows of a tensor. What a
-part holds is said in its header, so that parts can be read by any world.
+The dense state is the same on all ranks of a role: each takes its share of it, cut by bytes between two rows of a
+tensor. What several roles have alike the first of them saves. What a part holds is said in its header, in terms of
+whole tensors, so that parts can be read by any world, under any layout.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from holdfast.protocol.checkpoints.tensor_files import CODES, SUFFIX, StoredRows, header_of
+from holdfast.protocol.checkpoints.boxes import Box
+from holdfast.protocol.checkpoints.tensor_files import CODES, SUFFIX, StoredPiece, header_of
+from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.state import Manifest, StateView
@@ -46,47 +51,87 @@ def part_name(part: int, parts: int) -> str:
     return f"part-{part:05d}-of-{parts:05d}{SUFFIX}"
 
 
-def copy_part(view: StateView, part: int, parts: int, rows: Mapping[str, torch.Tensor] | None = None) -> StatePart:
+class _Piece(NamedTuple):
+    """A piece of a tensor that is saved: live rows of what is here, where in the whole they begin, and its shape."""
+
+    name: str
+    rows: torch.Tensor
+    offset: tuple[int, ...]
+    whole: tuple[int, ...] = ()
+
+    def stored(self, begin: int) -> StoredPiece:
+        code, shape = stored_as(self.rows.dtype, self.rows.shape)
+        beyond = shape[self.rows.dim() :]  # (bytes of an element that the format has no name for)
+        return StoredPiece(
+            name=self.name,
+            code=code,
+            box=Box((*self.offset, *(0 for _ in beyond)), shape),
+            whole=(*self.whole, *beyond) if self.whole else (),
+            begin=begin,
+        )
+
+
+def copy_part(
+    view: StateView,
+    part: int,
+    parts: int,
+    rows: Mapping[str, torch.Tensor] | None = None,
+    place: PlaceInUnit = WHOLE_UNIT,
+) -> StatePart:
     """Copy one part of the state; when this returns, the state may change.
 
     Args:
-        part: which of `parts`, 0-based.
+        part: which of `parts` that the ranks of this role save, 0-based.
         rows: whole tensors that are saved in this part, by name.
+        place: which part of a replica is here.
     """
-    pieces = [(name, first, as_stored(tensor)) for name, first, tensor in _share(view, part, parts)]
-    pieces += [(name, 0, as_stored(tensor)) for name, tensor in (rows or {}).items()]
+    pieces = list(_share(view, part, parts, place))
+    pieces += [_Piece(name, tensor, (0,) * tensor.dim()) for name, tensor in (rows or {}).items()]
+    stored = [as_stored(piece.rows) for piece in pieces]
     # What takes more bytes an element comes first, so that all elements lie where a processor likes them.
-    pieces.sort(key=lambda piece: -piece[2].element_size())
-    described: list[StoredRows] = []
+    order = sorted(range(len(pieces)), key=lambda number: -stored[number].element_size())
+    described: list[StoredPiece] = []
     end = 0
-    for name, first, tensor in pieces:
-        code, shape = stored_as(tensor.dtype, tensor.shape)
-        described.append(StoredRows(name=name, code=code, shape=shape, first=first, begin=end))
+    for number in order:
+        described.append(pieces[number].stored(end))
         end += described[-1].nbytes
     data = torch.empty(end, dtype=torch.uint8)
     with torch.no_grad():
-        for piece, (_, _, tensor) in zip(described, pieces, strict=True):
+        for piece, number in zip(described, order, strict=True):
+            tensor = stored[number]
             room = data[piece.begin : piece.begin + piece.nbytes].view(tensor.dtype)
             room.view(tensor.shape).copy_(tensor)
     return StatePart(header=header_of(described), data=data)
 
 
-def _share(view: StateView, part: int, parts: int) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Yield the rows of a part: name of the tensor, the first row, and the live rows."""
-    total = view.nbytes
+def _share(view: StateView, part: int, parts: int, place: PlaceInUnit) -> Iterator[_Piece]:
+    """Yield the rows of a part of what this role saves."""
+    saved = [number for number in range(len(view.tensors)) if _is_saved(view, number, place)]
+    total = sum(view.tensors[number].nbytes for number in saved)
     begin, end = total * part // parts, total * (part + 1) // parts
-    at = 0
-    for name, tensor in zip(stored_names(view.manifest), view.tensors, strict=True):
-        nbytes = tensor.numel() * tensor.element_size()
+    names, at = stored_names(view.manifest), 0
+    for number in saved:
+        name, tensor, spread = names[number], view.tensors[number], view.spread.get(number)
+        whole = tuple(spread.shape) if spread is not None else ()
+        offset = box_of(name, spread, place).offset if spread is not None else (0,) * tensor.dim()
+        nbytes = tensor.nbytes
         if nbytes == 0 or tensor.dim() == 0:
             if begin <= at < end or (part == 0 and at >= total):
-                yield name, 0, tensor
+                yield _Piece(name, tensor, offset, whole)
         else:
             each = nbytes // tensor.shape[0]
             first, last = (max(0, min(-(-(edge - at) // each), tensor.shape[0])) for edge in (begin, end))
             if first < last:
-                yield name, first, tensor[first:last]
+                yield _Piece(name, tensor[first:last], (offset[0] + first, *offset[1:]), whole)
         at += nbytes
+
+
+def _is_saved(view: StateView, number: int, place: PlaceInUnit) -> bool:
+    """Tell whether this role saves what is here of a tensor: what several have alike, the first of them does."""
+    spread = view.spread.get(number)
+    if spread is None:
+        return place.counts(view.tensors[number])
+    return place.counts(spread) and (view.tensors[number].numel() > 0 or not (spread.numel() or place.place))
 
 
 def stored_names(manifest: Manifest) -> list[str]:

@@ -26,13 +26,15 @@ from holdfast.protocol.messages.worker import CheckpointUnwritten
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import seal_of
 from holdfast.runtime.checkpoints.best import BestChoice, BestStates, Rating
+from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_manifest, in_terms_of
 from holdfast.runtime.checkpoints.parts import copy_part, part_name, stored_names
 from holdfast.runtime.checkpoints.stored_tensors import load_tensors, opened
 from holdfast.runtime.data.sampling import StepSizes
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows, row_name
 from holdfast.runtime.moe.holding.shards import LayerSpec
-from holdfast.runtime.state.state import Manifest, StateMismatchError, StateView, TrainingState
+from holdfast.runtime.state.state import StateMismatchError, StateView, TrainingState
 from holdfast.storage import Chunk, Storage, said
 
 logger = logging.getLogger(__name__)
@@ -123,6 +125,7 @@ class CheckpointSaver:
         tell: Callable[[CheckpointUnwritten], None],
         obey: Callable[[AcceptCheckpoint | PruneCheckpoints], None] = lambda order: None,
         samples: Samples | None = None,
+        place: PlaceInUnit = WHOLE_UNIT,
     ) -> None:
         """Make sure that the directory is there.
 
@@ -131,6 +134,7 @@ class CheckpointSaver:
             tell: sends a message to the coordinator.
             obey: what else is done with what becomes of a checkpoint.
             samples: those of the job, to be written down and compared; None for neither.
+            place: which part of a replica is here.
 
         Raises:
             BadInputError: the directory is not usable, or a number makes no sense.
@@ -142,6 +146,7 @@ class CheckpointSaver:
         self._worker = worker
         self._every = every
         self._samples = samples
+        self._place = place
         self._sink, self._tell = sink, tell
         self._obey = obey
         self._lock = threading.Lock()
@@ -216,7 +221,8 @@ class CheckpointSaver:
         begun = time.monotonic()
         view, rows = state.capture(), experts() if experts is not None else None
         try:
-            part = copy_part(view, share.rank, share.world, rows.rows if rows is not None else None)
+            among = self._place.among(share.rank, share.world)
+            part = copy_part(view, *among, rows.rows if rows is not None else None, self._place)
         except (RuntimeError, MemoryError) as error:
             logger.error("the checkpoint of step %d is left out, for there is no room for a copy: %s", step, error)
             self.leave_out(step, share, f"there is no room for a copy: {error}"[:1000])
@@ -273,7 +279,7 @@ class CheckpointSaver:
             first: this rank says where the checkpoint's learning rates are not the script's.
         """
         mine = state.optimizers.learning_rates()
-        step = load_checkpoint(self.storage, name, state, self._samples)
+        step = load_checkpoint(self.storage, name, state, self._samples, self._place)
         theirs = state.optimizers.learning_rates()
         if first and mine != theirs:
             logger.warning("the checkpoint's learning rate %s is used, not the script's %s", theirs, mine)
@@ -338,7 +344,7 @@ def beside(
     view: StateView, experts: ExpertRows | None, samples: Samples | None
 ) -> dict[str, Callable[[], Iterable[Chunk]]]:
     """Return the content of the small files of a checkpoint, by name: what its tensors are."""
-    contents = {STATE: msgspec.msgpack.encode(view.manifest)}
+    contents = {STATE: encode_manifest(view.manifest)}
     if samples is not None:
         contents[SAMPLES] = msgspec.json.encode(samples)
     if experts is not None:
@@ -346,10 +352,19 @@ def beside(
     return {name: partial(iter, (content,)) for name, content in contents.items()}
 
 
-def load_checkpoint(storage: Storage, name: str, state: TrainingState, samples: Samples | None = None) -> int:
+def load_checkpoint(
+    storage: Storage,
+    name: str,
+    state: TrainingState,
+    samples: Samples | None = None,
+    place: PlaceInUnit = WHOLE_UNIT,
+) -> int:
     """Load a checkpoint into the model, the optimizer and the extra objects, and return its step.
 
     Nothing is touched before the checkpoint is known to be whole and of this model.
+
+    Args:
+        place: which part of a replica is here, whatever was where the checkpoint was written.
 
     Raises:
         DamagedCheckpointError: it is not whole.
@@ -360,16 +375,19 @@ def load_checkpoint(storage: Storage, name: str, state: TrainingState, samples: 
     where = f"{storage.where}/{checkpoint}"
     data = read_beside(storage, checkpoint, STATE)
     try:
-        manifest = msgspec.msgpack.decode(data, type=Manifest)
+        manifest = decode_manifest(data)
     except msgspec.DecodeError as error:
         raise DamagedCheckpointError(f"{name}/{STATE} cannot be read: {error}") from None
     if samples is not None:
         _compare(storage, checkpoint, where, samples)
     try:
+        manifest, parts = in_terms_of(state, manifest, place)
         tensors = state.prepare(manifest)
     except StateMismatchError as error:
         raise BadInputError(f"checkpoint {where} is not of this model: {error}") from None
-    load_tensors(storage, checkpoint, dict(zip(stored_names(manifest), tensors, strict=True)))
+    names = stored_names(manifest)
+    wanted = {names[number]: part for number, part in parts.items()}
+    load_tensors(storage, checkpoint, dict(zip(names, tensors, strict=True)), wanted)
     try:
         state.adopt(manifest, tensors)
     except StateMismatchError as error:

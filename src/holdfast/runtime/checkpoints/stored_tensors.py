@@ -1,5 +1,7 @@
 """Reads the tensors of a checkpoint into tensors that are there, at any world size, without running anything.
 
+Of a tensor that is spread over a unit's places what belongs here is read, whichever boxes of it lie there.
+
 Whoever can write to the checkpoint directory can put there what he likes: what a file says it holds is compared with
 what is wanted before a byte is read.
 """
@@ -9,37 +11,45 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import BinaryIO
 
 import torch
 
+from holdfast.protocol.checkpoints.boxes import Box, make_up
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError, read_manifest
 from holdfast.protocol.checkpoints.names import StoredFile
-from holdfast.protocol.checkpoints.tensor_files import SUFFIX, StoredRows, read_header
+from holdfast.protocol.checkpoints.tensor_files import SUFFIX, StoredPiece, read_header
+from holdfast.runtime.checkpoints.global_terms import LocalPart
 from holdfast.runtime.checkpoints.parts import stored_as
 from holdfast.runtime.state.memory import directly_readable
 from holdfast.storage import Storage, said
 
 
-def load_tensors(storage: Storage, checkpoint: str, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_tensors(
+    storage: Storage, checkpoint: str, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, LocalPart] | None = None
+) -> None:
     """Fill tensors, by name, with what a checkpoint holds; the caller has verified it.
+
+    Args:
+        parts: which parts of the checkpoint's tensors those are that are not all of them.
 
     Raises:
         DamagedCheckpointError: it holds something else, or cannot be read. Some tensors may be filled.
     """
     _, files = read_manifest(storage, checkpoint)
-    found: dict[str, list[tuple[int, int]]] = {name: [] for name in tensors}
+    whole = {name: LocalPart(Box.all_of(tensor.shape), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    filling = _Filling(tensors, whole | dict(parts or {}))
     for file in files:
         if file.name.endswith(SUFFIX):
             called = f"{checkpoint}/{file.name}"
             try:
                 with opened(storage, checkpoint, file) as stream:
-                    _take(stream, called, file.bytes, tensors, found)
+                    filling.take(stream, called, file.bytes)
             except OSError as error:
                 raise DamagedCheckpointError(f"{called} cannot be read: {said(error)}") from None
-    for name, tensor in tensors.items():
-        if not _whole(found[name], tensor):
+    for name in tensors:
+        if not filling.has(name):
             raise DamagedCheckpointError(f"{checkpoint} does not hold all of {name}, once")
 
 
@@ -58,52 +68,63 @@ def opened(storage: Storage, checkpoint: str, file: StoredFile) -> BinaryIO:
     return io.BytesIO(data)
 
 
-def _take(
-    stream: BinaryIO,
-    called: str,
-    size: int,
-    tensors: Mapping[str, torch.Tensor],
-    found: Mapping[str, list[tuple[int, int]]],
-) -> None:
-    """Read from one file what is wanted of it, and note in `found` which rows came."""
-    pieces, start = read_header(stream, size, called)
-    for piece in pieces:
-        tensor = tensors.get(piece.name)
-        if tensor is None:
-            continue
-        code, shape = stored_as(tensor.dtype, tensor.shape)
-        if (piece.code, piece.shape[1:], len(piece.shape)) != (code, shape[1:], len(shape)):
-            raise DamagedCheckpointError(f"{called}: {piece.name} is {piece.code} {piece.shape}, not {code} {shape}")
-        rows = range(piece.first, piece.first + piece.shape[0]) if tensor.dim() else range(1)
-        if rows.stop > _rows(tensor) or (not tensor.dim() and piece.shape != shape):
-            raise DamagedCheckpointError(f"{called}: {piece.name} has rows {piece.first} to {rows.stop} of {shape}")
-        stream.seek(start + piece.begin)
-        _fill(stream, piece, tensor[rows.start : rows.stop] if tensor.dim() else tensor)
-        found[piece.name].append((rows.start, rows.stop))
+class _Filling:
+    """Tensors on their way in."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, LocalPart]) -> None:
+        self._tensors, self._parts = tensors, parts
+        #: what was there of each, whether it was wanted here or not
+        self._found: dict[str, list[Box]] = {name: [] for name in tensors}
+
+    def has(self, name: str) -> bool:
+        """Tell whether all of a whole tensor was there, each element once."""
+        return make_up(self._found[name], self._parts[name].whole)
+
+    def take(self, stream: BinaryIO, called: str, size: int) -> None:
+        """Read from one file what is wanted of it."""
+        pieces, start = read_header(stream, size, called)
+        for piece in pieces:
+            if piece.name not in self._tensors:
+                continue
+            tensor, part = self._tensors[piece.name], self._parts[piece.name]
+            box = _checked(called, piece, tensor, part.whole)
+            self._found[piece.name].append(box)
+            if wanted := box.common(part.box):
+                _fill(stream, start + piece.begin, box, tensor[wanted.seen_from(part.box)], wanted)
+
+
+def _checked(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple[int, ...]) -> Box:
+    """Return which box of a tensor of this shape a piece is.
+
+    Raises:
+        DamagedCheckpointError: it is none.
+    """
+    code, shape = stored_as(tensor.dtype, whole)
+    box, beyond = piece.box, shape[len(whole) :]
+    fits = piece.code == code and box.within(shape) and box.shape[len(whole) :] == beyond
+    if not fits or piece.whole not in ((), shape):
+        said_whole = f" of {piece.whole}" if piece.whole else ""
+        raise DamagedCheckpointError(
+            f"{called}: {piece.name} is {piece.code} {box.shape} at {box.offset}{said_whole}, not of {code} {shape}"
+        )
+    return Box(box.offset[: len(whole)], box.shape[: len(whole)])
 
 
 @torch.no_grad()
-def _fill(stream: BinaryIO, piece: StoredRows, rows: torch.Tensor) -> None:
-    target = rows.detach() if directly_readable(rows) else torch.empty(rows.shape, dtype=rows.dtype)
-    if piece.nbytes:
-        room = target.reshape(-1).view(torch.uint8).numpy().data
-        data = stream.read(piece.nbytes)
-        if len(data) != piece.nbytes:
-            raise OSError(errno.EIO, "it ends too early")
-        room[:] = data
-    if target.data_ptr() != rows.data_ptr():
-        rows.copy_(target)
-
-
-def _whole(rows: Sequence[tuple[int, int]], tensor: torch.Tensor) -> bool:
-    """Tell whether these rows are all of a tensor's, each once."""
-    end = 0
-    for first, last in sorted(rows):
-        if first != end:
-            return False
-        end = last
-    return bool(rows) and end == _rows(tensor)
-
-
-def _rows(tensor: torch.Tensor) -> int:
-    return tensor.shape[0] if tensor.dim() else 1
+def _fill(stream: BinaryIO, start: int, box: Box, into: torch.Tensor, wanted: Box) -> None:
+    """Read what is wanted of a box whose bytes begin somewhere; no more rows of it are read than have some of that."""
+    rows = box
+    if box.shape:
+        rows = Box((wanted.offset[0], *box.offset[1:]), (wanted.shape[0], *box.shape[1:]))
+        before = wanted.offset[0] - box.offset[0]
+        start += before * (box.size // box.shape[0]) * into.itemsize
+    direct = rows.shape == wanted.shape and directly_readable(into)
+    room = into.detach() if direct else torch.empty(rows.shape, dtype=into.dtype)
+    stream.seek(start)
+    nbytes = rows.size * into.itemsize
+    data = stream.read(nbytes)
+    if len(data) != nbytes:
+        raise OSError(errno.EIO, "it ends too early")
+    room.reshape(-1).view(torch.uint8).numpy().data[:] = data
+    if not direct:
+        into.copy_(room[wanted.seen_from(rows)])

@@ -19,11 +19,11 @@ from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.checkpoints.joining import EXPERTS, is_models, whole_tensors
 from holdfast.protocol.checkpoints.names import parse_name
 from holdfast.protocol.checkpoints.tensor_files import CODES
+from holdfast.runtime.checkpoints.global_terms import decode_manifest
 from holdfast.runtime.checkpoints.parts import stored_names
 from holdfast.runtime.checkpoints.saver import STATE, read_beside
 from holdfast.runtime.checkpoints.stored_tensors import load_tensors
 from holdfast.runtime.state import tree
-from holdfast.runtime.state.state import Manifest
 from holdfast.storage import Storage, said, storage_at
 
 _DTYPES = {code: name for name, code in CODES.items()}
@@ -36,7 +36,7 @@ def state_of(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str
         DamagedCheckpointError: it cannot be read.
     """
     try:
-        manifest = msgspec.msgpack.decode(read_beside(storage, checkpoint, STATE), type=Manifest)
+        manifest = decode_manifest(read_beside(storage, checkpoint, STATE))
     except msgspec.DecodeError as error:
         raise DamagedCheckpointError(f"{checkpoint}/{STATE} cannot be read: {error}") from None
     names = stored_names(manifest)
@@ -44,9 +44,9 @@ def state_of(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str
     wanted = {name: spec for name, spec in specs.items() if is_models(name) or not model_only}
     tensors = {name: torch.empty(spec.shape, dtype=tree.dtype_of(spec.dtype)) for name, spec in wanted.items()}
     for whole in whole_tensors(storage, checkpoint):
-        name = whole.rows.name
+        name, box = whole.piece.name, whole.piece.box
         if name.startswith(EXPERTS) and (is_models(name) or not model_only):
-            tensors[name] = torch.empty(whole.rows.shape, dtype=tree.dtype_of(_DTYPES[whole.rows.code]))
+            tensors[name] = torch.empty(box.shape, dtype=tree.dtype_of(_DTYPES[whole.piece.code]))
     load_tensors(storage, checkpoint, tensors)
     ordered = [tensors.get(name, torch.empty(0)) for name in names]
     models = manifest.parameters + manifest.buffers

@@ -37,6 +37,9 @@ class JobData:
     is pickled to loader workers. keep_apart: the same micro-batch of all steps is always fetched in one place.
     """
 
+    #: what is `wanted` of a micro-batch is the list of its samples' numbers: a part of it can be fetched alone
+    numbered = False
+
     def __init__(self, order: StepSizes, fetch: Fetch, *, keep_apart: bool = False) -> None:
         self.order = order
         self.fetch = fetch
@@ -66,6 +69,8 @@ class FetchSamples:
 
 class MappedData(JobData):
     """A data set that has its samples by number."""
+
+    numbered = True
 
     def __init__(self, dataset: Any, collate: Collate | None, sizes: StepSizes) -> None:
         """Take a data set with `__len__` and `__getitem__` (or `__getitems__`).
@@ -104,6 +109,8 @@ class FetchOfStep:
 
 class CurriculumData(JobData):
     """A data set for each step, by a function of the step's number; each has its samples by number."""
+
+    numbered = True
 
     def __init__(self, dataset_of: Callable[[int], Any], collate: Collate | None, sizes: StepSizes) -> None:
         super().__init__(sizes, FetchOfStep(dataset_of, collate))

@@ -58,6 +58,7 @@ class LoaderPool:
         wanted: Callable[[int, int], Any],
         *,
         seed: int,
+        part: int = 0,
         workers: int,
         ahead: int,
         processes: ProcessSupply,
@@ -68,6 +69,7 @@ class LoaderPool:
         Args:
             fetch: makes micro-batches; each loader worker gets a copy.
             wanted: what it needs to know of one, beside step and number, when it is asked for.
+            seed, part: of what is drawn meanwhile, as of `seed_fetch`.
             ahead: micro-batches that each loader worker may be ahead.
             keep_apart: the same micro-batch of all steps is fetched by the same loader worker.
 
@@ -75,7 +77,7 @@ class LoaderPool:
             BadInputError: `fetch` cannot be pickled.
         """
         self.capacity = workers * ahead
-        self._wanted, self._seed, self._keep_apart = wanted, seed, keep_apart
+        self._wanted, self._seed, self._part, self._keep_apart = wanted, seed, part, keep_apart
         self._processes = processes
         self._fetcher = _packed(fetch)
         self._count = 0
@@ -170,7 +172,7 @@ class LoaderPool:
         except OSError as error:
             channel.close()
             raise HoldfastError(f"loader worker {number} cannot be started: {error}") from None
-        channel.send_thing(Said.SET_UP, 0, LoaderSetting.of_this_process(number, self._seed))
+        channel.send_thing(Said.SET_UP, 0, LoaderSetting.of_this_process(number, self._seed, self._part))
         channel.send(Said.FETCHER, 0, self._fetcher)
         return _LoaderWorker(number=number, channel=channel, process=process)
 

@@ -26,12 +26,13 @@ _COMM = "/proc/self/comm"
 class LoaderSetting(msgspec.Struct, frozen=True, kw_only=True):
     """Around what micro-batches are made: the worker's own surroundings.
 
-    worker_pid: the worker's. number: of this loader worker, from 0. seed: the job's.
+    worker_pid: the worker's. number: of this loader worker, from 0. seed, part: of what is drawn (`seed_fetch`).
     """
 
     worker_pid: int
     number: int
     seed: int
+    part: int
     environment: dict[str, str]
     cwd: str
     path: tuple[str, ...]
@@ -39,13 +40,14 @@ class LoaderSetting(msgspec.Struct, frozen=True, kw_only=True):
     main: MainModule
 
     @classmethod
-    def of_this_process(cls, number: int, seed: int) -> LoaderSetting:
+    def of_this_process(cls, number: int, seed: int, part: int) -> LoaderSetting:
         """Return those of this process, for a loader worker of its."""
         kept = {name: value for name, value in os.environ.items() if name != environment.WORKER}
         return cls(
             worker_pid=os.getpid(),
             number=number,
             seed=seed,
+            part=part,
             environment={**kept, environment.LOADER: str(number)},
             cwd=os.getcwd(),
             path=tuple(sys.path),
@@ -111,7 +113,7 @@ class LoaderProcess:
     def _fetch(self, asked: Message, setting: LoaderSetting, fetch: Fetch, main: LoadedMain) -> None:
         step, micro_batch, wanted = asked.open(main)
         try:
-            seed_fetch(setting.seed, step, micro_batch, devices=False)
+            seed_fetch(setting.seed, step, micro_batch, setting.part, devices=False)
             self._channel.send_thing(Said.DONE, asked.number, fetch(step, micro_batch, wanted))
         except BaseException as error:  # noqa: BLE001 - whatever data set and collate function raise is the script's
             where = f"loader worker {setting.number}, at micro-batch {micro_batch} of step {step}"

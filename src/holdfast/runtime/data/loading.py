@@ -18,6 +18,7 @@ from holdfast.runtime.data.randomness import seed_fetch
 from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.data.streams import Shards, StreamedData
 from holdfast.runtime.data.torch_loader import Collate, DataOptions, is_stream, take_apart
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 
 
 class MicroBatchLoader:
@@ -33,11 +34,13 @@ class MicroBatchLoader:
         micro_batch: int,
         options: DataOptions | None = None,
         zygote: str = "",
+        place: PlaceInUnit = WHOLE_UNIT,
     ) -> None:
         """Look at the data and fix the order.
 
         Args:
             zygote: socket of one that loader workers may be forked by; "" where there is none.
+            place: which part of each micro-batch's samples is computed here (layouts).
 
         Raises:
             BadInputError: the data cannot be used as they are, or a number is wrong (`StepSizes`).
@@ -46,6 +49,14 @@ class MicroBatchLoader:
         dataset, self.options, self.difference = take_apart(data, options or DataOptions(), micro_batch)
         self._data = job_data(dataset, self.options.collate, sizes)
         self.device = device
+        self._part, self._parts = part, parts = place.shard, place.layout.shard
+        #: what data sets draw goes with the samples that are fetched: where all are, it is the same in all places
+        self._drawn = part if self._data.numbered else 0
+        if micro_batch % parts:
+            raise BadInputError(
+                f"micro_batch is {micro_batch} and the layout's shard size {parts}: the places of a unit share out a "
+                "micro-batch's samples, so it must be a multiple of that"
+            )
         #: there are no data beyond this step, or none are needed; None: that is not known
         self.last_step: int | None = None
         self._coming: Iterator[Key] = iter(())
@@ -92,6 +103,8 @@ class MicroBatchLoader:
         """
         self.order.check(step, micro_batch)
         fetched = self._data.arrived(step, micro_batch, self._pooled(step, micro_batch))
+        if self._parts > 1 and not self._data.numbered:
+            fetched = cut(fetched, self._part, self._parts, self.order.micro_batch)
         return to_device(fetched, self.device, pin=self._pins)
 
     def close(self) -> None:
@@ -118,9 +131,17 @@ class MicroBatchLoader:
         return batch
 
     def _fetched_here(self, step: int, micro_batch: int) -> Any:
-        wanted = self._data.wanted(step, micro_batch)
-        seed_fetch(self.order.seed, step, micro_batch, devices=True)
+        wanted = self._wanted(step, micro_batch)
+        seed_fetch(self.order.seed, step, micro_batch, self._drawn, devices=True)
         return self._data.fetch(step, micro_batch, wanted)
+
+    def _wanted(self, step: int, micro_batch: int) -> Any:
+        """Return what is to be fetched here of a micro-batch."""
+        wanted = self._data.wanted(step, micro_batch)
+        if self._parts == 1 or not self._data.numbered:
+            return wanted
+        each = self.order.micro_batch // self._parts
+        return wanted[self._part * each : (self._part + 1) * each]
 
     def _begin(self, pool: LoaderPool) -> None:
         """A step begins: say whether this process fetches its first micro-batch itself.
@@ -148,8 +169,9 @@ class MicroBatchLoader:
     def _make_pool(self, zygote: str) -> LoaderPool:
         return LoaderPool(
             self._data.fetch,
-            self._data.wanted,
+            self._wanted,
             seed=self.order.seed,
+            part=self._drawn,
             workers=self.options.num_workers,
             ahead=self.options.prefetch_factor or PREFETCH_FACTOR,
             processes=ProcessSupply(zygote, PRELOAD_FOR_LOADERS),
@@ -226,6 +248,34 @@ def _check_curriculum(data: Callable[..., Any]) -> None:
         ) from None
     except ValueError:  # one that is not written in Python, and does not say
         return
+
+
+def cut(batch: Any, part: int, parts: int, samples: int) -> Any:
+    """Return one of equal parts of a micro-batch's samples: of all tensors and lists in it, along their first axis.
+
+    Raises:
+        BadInputError: one has another number of samples there.
+    """
+    if isinstance(batch, dict):
+        return {key: cut(value, part, parts, samples) for key, value in cast(dict[Any, Any], batch).items()}
+    if isinstance(batch, tuple) or (isinstance(batch, list) and batch and isinstance(batch[0], torch.Tensor | list)):
+        values = cast(Sequence[Any], batch)
+        made = [cut(value, part, parts, samples) for value in values]
+        make = cast(Callable[..., Any], type(values))
+        return make(*made) if hasattr(values, "_fields") else make(made)
+    if not isinstance(batch, torch.Tensor | list):
+        return batch
+    here = cast(torch.Tensor | list[Any], batch)
+    if isinstance(here, torch.Tensor) and here.ndim == 0:
+        return here
+    if len(here) != samples:
+        raise BadInputError(
+            f"a micro-batch has {len(here)} entries along the first axis of one of its parts, and {samples} samples: "
+            "they cannot be shared out among the places of a unit; give the data as a data set with __len__ and "
+            "__getitem__, or put the samples along the first axis"
+        )
+    each = samples // parts
+    return here[part * each : (part + 1) * each]
 
 
 def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:

@@ -18,20 +18,28 @@ from holdfast.runtime.tensors import seed_all
 _COMPUTING, _FETCHING = b"hf-stream", b"hf-fetch"
 
 
-def stream_seed(seed: int, step: int, micro_batch: int, *, of: bytes = _COMPUTING) -> int:
-    """Return the 64-bit seed of one micro-batch's stream; distinct arguments give unrelated streams."""
-    packed = struct.pack("<QQQ", seed % (1 << 64), step, micro_batch)
+def stream_seed(seed: int, step: int, micro_batch: int, part: int = 0, *, of: bytes = _COMPUTING) -> int:
+    """Return the 64-bit seed of one micro-batch's stream, or of one of its parts (layouts).
+
+    Distinct arguments give unrelated streams.
+    """
+    packed = struct.pack("<QQQ", seed % (1 << 64), step, micro_batch) + (struct.pack("<Q", part) if part else b"")
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8, person=of).digest(), "little")
 
 
-def seed_micro_batch(seed: int, step: int, micro_batch: int) -> None:
-    """Seed the global generators of torch (all devices), Python and numpy (the legacy one) for a forward pass."""
-    _seed(stream_seed(seed, step, micro_batch), devices=torch.accelerator.is_available())
+def seed_micro_batch(seed: int, step: int, micro_batch: int, part: int = 0) -> None:
+    """Seed the global generators of torch (all devices), Python and numpy (the legacy one) for a forward pass.
+
+    Args:
+        part: of the micro-batch's samples, where several places of a unit share them out.
+    """
+    _seed(stream_seed(seed, step, micro_batch, part), devices=torch.accelerator.is_available())
 
 
-def seed_fetch(seed: int, step: int, micro_batch: int, *, devices: bool) -> None:
+def seed_fetch(seed: int, step: int, micro_batch: int, part: int = 0, *, devices: bool) -> None:
     """The same for what data set and collate function draw; `devices`: torch's generators of all devices, too."""
-    _seed(stream_seed(seed, step, micro_batch, of=_FETCHING), devices=devices and torch.accelerator.is_available())
+    drawn = stream_seed(seed, step, micro_batch, part, of=_FETCHING)
+    _seed(drawn, devices=devices and torch.accelerator.is_available())
 
 
 def _seed(stream: int, *, devices: bool) -> None:

@@ -185,6 +185,8 @@ class FetchOfStreams:
 class StreamedData(JobData, NoteSource):
     """Data in M streams, and where each of them stands; to be kept with the training state."""
 
+    of_parts = False
+
     def __init__(self, stream: StatefulStream | Shards, sizes: StepSizes) -> None:
         """Stand at the beginning of all streams.
 

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 
 from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.proposals import Proposal, ProposalKind
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import MAX_TOLD, EvaluationDone, EvaluationResult
 from holdfast.runtime.checkpoints.best import Rating
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.data.loading import to_device
 from holdfast.runtime.data.randomness import seed_micro_batch
-from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, to_bits
+from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, in_all, to_bits
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.gathering import gather_bytes
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 #: (its randomness is not that of a step's micro-batch of the same number)
 _EVALUATING = 0x6576616C
+#: of the number under which the places of a unit agree on a shard; the rest is that of the evaluation
+_SHARD_BITS = 40
 
 
 class _Share(msgspec.Struct, frozen=True, array_like=True):
@@ -126,14 +129,14 @@ class Evaluating:
         """Go through one evaluation; False where a Stop came."""
         comm, held = groups.domain, self._held.setdefault(evaluation.name, {})
         self._shared.progress.at(Activity.EVALUATING)
-        known = self._known(evaluation, comm, held)
+        known = self._known(evaluation, groups.world, held)
         missing = [shard for shard, holder in enumerate(known) if holder is None]
         with _as_it_was(self._workload), torch.no_grad():
             for first in range(0, len(missing), comm.size):
                 with self._shared.changed:
                     if self._shared.left(generation):
                         return False
-                if not self._round(evaluation, held, missing[first : first + comm.size], comm.rank):
+                if not self._round(evaluation, held, missing[first : first + comm.size], comm.rank, generation):
                     self._shared.wait_for(generation, lambda: None)  # (the layers have told what broke)
                     return False
         mine = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
@@ -142,13 +145,18 @@ class Evaluating:
         for share in gather_bytes(comm, _encoder.encode(mine), "evaluation"):
             held.update(_results.decode(share))
         found = evaluation.combined([held[shard] for shard in range(evaluation.shards)])
-        self._keep(evaluation, found, comm.rank)
+        self._keep(evaluation, found, groups.world.rank)
         return True
 
     def _round(
-        self, evaluation: ModelEvaluation, held: dict[int, ShardResult], shards: Sequence[int], rank: int
+        self,
+        evaluation: ModelEvaluation,
+        held: dict[int, ShardResult],
+        shards: Sequence[int],
+        rank: int,
+        generation: int,
     ) -> bool:
-        """Measure this rank's one of these shards; False where an exchange of tokens was broken off.
+        """Measure this rank's one of these shards; False where an exchange of tokens was broken off, or a Stop came.
 
         Experts are where they are: in each round a rank without a shard lets its own take part in the others'.
 
@@ -158,6 +166,8 @@ class Evaluating:
         experts = self._workload.experts
         if rank < len(shards):
             shard = shards[rank]
+            if not self._all_places(evaluation, generation, shard):
+                return False
             self._shared.progress.at(Activity.EVALUATING, shard)
             result = self._measure(evaluation, shard)
             if experts is not None and not experts.evaluated():
@@ -172,8 +182,17 @@ class Evaluating:
             experts.attend(self._step, shards[0])
         return experts is None or experts.void is None
 
+    def _all_places(self, evaluation: ModelEvaluation, generation: int, shard: int) -> bool:
+        """Wait until all places of the unit are about to measure a shard; False: none of them will."""
+        number = self._evaluations.index(evaluation) << _SHARD_BITS | shard
+        proposal = Proposal(generation, self._step, number, ProposalKind.EVALUATION)
+        return self._shared.together(proposal, lambda: not self._shared.left(generation))
+
     def _known(self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]) -> list[int | None]:
-        """Return which rank has each shard first.
+        """Return which rank of its domain has each shard first: a unit has what all of its places have.
+
+        Args:
+            comm: of the world: some places may have got the others' results, and the rest of their units not.
 
         Raises:
             BadInputError: the workers evaluate other things.
@@ -185,7 +204,9 @@ class Evaluating:
                 f"job.evaluate() is not called alike on all workers: (name, every, samples, batch) is "
                 f"{evaluation.settings} here and {others[0]} elsewhere"
             )
-        return holders_of([share.bits for share in shares], evaluation.shards)
+        places = self._workload.place.layout.places
+        units = [shares[first : first + places] for first in range(0, len(shares), places)]
+        return holders_of([in_all([share.bits for share in unit]) for unit in units], evaluation.shards)
 
     def _measure(self, evaluation: ModelEvaluation, shard: int) -> ShardResult:
         workload = self._workload
@@ -260,3 +281,7 @@ def _as_it_was(workload: Workload) -> Generator[None]:
         untyped.set_state(array)
         for module, training in modules:
             module.training = training
+        if workload.place.spread:
+            from holdfast.runtime.layouts.sharded import reshard
+
+            reshard(workload.state.model)

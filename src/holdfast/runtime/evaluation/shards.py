@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, cast
 
 import msgspec
@@ -145,6 +146,11 @@ def to_bits(shards: Mapping[int, ShardResult], count: int) -> bytes:
     there = np.zeros(count, dtype=np.bool_)
     there[list(shards)] = True
     return np.packbits(there).tobytes()
+
+
+def in_all(bits: Sequence[bytes]) -> bytes:
+    """Return the bits that all of these have."""
+    return reduce(lambda all_of, one: bytes(a & b for a, b in zip(all_of, one, strict=True)), bits)
 
 
 def holders_of(bits: Sequence[bytes], count: int) -> list[int | None]:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from holdfast.runtime.groups.communicator import Communicator, Pending
+from holdfast.runtime.layouts.local import local_of
 from holdfast.runtime.state.memory import large_zeros
 from holdfast.runtime.tensors import vector_norm
 
@@ -55,18 +56,26 @@ def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1
 class Bucket:
     """Flat buffers of some parameters of one dtype and device.
 
-    `local` has this rank's gradients as autograd made them, None where there is none.
+    `local` has this rank's gradients as autograd made them, None where there is none. Of parameters that are spread
+    over a unit's places (layouts), everything here is about the part that this worker holds.
     `flat` holds this rank's gradients, and the reduced ones once they have been gathered. Behind the `numel` gradient
     elements lie one flag per parameter (how many ranks touched it), one more (how many ranks have `noted` something
     beside their gradients), and zeros, so that it can be cut into equal shards.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], *, counts: bool = True) -> None:
+        """Make the buffers.
+
+        Args:
+            counts: its squared norm is to be added up with the others'; not that of what another role has as well.
+        """
         self.parameters = tuple(parameters)
+        self.counts = counts
         self.local: list[torch.Tensor | None] = [None] * len(self.parameters)
         #: torch's version counters of `local` as backward left them, 0 where there is none
         self.versions = [0] * len(self.parameters)
-        self.numel = sum(parameter.numel() for parameter in parameters)
+        self._here = [local_of(parameter).detach() for parameter in parameters]
+        self.numel = sum(parameter.numel() for parameter in self._here)
         self.used = self.numel + len(parameters) + 1
         self.noted = False
         self._capacity = self._room = self.used + ALIGNMENT * FIRST_SHARDS
@@ -92,7 +101,7 @@ class Bucket:
         self.flat[self.numel : self.used] = torch.tensor(flags, dtype=self.flat.dtype)
         for gradient, view in zip(self.local, self.views, strict=True):
             if gradient is not None:
-                view.copy_(gradient)
+                view.copy_(local_of(gradient))
             else:
                 view.zero_()
 
@@ -140,7 +149,7 @@ class Bucket:
             if last:
                 square += squared_norm(part[: max(gradients - begin, 0)])
         nonfinite = 0 if math.isfinite(square) else int((~total[:gradients].isfinite()).sum())
-        return square, nonfinite
+        return (square, nonfinite) if self.counts else (0.0, 0)
 
     def start_spread(self, comm: Communicator, level: int) -> Pending:
         """Start bringing all parts of a level to its group, in `flat`."""
@@ -182,15 +191,15 @@ class Bucket:
         return known[:numel]
 
     def _buffer(self, numel: int) -> torch.Tensor:
-        first = self.parameters[0]
+        first = self._here[0]
         return large_zeros(numel, dtype=first.dtype, device=first.device)
 
     def _views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         views: list[torch.Tensor] = []
         offset = 0
-        for parameter in self.parameters:
-            views.append(buffer[offset : offset + parameter.numel()].view(parameter.shape))
-            offset += parameter.numel()
+        for here in self._here:
+            views.append(buffer[offset : offset + here.numel()].view(here.shape))
+            offset += here.numel()
         return tuple(views)
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.gathering import gather_bytes
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 
 #: of one micro-batch, from each source of notes; b"" says nothing
 Note = tuple[bytes, ...]
@@ -27,6 +28,10 @@ class NoteSource:
     `begin`, `computed`, `note`; then `rank_note`; `take`, once all ranks' notes are here; and, once the step has
     passed, perhaps under a later generation, `apply`. An attempt may be left anywhere, and another begin.
     """
+
+    #: where the places of a unit share out the samples of a micro-batch (layouts): `take` is given what each of them
+    #: has noted, in the samples' order, and not what the first one has
+    of_parts = True
 
     def restart(self) -> None:
         """An attempt begins: what was not finished of the one before is of no use."""
@@ -49,7 +54,7 @@ class NoteSource:
         """All ranks' notes are here: keep what is made of them until `apply`; nothing is in force yet.
 
         Args:
-            notes: of all M micro-batches, in their order. of_ranks: `rank_note` of each rank.
+            notes: of all M micro-batches, in their order, or of their parts. of_ranks: `rank_note` of each rank.
 
         Raises:
             BadInputError: they do not fit together; the same on every rank.
@@ -59,11 +64,12 @@ class NoteSource:
         """The step has passed: put in force what was made of the notes taken last. Called in apply, on every rank."""
 
 
-class _Share(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank puts in: the notes of its micro-batches, and its own."""
+class _Share(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What one rank puts in: the notes of its micro-batches, or of the part of each that it has, and its own."""
 
     notes: dict[int, Note]
     own: Note
+    part: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -73,10 +79,15 @@ _decoder = msgspec.msgpack.Decoder(_Share)
 class Notes:
     """All sources of notes of a job, and the way of their notes to all ranks."""
 
-    def __init__(self, sources: Sequence[NoteSource], micro_batches: int) -> None:
-        """Gather the notes of these sources, the same in number and order on all ranks, of M micro-batches a step."""
+    def __init__(self, sources: Sequence[NoteSource], micro_batches: int, place: PlaceInUnit = WHOLE_UNIT) -> None:
+        """Gather the notes of these sources, the same in number and order on all ranks, of M micro-batches a step.
+
+        Args:
+            place: which part of a replica is here: of places that have the same samples only the first says anything.
+        """
         self._sources = tuple(sources)
         self._micro_batches = micro_batches
+        self._place = place
         self._own: Note = ()
 
     def restart(self) -> None:
@@ -117,25 +128,31 @@ class Notes:
             HaltedError, PeerLostError: abandoned or failed.
             BadInputError: what a source says of the notes.
         """
-        mine = _encoder.encode(_Share(dict(held), self._own))
-        shares = [_decoder.decode(share) for share in gather_bytes(comm, mine, "notes")]
-        notes = {number: note for share in shares for number, note in share.notes.items()}
+        silent, shard = self._place.tensor > 0, self._place.layout.shard
+        mine = _Share({}, self._none) if silent else _Share(dict(held), self._own, self._place.shard)
+        shares = [_decoder.decode(share) for share in gather_bytes(comm, _encoder.encode(mine), "notes")]
+        notes = {(number, share.part): note for share in shares for number, note in share.notes.items()}
         there = sum(len(share.notes) for share in shares)
-        if sorted(notes) != list(range(self._micro_batches)) or there != self._micro_batches:
+        wanted = [(number, part) for number in range(self._micro_batches) for part in range(shard)]
+        if sorted(notes) != wanted or there != len(wanted):
             return False
-        self._take([notes[number] for number in range(self._micro_batches)], [share.own for share in shares])
+        self._take([notes[one] for one in wanted], [share.own for share in shares])
         return True
 
     def take_none(self) -> None:
         """No rank has anything to say of the step."""
-        none: Note = (b"",) * len(self._sources)
-        self._take([none] * self._micro_batches, [none])
+        self._take([self._none] * self._micro_batches * self._place.layout.shard, [self._none])
 
     def apply(self) -> None:
         """The step has passed: put in force what was made of its notes."""
         for source in self._sources:
             source.apply()
 
+    @property
+    def _none(self) -> Note:
+        return (b"",) * len(self._sources)
+
     def _take(self, notes: Sequence[Note], of_ranks: Sequence[Note]) -> None:
         for place, source in enumerate(self._sources):
-            source.take([note[place] for note in notes], [note[place] for note in of_ranks])
+            those = notes if source.of_parts else notes[:: self._place.layout.shard]
+            source.take([note[place] for note in those], [note[place] for note in of_ranks])

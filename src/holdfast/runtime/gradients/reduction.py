@@ -27,6 +27,7 @@ from holdfast.protocol.commit import Commit, from_lanes, lane_numbers
 from holdfast.runtime.gradients.bucket import Bucket
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
+from holdfast.runtime.layouts.local import as_spread, local_of
 from holdfast.runtime.tensors import numbers
 
 BUCKET_BYTES = 25 << 20
@@ -72,6 +73,7 @@ def reduce_gradients(
     scale: float,
     max_norm: float | None = None,
     own: Commit = NO_LANES,
+    everybody: Communicator | None = None,
 ) -> Commit:
     """Bring the gradients' sums over all ranks, times `scale`, and v to all ranks. All ranks must call it.
 
@@ -80,6 +82,7 @@ def reduce_gradients(
         scale: 1 / (M * loss scale), with M micro-batches in the whole step.
         max_norm: clip to this norm, by torch.nn.utils.clip_grad_norm_'s own formula; None for no clipping.
         own: this rank's part of v, but for what is said of the gradients.
+        everybody: over whom v is added up, where those whose gradients are reduced together are not all.
 
     Returns:
         v, but for its flags, the same on every rank in every bit: the squared norm is the one before clipping.
@@ -93,7 +96,7 @@ def reduce_gradients(
         grad_square=sum(share.grad_square for share in shares),
         nonfinite=sum(share.nonfinite for share in shares),
     )
-    lanes = start_sums(comm, lane_numbers(mine), "lanes of v")
+    lanes = start_sums(everybody or comm, lane_numbers(mine), "lanes of v")
     v = None if max_norm is None else from_lanes(finish_sums(lanes))
     factor = 1.0
     if v is not None and max_norm is not None:
@@ -135,11 +138,13 @@ class GradientBuckets:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         whose: str = "the model",
+        counts: Callable[[torch.nn.Parameter], bool] = lambda _: True,
     ) -> None:
         """Take over the gradients of the parameters that require one.
 
         Args:
             whose: they are, in words.
+            counts: tells whether a parameter counts here in v, or in another role that has the same of it.
 
         Raises:
             BadInputError: no parameter requires a gradient, or one that does is complex.
@@ -153,7 +158,8 @@ class GradientBuckets:
                     f"a parameter of shape {tuple(parameter.shape)} is {parameter.dtype}: gradients are reduced as "
                     "real numbers; hold its real and imaginary part in a real parameter (torch.view_as_complex)"
                 )
-        self._buckets = [Bucket(group) for group in _grouped(trained, bucket_bytes)]
+        grouped = _grouped(trained, bucket_bytes, counts)
+        self._buckets = [Bucket(group, counts=counts(group[0])) for group in grouped]
         self.hide()
 
     @property
@@ -198,7 +204,7 @@ class GradientBuckets:
         for bucket in self._buckets:
             for parameter, known, version in zip(bucket.parameters, bucket.local, bucket.versions, strict=True):
                 here = parameter.grad
-                if (here is not None and here is not known) or (known is not None and known._version != version):
+                if (here is not None and here is not known) or (known is not None and _version(known) != version):
                     raise foreign_gradient(parameter)
 
     def hide(self) -> None:
@@ -210,7 +216,7 @@ class GradientBuckets:
 
     def _note(self) -> None:
         for bucket in self._buckets:
-            bucket.versions = [0 if gradient is None else gradient._version for gradient in bucket.local]
+            bucket.versions = [0 if gradient is None else _version(gradient) for gradient in bucket.local]
 
     def use_reduced(self) -> None:
         """Let every `p.grad` be the reduced gradient.
@@ -220,7 +226,7 @@ class GradientBuckets:
         for bucket in self._buckets:
             flags = numbers(bucket.flat[bucket.numel : bucket.used - 1])
             for parameter, view, flag in zip(bucket.parameters, bucket.views, flags, strict=True):
-                parameter.grad = view if flag else None
+                parameter.grad = as_spread(view, parameter) if flag else None
 
     def say_noted(self, noted: bool) -> None:
         """Let the next reduction tell all ranks whether this one has noted something beside its gradients."""
@@ -278,13 +284,20 @@ class GradientBuckets:
             bucket.fresh_buffers()
 
 
-def _grouped(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
-    """Group by dtype and device, in reverse order (that in which backward makes the gradients), up to a size."""
+def _version(gradient: torch.Tensor) -> int:
+    return local_of(gradient)._version
+
+
+def _grouped(
+    parameters: Sequence[torch.nn.Parameter], bucket_bytes: int, counts: Callable[[torch.nn.Parameter], bool]
+) -> list[list[torch.nn.Parameter]]:
+    """Group by dtype, device, and whether they count, up to a size; in reverse order, as backward makes gradients."""
     full: list[list[torch.nn.Parameter]] = []
-    filling: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    filling: dict[tuple[torch.dtype, torch.device, bool], list[torch.nn.Parameter]] = {}
     for parameter in reversed(parameters):
-        group = filling.setdefault((parameter.dtype, parameter.device), [])
+        kind = parameter.dtype, parameter.device, counts(parameter)
+        group = filling.setdefault(kind, [])
         group.append(parameter)
-        if sum(member.nbytes for member in group) >= bucket_bytes:
-            full.append(filling.pop((parameter.dtype, parameter.device)))
+        if sum(local_of(member).nbytes for member in group) >= bucket_bytes:
+            full.append(filling.pop(kind))
     return [*full, *filling.values()]

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.gradients.reduction import GradientBuckets, foreign_gradient
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.binding import dense_parameters
 from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
@@ -29,7 +30,14 @@ class Update:
     """One optimizer of a job, and what a step does that updates it."""
 
     def __init__(
-        self, name: str, optimizer: Optimizer, state: TrainingState, *, max_norm: float | None, only: bool
+        self,
+        name: str,
+        optimizer: Optimizer,
+        state: TrainingState,
+        *,
+        max_norm: float | None,
+        only: bool,
+        place: PlaceInUnit = WHOLE_UNIT,
     ) -> None:
         """Take over the gradients of what it trains.
 
@@ -37,6 +45,7 @@ class Update:
             name: of the optimizer.
             max_norm: its gradients are clipped to this norm; None for no clipping.
             only: there is no other: all gradients of the model are its.
+            place: which part of a replica is here.
 
         Raises:
             BadInputError: it trains nothing.
@@ -47,7 +56,8 @@ class Update:
         experts = {id(weight) for weight in expert_parameters(state.model)}
         mine = {id(parameter) for parameter in parameters_of(optimizer)}
         dense = dense_parameters(state.model)
-        self.buckets = GradientBuckets([p for p in dense if only or id(p) in mine], whose=_said(name))
+        trained = [p for p in dense if only or id(p) in mine]
+        self.buckets = GradientBuckets(trained, whose=_said(name), counts=place.counts)
         self._reduced = {id(parameter) for parameter in self.buckets.parameters} | experts
         #: (a frozen one of its own is none of them: trained after all, it is to be told of)
         self._others: list[Parameter] = [] if only else [p for p in dense if id(p) not in self._reduced | mine]
@@ -125,12 +135,14 @@ class Updates:
         state: TrainingState,
         order: Sequence[str] | None,
         max_grad_norm: float | Mapping[str, float] | None,
+        place: PlaceInUnit = WHOLE_UNIT,
     ) -> None:
         """Begin with the first at step 1, and begin anew after the last.
 
         Args:
             order: names of optimizers, each at least once; as they were given if None.
             max_grad_norm: for all, or by name.
+            place: which part of a replica is here.
 
         Raises:
             BadInputError: a name is unknown or missing, a norm is not positive, or there is nothing to train.
@@ -140,7 +152,7 @@ class Updates:
         norms = _norms(max_grad_norm, optimizers)
         only = len(optimizers.by_name) == 1
         self._by_name = {
-            name: Update(name, optimizer, state, max_norm=norms.get(name), only=only)
+            name: Update(name, optimizer, state, max_norm=norms.get(name), only=only, place=place)
             for name, optimizer in optimizers.by_name.items()
         }
         self._places: dict[str, int] = {}

@@ -20,10 +20,11 @@ from holdfast.runtime.gradients.emulation import MicroBatchTime
 from holdfast.runtime.gradients.logged_values import LoggedValues
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
-from holdfast.runtime.gradients.reduction import reduce_gradients
+from holdfast.runtime.gradients.reduction import NO_LANES, reduce_gradients
 from holdfast.runtime.gradients.running_statistics import RunningStatistics
 from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.state.refusals import check_extra, check_model
@@ -63,11 +64,13 @@ class Workload:
         loss_scale: LossScale,
         experts: JobExperts | None = None,
         noted: Sequence[NoteSource] = (),
+        place: PlaceInUnit = WHOLE_UNIT,
     ) -> None:
         """Take over the model's gradients.
 
         Args:
             updates: what each step updates of the state.
+            place: which part of a replica is here.
             experts: of the model's MoE layers; None for a dense model.
             noted: what leaves a note of each micro-batch beside its gradient; the same on all ranks, in this order.
         """
@@ -80,11 +83,12 @@ class Workload:
         self.updates = updates
         self.loss_scale = loss_scale
         self.experts = experts
+        self.place = place
         self.sums = LocalSums()
         #: how long a micro-batch is to take; None: as long as it takes
         self.time: MicroBatchTime | None = None
         self.logged = LoggedValues()
-        self._notes = Notes((*noted, self.logged), self.micro_batches)
+        self._notes = Notes((*noted, self.logged), self.micro_batches, place)
         self._statistics = next((source for source in noted if isinstance(source, RunningStatistics)), None)
         self._versions: dict[str, tuple[int, int]] = {}
         #: hash of the micro-batch that was fetched last
@@ -128,7 +132,7 @@ class Workload:
         """Fetch a micro-batch, and seed everything for it."""
         self._notes.begin(self.sums.step, micro_batch)
         batch = self.loader.load(self.sums.step, micro_batch)
-        seed_micro_batch(self.seed, self.sums.step, micro_batch)
+        seed_micro_batch(self.seed, self.sums.step, micro_batch, self.place.shard)
         if self.experts is not None:
             self.experts.state.begin(self.sums.step, micro_batch)
         self._versions = self.state.buffer_versions()
@@ -166,7 +170,7 @@ class Workload:
                 "InstanceNorm's and spectral_norm's): that state would differ from replica to replica; change it in a "
                 "function that is given as protect(..., after_apply=...), or use a layer without it"
             )
-        samples = self.loader.order.micro_batch
+        samples = self.loader.order.micro_batch // self.place.layout.shard
         self.sums.micro_batches.append(micro_batch)
         self.sums.loss += float(loss.detach().double()) * samples
         self.sums.samples += samples
@@ -177,10 +181,14 @@ class Workload:
         """The script is done with a micro-batch: keep what it leaves beside its gradient."""
         self.sums.notes[micro_batch] = self._notes.note()
 
-    def reduce(self, comm: Communicator) -> Commit:
+    def reduce(self, comm: Communicator, everybody: Communicator | None = None) -> Commit:
         """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale, and clip them.
 
         Where any rank has noted something beside its gradients, all get everybody's notes.
+
+        Args:
+            comm: of those who hold the same part of the model.
+            everybody: the world, where those are not all.
 
         Returns:
             v, but for its flags: the same on every rank in every bit, with what was logged.
@@ -192,17 +200,25 @@ class Workload:
         update, sums = self.update, self.sums
         update.check_trained()
         update.buckets.say_noted(self._notes.any(sums.notes))
-        scale = 1.0 / (self.micro_batches * self.loss_scale.factor)
-        own = Commit(grad_square=0.0, loss_sum=sums.loss, samples=sums.samples, nonfinite=0, sample_hashes=sums.hashes)
-        v = reduce_gradients(update.gradients(self.experts), comm, scale, update.max_norm, own)
+        parts = self.micro_batches * self.place.layout.shard  # (each a mean over its samples)
+        scale = 1.0 / (parts * self.loss_scale.factor)
+        v = reduce_gradients(update.gradients(self.experts), comm, scale, update.max_norm, self._own(), everybody)
         if not update.buckets.any_noted():
             self._notes.take_none()
-        elif not self._notes.gather(comm, sums.notes):
+        elif not self._notes.gather(everybody or comm, sums.notes):
             # All ranks see that: a step whose notes are not those of its micro-batches is refused as one whose
             # gradients are not.
             v = replace(v, sample_hashes=-1)
         metrics = self.logged.metrics
         return replace(v, metrics=metrics) if metrics else v  # (all have made the same of the same notes)
+
+    def _own(self) -> Commit:
+        """Return what this worker adds to v, but for its gradients: what several places have alike counts once."""
+        sums, place = self.sums, self.place
+        if place.tensor:
+            return NO_LANES
+        hashes = 0 if place.shard else sums.hashes
+        return Commit(grad_square=0.0, loss_sum=sums.loss, samples=sums.samples, nonfinite=0, sample_hashes=hashes)
 
     def apply(self, commit: Commit) -> None:
         """Change the state by the reduced gradients: the same on every rank, in every bit.
@@ -233,7 +249,7 @@ class Workload:
         """
         update = self.update
         update.check_trained()
-        scale = 1.0 / (len(self.sums.micro_batches) * self.loss_scale.factor)
+        scale = 1.0 / (len(self.sums.micro_batches) * self.place.layout.shard * self.loss_scale.factor)
         v = reduce_gradients(update.gradients(self.experts), alone, scale, update.max_norm)
         for part in update.gradients(self.experts):
             part.use_reduced()
@@ -257,17 +273,20 @@ class ScriptObjects:
     follows: bool
 
 
-def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.device) -> Workload:
+def workload_of(
+    given: ScriptObjects, loader: MicroBatchLoader, device: torch.device, place: PlaceInUnit = WHOLE_UNIT
+) -> Workload:
     """Take a script's objects over.
 
     Args:
         device: where the model belongs.
+        place: which part of a replica is here.
 
     Raises:
         BadInputError: something does not fit.
     """
     model, seed = given.model, loader.order.seed
-    check_model(model, device)
+    check_model(model, device, spread=place.spread)
     experts = expert_parameters(model)
     loss_scale = LossScale(given.scaler, model.parameters(), device, micro_batches=loader.order.micro_batches)
     statistics, streams = RunningStatistics(model), loader.streams
@@ -278,8 +297,9 @@ def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.de
         state=state,
         loader=loader,
         seed=seed,
-        updates=Updates(state, given.updates, given.max_grad_norm),
+        updates=Updates(state, given.updates, given.max_grad_norm, place),
         loss_scale=loss_scale,
         experts=experts_of(model, state.optimizers.holder_of(experts), seed=seed),
         noted=[statistics] if streams is None else [statistics, streams],
+        place=place,
     )

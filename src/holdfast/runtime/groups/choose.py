@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -24,6 +25,8 @@ def build_communicator(
     *,
     generation: int,
     graveyard: Graveyard,
+    members: Sequence[int] | None = None,
+    name: str = "",
     any_to_any: bool = True,
     host: str = "127.0.0.1",
     timeout_s: float = 120.0,
@@ -32,47 +35,42 @@ def build_communicator(
     flat_up_to: int = FLAT_UP_TO,
     fan_out: int = FAN_OUT,
 ) -> Communicator:
-    """Build the group of a generation on the transport that fits the device; see `build_gloo`.
+    """Build the group of a generation, or of some of its members, on the transport that fits; see `build_gloo`.
 
     NCCL finds its own ways through nodes and between them: there all members are one group.
 
     Args:
-        nodes: of each rank, the node it is on.
+        nodes: of each member, the node it is on.
+        members, name: as of `build_gloo`.
         any_to_any: tokens, or experts, are to go from any rank to any other.
         flat_up_to, fan_out: see planning.levels.
     """
     if len(nodes) == 1:
         return LocalCommunicator(generation=generation, halt=halt)
+    times = {"timeout_s": timeout_s, "build_timeout_s": build_timeout_s}
+    ranks = range(len(nodes)) if members is None else members
+    place = ranks.index(rank)
     if device.type == "cuda":
         return build_nccl(
             board,
-            rank,
+            place,
             len(nodes),
+            members=ranks,
+            name=name,
             generation=generation,
             device=device,
             graveyard=graveyard,
-            timeout_s=timeout_s,
-            build_timeout_s=build_timeout_s,
+            **times,
             halt=halt,
             nodes=len(set(nodes)),
         )
 
-    def build(name: str, members: Sequence[int]) -> Communicator:
-        return build_gloo(
-            board,
-            members.index(rank),
-            len(members),
-            generation=generation,
-            graveyard=graveyard,
-            name=name,
-            members=members,
-            host=host,
-            timeout_s=timeout_s,
-            build_timeout_s=build_timeout_s,
-            halt=halt,
-        )
+    gloo = partial(build_gloo, board, generation=generation, graveyard=graveyard, host=host, halt=halt, **times)
 
-    levels = levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out)
+    def build(level: str, those: Sequence[int]) -> Communicator:
+        return gloo(those.index(place), len(those), name=name + level, members=[ranks[one] for one in those])
+
+    levels = levels_of(nodes, place, flat_up_to=flat_up_to, fan_out=fan_out)
     if len(levels.owners) == 1:
         return build("", levels.groups[0])
-    return build_hierarchical(build, board, levels, rank, len(nodes), any_to_any=any_to_any, halt=halt)
+    return build_hierarchical(build, board, levels, place, len(nodes), any_to_any=any_to_any, halt=halt)

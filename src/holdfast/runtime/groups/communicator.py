@@ -28,11 +28,15 @@ HaltCheck = Callable[[], bool]
 HALT_LOOK_S = 8e-3
 
 
-class HaltedError(HoldfastError):
+class CollectiveLeftError(HoldfastError):
+    """A collective was left before it had completed; what it was for is to be done again, in another group."""
+
+
+class HaltedError(CollectiveLeftError):
     """The generation was halted while something was waited for."""
 
 
-class PeerLostError(HoldfastError):
+class PeerLostError(CollectiveLeftError):
     """An operation of the group failed: a peer is gone, or the network is. The message has the transport's words.
 
     `timed_out`: it was waited for until its time was up.
@@ -194,6 +198,23 @@ class Communicator:
         part = output.numel() // owners
         received = [part] * owners + [0] * (self.size - owners)
         return self.start_all_to_all(output, input.repeat(self.size), received, [input.numel()] * self.size)
+
+    def start_broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
+        """Start bringing one rank's tensor to all others, in place; contiguous."""
+        sending = self.rank == root
+        output = tensor.new_empty(0) if sending else tensor.view(-1)
+        input = tensor.view(-1).repeat(self.size - 1) if sending else tensor.new_empty(0)
+        sent = [tensor.numel() * (sending and rank != root) for rank in range(self.size)]
+        received = [tensor.numel() * (rank == root and not sending) for rank in range(self.size)]
+        return self.start_all_to_all(output, input, received, sent)
+
+    def start_send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Pending:
+        """Start sending a contiguous tensor to one rank, which receives it under the same tag."""
+        raise NotImplementedError(f"{type(self).__name__} cannot send to one rank alone")
+
+    def start_receive(self, tensor: torch.Tensor, source: int | None, tag: int = 0) -> Pending:
+        """Start receiving what one rank sends under this tag, any rank where `source` is None; in place."""
+        raise NotImplementedError(f"{type(self).__name__} cannot receive from one rank alone")
 
     def adds_up(self, input: torch.Tensor) -> bool:
         """Tell whether a sum over all ranks of this size and type is better left to `start_reduce_scatter`."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from holdfast.control.link.progress_page import ProgressSlot
 from holdfast.planning.levels import Levels
+from holdfast.runtime.groups.at_once import at_once
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pending
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.severing import GroupSockets
@@ -118,7 +120,7 @@ def build_hierarchical(
     if any_to_any:
         wanted.append(("all/", range(size)))
     board.expect(len(wanted))
-    built = _AtOnce(build, wanted).results()
+    built = at_once([partial(build, name, members) for name, members in wanted])
     return HierarchicalCommunicator(
         built[: len(levels.groups)],
         built[-1] if any_to_any else None,
@@ -128,42 +130,3 @@ def build_hierarchical(
         generation=board.generation,
         halt=halt,
     )
-
-
-class _AtOnce:
-    """Builds several groups at once: their addresses go out together, and nobody waits for one before the next."""
-
-    def __init__(self, build: BuildGroup, wanted: Sequence[tuple[str, Sequence[int]]]) -> None:
-        self._changed = threading.Condition()
-        self._built: list[Communicator | None] = [None] * len(wanted)
-        self._failure: BaseException | None = None
-        for number, (name, members) in enumerate(wanted):
-            arguments = (number, build, name, members)
-            threading.Thread(target=self._run, args=arguments, name=f"holdfast-group-{name}", daemon=True).start()
-
-    def results(self) -> list[Communicator]:
-        """Return all groups; or raise what the first that failed has raised, at once."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or None not in self._built)
-            built = [group for group in self._built if group is not None]
-            if self._failure is None:
-                return built
-        for group in built:
-            group.retire()
-        raise self._failure
-
-    def _run(self, number: int, build: BuildGroup, name: str, members: Sequence[int]) -> None:
-        try:
-            group = build(name, members)
-        except BaseException as error:  # noqa: BLE001 (whoever waits for the results raises it)
-            with self._changed:
-                self._failure = self._failure or error
-                self._changed.notify_all()
-            return
-        with self._changed:
-            late = self._failure is not None
-            if not late:
-                self._built[number] = group
-            self._changed.notify_all()
-        if late:
-            group.retire()

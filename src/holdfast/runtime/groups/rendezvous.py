@@ -55,9 +55,9 @@ class Board:
         self._posted_bytes = 0
 
     def expect(self, keys: int) -> None:
-        """This worker will post so many keys: they are sent together, and nobody waits for any where there is none."""
+        """This worker will post so many more keys, all together; where there is none, nobody waits for any."""
         with self._changed:
-            self._to_come = keys
+            self._to_come = max(self._to_come, 0) + keys
         if not keys:
             self._post({})
 

@@ -73,6 +73,8 @@ class Attempt:
             self._faults.at("compute", self.step)
             if not self._shared.cross(self._generation, lambda machine, m=micro_batch: machine.computing(m)):
                 return
+            if not self._agreed(micro_batch):
+                return
             # From here on the coordinator may count on this micro-batch: it is finished whatever happens meanwhile.
             progress.at(Activity.COMPUTE, micro_batch)
             self.at_hand, began = micro_batch, time.monotonic()
@@ -85,6 +87,21 @@ class Attempt:
                 return
         progress.at(Activity.SCRIPT)
         self.complete = self._serve()
+
+    def _agreed(self, micro_batch: int) -> bool:
+        """Wait until all places of the unit are about to compute a micro-batch; False: none of them will."""
+        shared, machine = self._shared, self._shared.machine
+        with shared.changed:
+            proposal = machine.proposal
+        if proposal is None:  # (this worker has all of the model)
+            return True
+        went = shared.together(proposal, lambda: machine.still_wanted(micro_batch))
+        with shared.changed:
+            if went:
+                machine.agreed(micro_batch)
+            else:
+                machine.withdrawn(micro_batch)
+        return went
 
     def _coming(self) -> Iterator[tuple[int, int]]:
         """Yield the micro-batches that will be loaded here, with their steps, if nothing changes."""
@@ -152,8 +169,9 @@ class Attempt:
         if experts is None:
             return True
         with self._shared.changed:
-            world = self._shared.machine.generations.world
-        for number in range(len(share), -(-self._workload.micro_batches // world)):
+            plan = self._shared.machine.plan
+        units = plan.units if plan is not None else 1
+        for number in range(len(share), -(-self._workload.micro_batches // units)):
             if self.undone:
                 return False
             self._shared.progress.at(Activity.COMPUTE)
@@ -168,12 +186,12 @@ class Attempt:
         Raises:
             HaltedError, PeerLostError: left in the middle.
         """
-        domain = groups.domain
+        domain, everybody = groups.domain, groups.world if groups.domain is not groups.world else None
         if self._faults.slow_link > 1.0:
             self._shared.link.slow_down(domain.sockets, self._faults.slow_link)
         if self._faults.armed("reducing", self.step):
             domain = FaultingCommunicator(domain, self._faults, self.step, "reducing")
-        v = self._workload.reduce(domain)
+        v = self._workload.reduce(domain, everybody)
         rate = self._shared.link.look(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)

@@ -6,13 +6,16 @@ import logging
 import os
 import threading
 import traceback
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from holdfast.planning.levels import FLAT_UP_TO
 from holdfast.protocol.plan import GenerationPlan
+from holdfast.runtime.groups.at_once import at_once
 from holdfast.runtime.groups.choose import build_communicator
-from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.session.resources import Groups, Resources, Shared
 
@@ -34,24 +37,46 @@ class GroupBuilder:
         Raises:
             HaltedError, PeerLostError: the generation was halted, or a member does not come.
         """
-        world = build_communicator(
+        domain = plan.domain_of(plan.workers[rank])
+        if len(domain) == len(plan.members):
+            world = self._build(plan, domain, rank=rank, resources=resources, any_to_any=plan.expert_plan is not None)
+            return Groups(world=world, domain=world)
+        everybody, wide = range(len(plan.members)), plan.expert_plan is not None
+        build = partial(self._build, plan, rank=rank, resources=resources)
+        world, among_us = at_once(
+            [
+                partial(build, everybody, any_to_any=False, name="world/"),
+                partial(build, domain, any_to_any=wide, name=f"domain-{domain[0]}/"),
+            ]
+        )
+        return Groups(world=world, domain=among_us)
+
+    def _build(
+        self,
+        plan: GenerationPlan,
+        ranks: Sequence[int],
+        *,
+        rank: int,
+        resources: Resources,
+        any_to_any: bool,
+        name: str = "",
+    ) -> Communicator:
+        """Build the group of some ranks of a plan, in their order."""
+        return build_communicator(
             self._device,
             resources.board,
             rank,
-            [member.node for member in plan.members],
+            [plan.members[one].node for one in ranks],
+            members=ranks,
+            name=name,
             generation=plan.generation,
             graveyard=self._graveyard,
-            any_to_any=plan.expert_plan is not None,
+            any_to_any=any_to_any,
             host=self._host,
             halt=resources.halt,
             # (whoever computes nothing has come for another's place: it changes no order in which the others add up)
-            flat_up_to=FLAT_UP_TO + plan.counts.count(0),
+            flat_up_to=FLAT_UP_TO + (sum(not plan.counts[plan.unit_of(one)] for one in ranks) if plan.counts else 0),
         )
-        if len(plan.domain_of(plan.workers[rank])) < len(plan.members):
-            raise RuntimeError(
-                "broken invariant: the plan has several roles, and groups of one role cannot be built yet"
-            )
-        return Groups(world=world, domain=world)
 
     def close(self, timeout_s: float) -> None:
         """Wait for what was given up, so many seconds at most."""

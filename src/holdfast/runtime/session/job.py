@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import platform
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import msgspec
-import numpy
 import torch
 
 from holdfast.clock import SystemClock
 from holdfast.control.link.end_alone import EndAlone
 from holdfast.control.link.last_words import LastWords
-from holdfast.control.link.progress_page import NoProgress, ProgressSlot, ProgressWriter
-from holdfast.control.link.stacks import answer_with_stacks
+from holdfast.control.link.progress_page import NoProgress, open_progress
 from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
@@ -30,7 +24,7 @@ from holdfast.environment import LOADER, log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.job_spec import AUTO
-from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
+from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
 from holdfast.runtime.checkpoints.sinks import sink_of
@@ -41,20 +35,25 @@ from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.emulation import emulate
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
+from holdfast.runtime.in_common import in_common
+from holdfast.runtime.layouts.place import WHOLE_UNIT
 from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
+from holdfast.runtime.session.unit.spread_model import SpreadModel
+from holdfast.runtime.session.unit.unit import Unit, form_unit
 from holdfast.runtime.snapshots.snapshots import snapshots_of
 from holdfast.runtime.state.refusals import said_untrained
 from holdfast.runtime.warming.shadow import ShadowAttempt
 from holdfast.storage import storage_at
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 logger = logging.getLogger(__name__)
 
 _ALONE = "alone/0/0"
-#: of a model's list of tensors; a hash of all that it says goes beside it
-_LISTED_CHARACTERS = 8000
 #: of the reason that a script gives for the job's end
 _REASON_CHARACTERS = 1000
 
@@ -69,6 +68,7 @@ class Job:
         self,
         settings: WorkerSettings | None,
         *,
+        layout: Layout | None = None,
         checkpoint_dir: str | Path | None = None,
         checkpoint_every: Every = AUTO,
     ) -> None:
@@ -76,6 +76,8 @@ class Job:
 
         Args:
             settings: from the agent; None for a world of one.
+            layout: how a replica lies on the places of a unit, which is formed here; a world of one has it whole.
+                None: nothing is spread.
             checkpoint_dir, checkpoint_every: for a world of one; an agent's settings come first.
 
         Raises:
@@ -86,6 +88,10 @@ class Job:
             raise BadInputError(
                 f"holdfast.init(checkpoint_dir={str(checkpoint_dir)!r}) says where a script that runs alone keeps its "
                 f"checkpoints; this job was started without: start it with --checkpoint-dir {checkpoint_dir}"
+            )
+        if layout is not None and layout.stages > 1:
+            raise BadInputError(
+                f"holdfast.init(layout={layout!r}): pipeline stages cannot be trained yet; use stages=1"
             )
         self._settings = settings
         self._checkpoint_dir = settings.spec.checkpoint.dir if settings else checkpoint_dir
@@ -100,6 +106,12 @@ class Job:
         local, self._zygote = (settings.local_rank, settings.zygote) if settings else (0, "")
         #: where the model belongs
         self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+        self._link: WorkerLink | None = None
+        self._unit: Unit | None = None
+        if settings and layout is not None and layout.places > 1:
+            self._link = WorkerLink(settings.socket)
+            self._unit = form_unit(self._link, settings.worker, layout, self.device)
+        self._spread = SpreadModel(self._unit, self.device) if layout is not None else None
 
     @property
     def rank(self) -> int:
@@ -110,6 +122,20 @@ class Job:
     def world_size(self) -> int:
         """How many workers train together; it may change from step to step."""
         return self._session.world if self._session else 1
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The places that hold one replica of the model between them, by "shard" and "tensor": torch's DeviceMesh.
+
+        Raises:
+            BadInputError: without a layout.
+        """
+        if self._spread is None:
+            raise BadInputError(
+                "job.mesh: every worker holds the whole model; for a mesh give "
+                "holdfast.init(layout=holdfast.Layout(shard=N, tensor=M))"
+            )
+        return self._spread.mesh
 
     def protect(
         self,
@@ -161,15 +187,15 @@ class Job:
         """
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
+        place = self._spread.take(model) if self._spread is not None else WHOLE_UNIT
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
-        loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, **order)
+        loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, place=place, **order)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
         self._after_apply = _function(after_apply)
-        workload = workload_of(given, loader, self.device)
+        workload = workload_of(given, loader, self.device, place)
         workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
-        untrained = said_untrained(model, workload.state.optimizers)
-        self._warnings = [warning for warning in (loader.difference, untrained) if warning]
+        self._warnings = list(filter(None, (loader.difference, said_untrained(model, workload.state.optimizers))))
         self._session = self._open(workload)
 
     def steps(self, count: int) -> Iterator[Step]:
@@ -326,12 +352,14 @@ class Job:
         self._after_apply(step)
 
     def _open(self, workload: Workload) -> Session:
-        settings, config = self._settings, self._config(workload)
+        settings = self._settings
+        every = self._checkpoint_every if self._checkpoint_dir else 0
+        config = in_common(workload, self.device, checkpoint_every=every)
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
             identity = Identity(worker=settings.worker, host=settings.host, slots=settings.spec.experts.slots)
-        agent: WorkerLink | None = WorkerLink(settings.socket) if settings else None
+        agent = (self._link or WorkerLink(settings.socket)) if settings else None
         link: Link = agent if agent is not None else SoloLink(storage, in_time=self._checkpoint_every == AUTO)
         faults = Faults(lambda: agent.agent_pid if agent is not None else None)
         saver = None
@@ -345,6 +373,7 @@ class Job:
                 tell=link.send,
                 obey=obey,
                 samples=Samples.of(workload.loader.order),
+                place=workload.place,
             )
         session = Session(
             identity,
@@ -357,7 +386,8 @@ class Job:
             snapshots=snapshots_of(settings, workload, link.send),
             verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
-            progress=_progress(settings),
+            progress=open_progress(settings) if settings else NoProgress(),
+            proposals=self._unit.proposals if self._unit is not None else None,
         )
         session.attach(config)
         if settings:
@@ -367,33 +397,6 @@ class Job:
             guard.lift()
         return session
 
-    def _config(self, workload: Workload) -> dict[str, str]:
-        """Return what all workers of a job must have in common: software, model, settings."""
-        software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": version("scipy")}
-        state, order, experts = workload.state.capture().manifest, workload.loader.order, workload.experts
-        everything = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=16).hexdigest()
-        tensors = ", ".join(f"{t.name} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}" for t in state.tensors)
-        config: dict[str, object] = {
-            "Python": platform.python_version(),
-            **software,
-            "device": self.device.type,
-            "samples": order.length,
-            "global batch": order.global_batch,
-            "micro-batch": order.micro_batch,
-            "seed": order.seed,
-            # All workers save after the same steps.
-            CHECKPOINT_EVERY: self._checkpoint_every if self._checkpoint_dir else 0,
-            **workload.updates.describe(),
-            "tensors": tensors[:_LISTED_CHARACTERS],
-            "state": everything,  # what the list has no room for, and the optimizer's settings
-        }
-        if experts is not None:
-            config |= {"experts": experts.experts, "expert tensors": experts.specs()}
-            config["hash of the first experts (call torch.manual_seed before the model is made)"] = (
-                experts.fingerprint()
-            )
-        return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
-
 
 def _function(after_apply: Callable[[Step], None] | None) -> Callable[[Step], None] | None:
     if after_apply is not None and not callable(cast(object, after_apply)):
@@ -401,29 +404,20 @@ def _function(after_apply: Callable[[Step], None] | None) -> Callable[[Step], No
     return after_apply
 
 
-def _progress(settings: WorkerSettings | None) -> ProgressSlot:
-    """Open the agent's page of progress, where there is one; nobody is watched who cannot."""
-    if settings is None or not settings.progress:
-        return NoProgress()
-    try:
-        answer_with_stacks(settings.stacks)
-        return ProgressWriter(settings.progress, settings.local_rank)
-    except OSError as error:
-        logger.warning("the agent's page of progress cannot be opened: %s", error)
-        return NoProgress()
-
-
-def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = AUTO) -> Job:
+def init(
+    *, layout: Layout | None = None, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = AUTO
+) -> Job:
     """Attach to the agent that started this process; alone, without one, be a world of one.
 
     Args:
+        layout: how one replica of the model lies on processes of a node, which meet here; None: whole on each.
         checkpoint_dir, checkpoint_every: where (a folder or a URL) and how often (in steps; "auto": as often as
             wastes least) a world of one saves its state, and resumes from; under an agent the job's options say so, and
             must name a place where one is named here.
 
     Raises:
-        BadInputError: the agent's settings in the environment are wrong; or a folder is named here and the job has
-            none.
+        BadInputError: the agent's settings in the environment are wrong; a folder is named here and the job has none;
+            or the layout does not fit the workers of a node, or is not the same on all of them.
     """
     level = log_level(os.environ)
     if level:
@@ -433,7 +427,7 @@ def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = 
     settings = WorkerSettings.from_environment(os.environ)
     if guard := TrainingGuard.installed():
         guard.attached()
-    job = Job(settings, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
+    job = Job(settings, layout=layout, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
     if settings is None:
         EndAlone(job.await_saved).install()
     return job

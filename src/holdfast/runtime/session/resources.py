@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
+from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.plan import GenerationPlan
@@ -154,6 +155,14 @@ class Generations:
             self.drop(planless[0].generation)
 
 
+class UnitPage(Protocol):
+    """Where the places of a unit agree on what they compute together."""
+
+    def agree(self, proposal: Proposal, still_wanted: Callable[[], bool]) -> bool:
+        """Wait until all places have proposed this; False: it was not wanted any more first, and none of them goes."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
     """What a session's parts share: the machine and each generation's resources, guarded by `changed`; where the
@@ -165,6 +174,7 @@ class Shared:
     carry_out: Callable[[list[WorkerInstruction]], None]
     progress: ProgressSlot = field(default_factory=NoProgress)
     link: LinkRate = field(default_factory=LinkRate)
+    proposals: UnitPage | None = None  # where the places of a unit agree on what they compute; None: there is one place
 
     def left(self, generation: int) -> bool:
         """Return whether a generation is over for this worker; the lock is held."""
@@ -205,6 +215,22 @@ class Shared:
         """Send something to the coordinator."""
         with self.changed:
             self.carry_out([Tell(message)])
+
+    def together(self, proposal: Proposal, wanted: Callable[[], bool]) -> bool:
+        """Wait until all places of the unit are about to compute something; False: none of them will.
+
+        Args:
+            wanted: asked meanwhile, under the lock, whether this place still is.
+        """
+        if self.proposals is None:
+            return True
+
+        def still_wanted() -> bool:
+            with self.changed:
+                return wanted()
+
+        self.progress.at(Activity.AWAITING)
+        return self.proposals.agree(proposal, still_wanted)
 
     def notify(self) -> None:
         """Let all threads look again."""

@@ -52,7 +52,7 @@ from holdfast.runtime.session.applying import Applying
 from holdfast.runtime.session.attempt import Attempt, Bring
 from holdfast.runtime.session.building import GroupBuilder, GroupBuilding
 from holdfast.runtime.session.entering import Entrance
-from holdfast.runtime.session.resources import Generations, Shared
+from holdfast.runtime.session.resources import Generations, Shared, UnitPage
 from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.session.state_passing import StatePassing
 from holdfast.runtime.snapshots.snapshots import Snapshots
@@ -106,6 +106,7 @@ class Session:
         verify_state: int = 0,
         after_apply: Callable[[int, msg.Commit], None] | None = None,
         progress: ProgressSlot | None = None,
+        proposals: UnitPage | None = None,
     ) -> None:
         """Make a session that nobody knows of yet; `attach` announces it.
 
@@ -115,6 +116,7 @@ class Session:
             verify_state: report a hash of all state every so many applied steps, 0 for never.
             after_apply: the script's part of a step, called with it and its v before anything is saved or sent.
             progress: where the training thread says what it is about; nowhere if None.
+            proposals: where the places of this worker's unit agree; None where it has all of a replica.
         """
         self.workload = workload
         self._identity, self._link = identity, link
@@ -129,6 +131,7 @@ class Session:
             resources=Generations(self._post),
             carry_out=self._carry_out,
             progress=progress or NoProgress(),
+            proposals=proposals,
         )
         self._building = GroupBuilding(shared, groups)
         self._rehearsal = Rehearsal(shared, workload, clock)
@@ -185,6 +188,7 @@ class Session:
             global_batch=order.global_batch,
             micro_batches=order.micro_batches,
             seed=self.workload.samples.seed,
+            layout=self.workload.place.layout,
             expert_shape=experts.shape(self._identity.slots) if experts is not None else None,
             saves=self._saver is not None,
             saves_in_time=self._saver is not None and self._saver.in_time,

@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from holdfast.control.link.snapshots.files import CHUNK_BYTES, DamagedPartError, PartReader, read_body
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows
 from holdfast.runtime.moe.holding.shards import LayerSpec
@@ -21,18 +22,26 @@ _Rows = list[dict[tuple[int, str], torch.Tensor]]
 class Filling:
     """One state on its way in."""
 
-    def __init__(self, state: TrainingState, experts: JobExperts | None, wanted: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        state: TrainingState,
+        experts: JobExperts | None,
+        wanted: Sequence[Sequence[int]],
+        place: PlaceInUnit = WHOLE_UNIT,
+    ) -> None:
         """Nothing is here yet.
 
         Args:
             wanted: the experts of each layer that this worker is to host.
+            place: which part of a replica is here; the parts are those of its role.
         """
+        self._place = place
         self._state, self._experts, self._wanted = state, experts, wanted
         self._encoded = b""
         self._manifest: Manifest | None = None
         self._tensors: list[torch.Tensor] = []
         self._flat: FlatState | None = None
-        #: of the part that came first, and of that with the number 0: they say what the optimizer keeps
+        #: of the part that came first, and of the role's first: they say what the optimizer keeps
         self._specs: tuple[LayerSpec, ...] = ()
         self._rows: _Rows = []
         self._came: set[tuple[int, int]] = set()
@@ -52,14 +61,15 @@ class Filling:
             flat = self._begin(said)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
-        start, end = cut(flat.nbytes, snapshot.part, snapshot.parts)
+        turn, turns = self._place.among(snapshot.part, snapshot.parts)
+        start, end = cut(flat.nbytes, turn, turns)
         body = _Body(flat, (start, end), _rows_of(said, self._rows), self._scratch)
         if (said.start, reader.header.body_bytes) != (start, body.nbytes):
             raise DamagedPartError("it is another part of the state than its name says")
         read_body(reader, body.target, body.wanted)
         body.settle()
         self._came.update(said.experts)
-        if snapshot.part == 0:
+        if turn == 0:
             self._specs = said.specs
 
     def adopt(self) -> None:

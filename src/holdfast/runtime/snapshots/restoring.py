@@ -15,6 +15,7 @@ from holdfast.control.link.snapshots.files import DamagedPartError, PartReader, 
 from holdfast.control.link.snapshots.reading import RemotePart
 from holdfast.protocol.names import node_of
 from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.snapshots.filling import Filling
 from holdfast.runtime.state.state import StateMismatchError, TrainingState
@@ -32,8 +33,11 @@ class SnapshotLostError(Exception):
 class SnapshotRestorer:
     """Puts the state of one snapshot into a worker's tensors."""
 
-    def __init__(self, folder: Path, job: str, worker: str, complain: Complain) -> None:
-        """`folder`: that of this worker's agent."""
+    def __init__(
+        self, folder: Path, job: str, worker: str, complain: Complain, place: PlaceInUnit = WHOLE_UNIT
+    ) -> None:
+        """`folder`: that of this worker's agent. `place`: which part of a replica is here."""
+        self._place = place
         self._folder, self._job, self._node, self._complain = folder, job, node_of(worker), complain
 
     def restore(
@@ -47,15 +51,20 @@ class SnapshotRestorer:
         """Fill the state from a snapshot, and return its step. What was there is gone, whatever comes of this.
 
         Args:
-            rank: members begin at different parts, so that not all read from one node.
+            rank: members begin at different parts, so that not all read from one node. Only those of its own role
+                are read.
             experts: those of this worker; `wanted`: the ones of each layer that it is to host.
 
         Raises:
             SnapshotLostError: that is not possible; whatever stood in its way was complained of.
         """
-        parts, filling = len(source.parts), Filling(state, experts, wanted)
-        for turn in range(parts):
-            self._bring((rank + turn) % parts, source, filling)
+        filling = Filling(state, experts, wanted, self._place)
+        mine = self._place.of_role(len(source.parts))
+        if not mine:
+            self._useless(source, f"its {len(source.parts)} parts are those of another layout")
+        first = self._place.among(rank, len(source.parts))[0] % len(mine)
+        for number in (*mine[first:], *mine[:first]):
+            self._bring(number, source, filling)
         try:
             filling.adopt()
         except StateMismatchError as error:

@@ -10,6 +10,7 @@ from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, 
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import SnapshotPart, SnapshotSource
 from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.snapshots.restoring import SnapshotRestorer
 from holdfast.runtime.snapshots.taking import SnapshotTaker
@@ -31,15 +32,17 @@ class Snapshots:
         state: TrainingState,
         tell: Tell,
         experts: JobExperts | None = None,
+        place: PlaceInUnit = WHOLE_UNIT,
     ) -> None:
         """Take none yet.
 
         Args:
             folder: the agent's. every: steps between snapshots. tell: sends to the coordinator; thread-safe.
+            place: which part of a replica is here.
         """
         self._folder, self._job, self._worker, self._tell = folder, job, worker, tell
-        self._state, self._experts = state, experts
-        self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, tell=tell)
+        self._state, self._experts, self._place = state, experts, place
+        self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, tell=tell, place=place)
 
     def applied(self, plan: GenerationPlan, step: int) -> None:
         """All members have applied a step under a plan: take a snapshot, if one is due."""
@@ -63,7 +66,7 @@ class Snapshots:
                 )
             )
 
-        restorer = SnapshotRestorer(self._folder, self._job, self._worker, complain)
+        restorer = SnapshotRestorer(self._folder, self._job, self._worker, complain, self._place)
         wanted: Sequence[Sequence[int]] = ()
         if self._experts is not None and plan.expert_plan is not None:
             wanted = self._experts.wanted_of(plan.expert_plan, rank)
@@ -90,4 +93,5 @@ def snapshots_of(settings: WorkerSettings | None, workload: Workload, tell: Tell
         state=workload.state,
         experts=workload.experts,
         tell=tell,
+        place=workload.place,
     )

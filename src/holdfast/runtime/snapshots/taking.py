@@ -23,6 +23,7 @@ from holdfast.control.link.snapshots.files import PartFile
 from holdfast.protocol.messages.worker import SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import SnapshotPart
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.shards import LayerSpec
 from holdfast.runtime.snapshots.cutting import PartManifest, copy_range, cut
@@ -59,12 +60,15 @@ class SnapshotTaker:
         worker: str,
         every: int,
         tell: Callable[[SnapshotTaken | SnapshotLeftOut], None],
+        place: PlaceInUnit = WHOLE_UNIT,
     ) -> None:
         """Take none yet.
 
         Args:
             folder: the agent's. every: steps between snapshots. tell: sends to the coordinator; thread-safe.
+            place: which part of a replica is here.
         """
+        self._place = place
         self._folder, self._job, self._worker, self._every, self._tell = folder, job, worker, every, tell
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-snapshot")
         self._latest: _Copy | None = None
@@ -143,7 +147,7 @@ class SnapshotTaker:
 
     def _copy(self, copy: _Copy) -> int:
         view, snapshot = copy.view, copy.snapshot
-        start, end = cut(view.nbytes, snapshot.part, snapshot.parts)
+        start, end = cut(view.nbytes, *self._place.among(snapshot.part, snapshot.parts))
         beside = sum(row.numel() * row.element_size() for row in copy.rows)
         copy.nbytes = end - start + beside
         file = self._room(copy.nbytes)

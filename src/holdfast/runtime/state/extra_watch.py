@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import BadInputError
+from holdfast.runtime.layouts.local import local_of
 from holdfast.runtime.state import tree
 
 _LOOKED_INTO = 8
@@ -68,7 +69,7 @@ def _flat(name: str, thing: Any) -> tuple[tree.Node, list[torch.Tensor]]:
     tensors: list[torch.Tensor] = []
 
     def place(tensor: torch.Tensor) -> int:
-        tensors.append(tensor.detach())
+        tensors.append(local_of(tensor).detach())
         return len(tensors) - 1
 
     return tree.pack(thing.state_dict(), place, f"extra[{name!r}]"), tensors

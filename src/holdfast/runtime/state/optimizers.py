@@ -16,6 +16,8 @@ from holdfast.runtime.state import tree
 NAMELESS = ""
 #: the key under which named optimizers lie in a state, where that of a nameless one has its groups
 _BY_NAME = "optimizers"
+#: of one optimizer: under which key lies what it keeps of each parameter
+_STATE = "state"
 
 
 class Optimizers:
@@ -74,6 +76,19 @@ class Optimizers:
         return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
 
     # ---- state ----
+
+    def kept_for(self, state: tree.Node) -> Iterator[tuple[Parameter, int]]:
+        """Yield which parameter a captured state has a tensor for, and that tensor's place."""
+        known = {
+            (name, str(number)): parameter
+            for name, optimizer in self.by_name.items()
+            for number, parameter in enumerate(parameters_of(optimizer))
+        }
+        for way, place in tree.ways(state):
+            named = (NAMELESS, *way) if NAMELESS in self.by_name else way[1:]
+            parameter = known.get((named[0], named[2])) if len(named) > 3 and named[1] == _STATE else None
+            if parameter is not None:
+                yield parameter, place
 
     def capture(self, apart: set[int]) -> dict[str, Any]:
         """Return the state of all, with tensors in it.
@@ -174,7 +189,7 @@ def _state_of(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
         for number, parameter in enumerate(parameters_of(optimizer))
         if parameter in optimizer.state and id(parameter) not in apart
     }
-    return {"groups": groups, "state": state}
+    return {"groups": groups, _STATE: state}
 
 
 def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int]) -> None:
@@ -193,5 +208,5 @@ def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int]) -> None
     for parameter in parameters:
         if id(parameter) not in apart:
             optimizer.state.pop(parameter, None)
-    for number, state in value["state"].items():
+    for number, state in value[_STATE].items():
         optimizer.state[parameters[number]] = state

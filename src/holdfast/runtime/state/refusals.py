@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError
+from holdfast.runtime.layouts.local import local_of
 from holdfast.runtime.state.optimizers import Optimizers, needed_arguments
 from holdfast.runtime.tensors import named_modules, uncompiled
 
@@ -20,19 +21,22 @@ _NAMED = 3
 _REFUSED = {
     "DistributedDataParallel": "drop the wrapper and give the module in it, holdfast reduces the gradients itself",
     "DataParallel": "drop the wrapper and give the module in it, each accelerator has a worker of its own",
-    "FullyShardedDataParallel": "drop the wrapper and give the module in it, every worker holds the whole model",
-    "FSDPModule": "leave fully_shard() out, every worker holds the whole model",
+    "FullyShardedDataParallel": "drop the wrapper and give the module in it; to shard it, call fully_shard() with "
+    'mesh=job.mesh["shard"] and give holdfast.init(layout=holdfast.Layout(shard=N))',
+    "FSDPModule": "every worker holds the whole model; leave fully_shard() out, or give "
+    "holdfast.init(layout=holdfast.Layout(shard=N))",
     "SyncBatchNorm": "leave convert_sync_batchnorm() out, running statistics are combined over all workers",
 }
-_SHARDED = "DTensor"
+_SHARDED, _FULLY_SHARDED = "DTensor", "FSDPModule"
 
 
-def check_model(model: object, device: torch.device) -> None:
+def check_model(model: object, device: torch.device, *, spread: bool = False) -> None:
     """Look for what cannot be reduced, sent or saved as it is.
 
     Args:
         model: what a script gives as one.
         device: where it belongs.
+        spread: a replica may lie on several workers of a node (layouts).
 
     Raises:
         BadInputError: it is no module, or it is wrapped, sharded, elsewhere, not made yet, or shares memory.
@@ -45,18 +49,19 @@ def check_model(model: object, device: torch.device) -> None:
     for name, module in named_modules(model):
         said = f"module {name!r}" if name else "the model"
         for kind in _kinds_of(module):
-            if kind in _REFUSED:
+            if kind in _REFUSED and not (kind == _FULLY_SHARDED and spread):
                 raise BadInputError(f"{said} is torch's {kind}: {_REFUSED[kind]}")
     for name, parameter in model.named_parameters():
-        _check_parameter(name, parameter, device)
+        _check_parameter(name, parameter, device, spread=spread)
     _check_memory(model.named_parameters())
 
 
-def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.device) -> None:
-    if _SHARDED in (*_kinds_of(parameter), *_kinds_of(parameter.data)):
+def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.device, *, spread: bool) -> None:
+    if not spread and _SHARDED in (*_kinds_of(parameter), *_kinds_of(parameter.data)):
         raise BadInputError(
             f"parameter {name!r} is a DTensor: every worker holds the whole model, so leave out what shards it "
-            "(distribute_tensor, parallelize_module, fully_shard)"
+            "(distribute_tensor, parallelize_module, fully_shard), or give "
+            "holdfast.init(layout=holdfast.Layout(shard=N, tensor=M))"
         )
     if is_lazy(parameter):
         raise BadInputError(f"parameter {name!r} has no shape yet: let a batch run through the model first")
@@ -65,7 +70,8 @@ def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.dev
             f"parameter {name!r} is on {parameter.device} and this worker's device is {device}: call "
             "model.to(job.device) before the optimizer is made"
         )
-    if any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
+    here = local_of(parameter)
+    if any(size > 1 and stride == 0 for size, stride in zip(here.shape, here.stride(), strict=True)):
         raise BadInputError(f"parameter {name!r} repeats elements in memory (expand): make it of a clone()")
 
 
@@ -76,10 +82,11 @@ def _check_memory(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
     """
     spans: list[tuple[int, int, str]] = []
     for name, parameter in parameters:
-        reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
-        if parameter.numel():
-            begin = parameter.data_ptr()
-            spans.append((begin, begin + (reach + 1) * parameter.element_size(), name))
+        here = local_of(parameter)
+        reach = sum((size - 1) * stride for size, stride in zip(here.shape, here.stride(), strict=True))
+        if here.numel():
+            begin = here.data_ptr()
+            spans.append((begin, begin + (reach + 1) * here.element_size(), name))
     for (_, end, first), (begin, _, second) in pairwise(sorted(spans)):
         if begin < end:
             raise BadInputError(

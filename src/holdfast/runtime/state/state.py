@@ -7,14 +7,16 @@ the same on every replica, byte for byte, so it can be sent, saved, hashed and c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
+from holdfast.runtime.layouts.local import SpreadAs, as_spread, is_spread, local_of, spread_of
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
 from holdfast.runtime.state.memory import UsedMemory
@@ -24,13 +26,18 @@ from holdfast.runtime.tensors import has_extra_state, named_modules, uncompiled
 MAX_TENSORS = 1 << 20
 
 
-class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor: its name, dtype, shape, and whether it lies in host memory rather than on the model's device."""
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One tensor: its name, dtype, shape, and whether it lies in host memory rather than on the model's device.
+
+    Of one that is spread over a unit's places `shape` is that of what is here; `whole`, `placed`: as `SpreadAs`.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     host: bool
+    whole: tuple[int, ...] = ()
+    placed: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +49,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: tree.Node
     extra: dict[str, tree.Node]
 
+    @property
+    def in_all_places(self) -> Manifest:
+        """What it says of all places of a unit: of tensors that are spread over them their global shapes."""
+        specs = (replace(one, shape=one.whole if one.placed else one.shape, whole=()) for one in self.tensors)
+        return replace(self, tensors=tuple(specs))
+
 
 class StateMismatchError(Exception):
     """State that came from elsewhere does not fit the objects here; the message says where."""
@@ -49,10 +62,14 @@ class StateMismatchError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateView:
-    """State as it is now: `tensors` are the live ones, not copies."""
+    """State as it is now: `tensors` are the live ones, not copies.
+
+    `spread`: those that are spread over a unit's places, by place in that list, as what they are (DTensors).
+    """
 
     manifest: Manifest
     tensors: list[torch.Tensor]
+    spread: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
     @property
     def nbytes(self) -> int:
@@ -111,17 +128,20 @@ class TrainingState:
             BadInputError: some of it cannot be described.
         """
         tensors: list[torch.Tensor] = []
-        names: list[str] = []
+        specs: list[TensorSpec] = []
+        spread: dict[int, torch.Tensor] = {}
 
         def take(name: str, tensor: torch.Tensor) -> int:
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 raise BadInputError(f"{name} is a {tensor.layout} tensor: state must be dense")
-            names.append(name)
-            tensors.append(tensor.detach())
+            if is_spread(tensor):
+                spread[len(tensors)] = tensor
+            specs.append(_spec(name, tensor))
+            tensors.append(local_of(tensor).detach())
             return len(tensors) - 1
 
-        buffers = self._buffers()
-        for name, tensor in (*self._parameters.items(), *buffers.items()):
+        own = self.own()
+        for name, tensor in own:
             take(name, tensor)
         kept = self.optimizers.capture(self._apart)
         optimizer = tree.pack(kept, lambda t: take("optimizer", t), "optimizer state")
@@ -129,15 +149,22 @@ class TrainingState:
             name: tree.pack(thing.state_dict(), lambda t, name=name: take(f"extra.{name}", t), f"extra[{name!r}]")
             for name, thing in self.extra.items()
         }
-        specs = tuple(_spec(name, tensor) for name, tensor in zip(names, tensors, strict=True))
         manifest = Manifest(
-            tensors=specs, parameters=len(self._parameters), buffers=len(buffers), optimizer=optimizer, extra=extra
+            tensors=tuple(specs),
+            parameters=len(self._parameters),
+            buffers=len(own) - len(self._parameters),
+            optimizer=optimizer,
+            extra=extra,
         )
-        return StateView(manifest=manifest, tensors=tensors)
+        return StateView(manifest=manifest, tensors=tensors, spread=spread)
+
+    def own(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the model's tensors that are state, by name: parameters first, then buffers."""
+        return [*self._parameters.items(), *self._buffers().items()]
 
     def let_go(self, tensors: Iterable[torch.Tensor]) -> None:
         """What an optimizer had is of no use: its memory is kept for the state that is received next."""
-        self._let_go = list(tensors)
+        self._let_go = [local_of(tensor) for tensor in tensors]
 
     def prepare(self, manifest: Manifest, *, aside: bool = False) -> list[torch.Tensor]:
         """Return tensors to receive a state into: the model's own, and new ones for the optimizer's.
@@ -148,7 +175,7 @@ class TrainingState:
         Raises:
             StateMismatchError: the state is that of another model, or lies beyond all bounds.
         """
-        own = [*self._parameters.items(), *self._buffers().items()]
+        own = self.own()
         if len(manifest.tensors) > MAX_TENSORS:
             raise StateMismatchError(f"{len(manifest.tensors)} tensors are more than {MAX_TENSORS}")
         if (manifest.parameters, manifest.buffers) != (len(self._parameters), len(own) - len(self._parameters)):
@@ -168,7 +195,7 @@ class TrainingState:
         for spec, (name, tensor) in zip(manifest.tensors, own, strict=False):
             if spec != _spec(name, tensor):
                 raise StateMismatchError(f"{name} is {_spec(name, tensor)} here and {spec} there")
-            targets.append(_empty(spec, torch.device("cpu")) if aside else tensor.detach())
+            targets.append(_empty(spec, torch.device("cpu")) if aside else local_of(tensor).detach())
         device = self._device()
         used = UsedMemory([] if aside else [*self._let_go, *self._optimizer_tensors()], without=targets)
         self._let_go = []
@@ -185,9 +212,10 @@ class TrainingState:
         self.watch.forget()
         self._take_over(tensors)
         try:
-            self.optimizers.adopt(tree.unpack(manifest.optimizer, tensors), self._apart)
+            whole = self._spread_again(manifest, tensors)
+            self.optimizers.adopt(tree.unpack(manifest.optimizer, whole), self._apart)
             for name, node in manifest.extra.items():
-                self.extra[name].load_state_dict(tree.unpack(node, tensors))
+                self.extra[name].load_state_dict(tree.unpack(node, whole))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateMismatchError(f"{type(error).__name__}: {error}") from error
 
@@ -209,7 +237,7 @@ class TrainingState:
         Whatever is read again from memory or a disk may be whole and have one all the same: then it is of no use.
         """
         for name, parameter in self.model.named_parameters():
-            if parameter.is_floating_point() and bool(torch.isnan(parameter.detach()).any()):
+            if parameter.is_floating_point() and bool(torch.isnan(local_of(parameter).detach()).any()):
                 return name
         return ""
 
@@ -218,9 +246,25 @@ class TrainingState:
     @torch.no_grad()
     def _take_over(self, tensors: list[torch.Tensor]) -> None:
         """Copy what has come aside into the model's own tensors."""
-        for own, came in zip((*self._parameters.values(), *self._buffers().values()), tensors, strict=False):
-            if came.data_ptr() != own.data_ptr():
-                own.copy_(came)
+        for (_, own), came in zip(self.own(), tensors, strict=False):
+            here = local_of(own)
+            if came.data_ptr() != here.data_ptr():
+                here.copy_(came)
+
+    def _spread_again(self, manifest: Manifest, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what has come as what it was: tensors that were spread as one of the model's is are so again.
+
+        Raises:
+            ValueError: one is spread as none of these is.
+        """
+        spread = {spread_of(tensor): tensor for _, tensor in self.own()}
+        found: list[torch.Tensor] = []
+        for spec, tensor in zip(manifest.tensors, tensors, strict=True):
+            like = spread.get(SpreadAs(spec.whole, spec.placed)) if spec.placed else None
+            if spec.placed and like is None:
+                raise ValueError(f"{spec.name} is spread as nothing of the model is: {spec.placed}")
+            found.append(as_spread(tensor, like) if like is not None else tensor)
+        return found
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         return {uncompiled(name): self._set_buffers.get(name, buffer) for name, buffer in self.model.named_buffers()}
@@ -231,7 +275,7 @@ class TrainingState:
     def _optimizer_tensors(self) -> list[torch.Tensor]:
         """Return what the optimizers have now; where another state is to come in its place, that is of no use."""
         states = (kept for one in self.optimizers for of, kept in one.state.items() if id(of) not in self._apart)
-        return [thing for kept in states for thing in kept.values() if isinstance(thing, torch.Tensor)]
+        return [local_of(thing) for kept in states for thing in kept.values() if isinstance(thing, torch.Tensor)]
 
     def _check_optimizers(self) -> None:
         known = {id(parameter) for parameter in self._parameters.values()} | self._apart
@@ -241,7 +285,7 @@ class TrainingState:
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorSpec(name, dtype, tuple(tensor.shape), tensor.device.type == "cpu")
+    return TensorSpec(name, dtype, tuple(local_of(tensor).shape), tensor.device.type == "cpu", *spread_of(tensor))
 
 
 def _empty(spec: TensorSpec, device: torch.device, used: UsedMemory | None = None) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from holdfast.protocol.layouts.proposals import Proposal, ProposalKind
 from holdfast.protocol.messages.progress import Activity
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.resources import Shared
@@ -18,11 +19,14 @@ MICRO_BATCHES = 2
 class ShadowAttempt:
     """One shadow step, in place of an `Attempt`; for the training thread."""
 
-    def __init__(self, shared: Shared, workload: Workload, step: int, over: Callable[[], None]) -> None:
+    def __init__(
+        self, shared: Shared, workload: Workload, step: int, over: Callable[[], None], numbers: Iterator[int]
+    ) -> None:
         """Begin it.
 
         Args:
             step: whose samples it takes.
+            numbers: of all micro-batches of shadow steps that its unit goes through together.
             over: called where the script has gone through it as through a step.
         """
         self.step = step
@@ -30,6 +34,7 @@ class ShadowAttempt:
         self._shared = shared
         self._workload = workload
         self._over = over
+        self._numbers = numbers
         self._micro_batches = range(min(MICRO_BATCHES, workload.micro_batches))
         workload.begin(step, ())
         self.update = workload.update.name
@@ -45,8 +50,11 @@ class ShadowAttempt:
     def micro_batches(self) -> Iterator[int]:
         """Yield its micro-batches, until it is cut short."""
         for micro_batch in self._micro_batches:
-            if self.undone:
+            number = next(self._numbers) if self._shared.proposals is not None else 0
+            proposal = Proposal(0, self.step, number, ProposalKind.SHADOW)
+            if self.undone or not self._shared.together(proposal, lambda: not self.undone):
                 return
+            self._shared.progress.at(Activity.WARMING)
             yield micro_batch
             self._workload.note(micro_batch)
         self.complete = True

@@ -1,16 +1,19 @@
-"""Fault plans of jobs whose collectives go level by level: ranks are struck between two levels as well."""
+"""Fault plans of jobs whose workers need each other in the midst of a step: collectives that go level by level, and
+replicas that several workers of a node have between them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
 
+from holdfast.simulation.families.membership_plans import move_plan, standby_plan
 from holdfast.simulation.faults.plans import (
     Fault,
     FaultKind,
     FaultPlan,
     baseline_plan,
     lively_plan,
+    power_plan,
     random_plan,
     slow_plan,
     wide_plan,
@@ -58,4 +61,66 @@ def level_plan(seed: int) -> FaultPlan:
         micro_batches=max(plan.micro_batches, rng.randint(1, 10)),
         faults=(*plan.faults[: rng.choice((0, 0, 1, 3))], *struck),
         fan_out=rng.choice((2, 2, 3)),
+    )
+
+
+#: what strikes where units agree on what they compute, or anywhere else
+_IN_UNITS = (
+    FaultKind.KILL_WORKER,
+    FaultKind.KILL_WORKER,
+    FaultKind.KILL_WORKER,
+    FaultKind.KILL_NODE,
+    FaultKind.KILL_NODE,
+    FaultKind.SILENT_NODE,
+    FaultKind.STOP_NODE,
+    FaultKind.STOP_WORKER,
+    FaultKind.RAISE_APPLY,
+    FaultKind.RAISE,
+    FaultKind.CUT,
+    FaultKind.GLITCH,
+    FaultKind.HANG,
+    FaultKind.LAG_LISTENER,
+    FaultKind.LAG_DOWN,
+    FaultKind.PARTITION,
+    FaultKind.CRASH_COORDINATOR,
+    FaultKind.SUPERSEDE,
+    FaultKind.JOIN,
+    FaultKind.RETURN,
+)
+_UNIT_BOUNDARIES = ("proposing", "proposing", "computing", "computing", "reduced", "voted", "passed", "applying")
+_AROUND_UNITS = (*_UNIT_BOUNDARIES, "stopped", "begun", "entered", "built", "receiving", "sending", "attach")
+
+
+def layout_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed whose replicas lie over two or four workers of a node, one or two of them on each."""
+    rng = Random(seed * 131 + 71)
+    plan = rng.choice((random_plan, random_plan, wide_plan, lively_plan, power_plan, standby_plan, move_plan))(seed)
+    nodes, span = min(max(plan.nodes, rng.choice((1, 2, 2, 3, 4))), 6), 0.15 * plan.steps + 0.3
+    places = rng.choice((2, 2, 2, 4))
+    struck = [
+        Fault(
+            kind=rng.choice(_IN_UNITS),
+            time=rng.uniform(0.0, span),
+            target=rng.randrange(64),
+            duration=rng.choice((0.02, 0.3, 1.5, 4.0)),
+            boundary=rng.choice(_AROUND_UNITS) if rng.random() < 0.7 else "",
+            step=rng.choice((0, 0, 1, 2, 3)),
+        )
+        for _ in range(rng.choice((1, 1, 2, 3)))
+    ]
+    return replace(
+        plan,
+        nodes=nodes,
+        start_nodes=rng.randint(1, nodes),
+        places=places,
+        workers_per_node=places * rng.choice((1, 1, 2)) if places == 2 else places,
+        experts=0,
+        slots=0,
+        rebalance_every=0,
+        ep_size=0,
+        logs=False,
+        micro_batches=max(plan.micro_batches, rng.randint(1, 10)),
+        faults=(*plan.faults[: rng.choice((0, 1, 2, 4))], *struck),
+        snapshot_every=rng.choice((0, 0, 0, 1, 2)),
+        fan_out=rng.choice((0, 0, 0, 2)),
     )

@@ -6,11 +6,15 @@ where somebody's sums are wrong.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+import msgspec
+
+from holdfast.coordination.generations.roles import unit_of
 from holdfast.protocol.messages.orders import Begin
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.plan import Decision, DecisionKind, Phase
+from holdfast.protocol.names import index_of
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Phase
 from holdfast.simulation.faults.plans import FaultKind, FaultPlan, Raises
 
 #: all reductions of the step in progress have returned
@@ -25,6 +29,9 @@ class KeptWork:
         self._counts = not (plan.experts or plan.restart or FaultKind.CORRUPT_SUM in kinds)
         self._raises = FaultKind.RAISE in kinds or plan.raises is not Raises.NOTHING
         self._reports: dict[str, Report] = {}
+        self._places = plan.places
+        #: the last word of each place of a node, whichever Begin has come since
+        self._words: dict[str, Report] = {}
         #: what was reported before the Begin that a worker has obeyed last
         self._before: dict[str, tuple[Report, Decision]] = {}
 
@@ -36,11 +43,12 @@ class KeptWork:
         """
         if report.applied is not None and not whole:
             return f"{report.worker} reports a state that is not whole: {report}"
-        self._reports[report.worker] = report
+        self._reports[report.worker] = self._words[report.worker] = report
         before, decision = self._before.get(report.worker, (None, None))
         if not self._counts or before is None or decision is None or before.applied is None:
             return ""
-        if report.applied is None and decision.kind is not DecisionKind.ROLLBACK:
+        gone_back = (DecisionKind.START, DecisionKind.ROLLBACK)
+        if report.applied is None and decision.kind not in gone_back:
             return f"{report.worker} had the state of step {before.applied}, and has none since {decision}"
         same = report.applied == before.applied and report.reduced is None and not self._raises
         lost = set(before.summed) - set(report.summed) if same else set[int]()
@@ -51,7 +59,24 @@ class KeptWork:
         self._before.pop(worker, None)
         report = self._reports.pop(worker, None)
         if report is not None:
-            self._before[worker] = report, order.decision
+            summed = self._agreed(report, order.plan)
+            self._before[worker] = msgspec.structs.replace(report, summed=summed), order.decision
+
+    def _agreed(self, report: Report, plan: GenerationPlan) -> tuple[int, ...]:
+        """Return the micro-batches that all of a worker's unit have named: one names what it has proposed in vain.
+
+        None, where one of them lacks the decided state, and another does not.
+        """
+        rank = plan.rank(report.worker)
+        if self._places == 1 or rank is None:
+            return report.summed
+        first = plan.unit_of(rank) * self._places
+        words = [self._words.get(mate) for mate in plan.workers[first : first + self._places]]
+        same = [word for word in words if word is not None and _stood(word) == _stood(report)]
+        sent = {mate in plan.sources for mate in plan.workers[first : first + self._places]}
+        if len(same) < self._places or len(sent) > 1:
+            return ()
+        return tuple(one for one in report.summed if all(one in word.summed for word in same))
 
     def left(self, worker: str) -> None:
         """A worker has no part in the job any more: what it has is of no use."""
@@ -60,6 +85,8 @@ class KeptWork:
 
     def undone_by(self, decision: Decision, members: Collection[str]) -> str:
         """Say which member's work a decision throws away, "" for none."""
+        if self._places > 1:
+            return self._undone_by_role(decision, members) if self._counts else ""
         for worker in members if self._counts else ():
             report = self._reports.get(worker)
             if report is None or report.applied is None:
@@ -68,6 +95,27 @@ class KeptWork:
                 return f"{decision} although {worker} has the state of step {report.applied}"
             if report.phase in _READY and decision.applied < report.step:
                 return f"{decision} although {worker} is READY with step {report.step}"
+        return ""
+
+    def _undone_by_role(self, decision: Decision, members: Collection[str]) -> str:
+        """The same where each role needs somebody: a whole unit, or some who stand there already.
+
+        (Of a unit in which only some are READY nobody need make use.)
+        """
+        stand: list[set[int]] = [set() for _ in range(self._places)]
+        units: dict[tuple[str, int], list[set[int]]] = {}
+        for report in filter(None, map(self._reports.get, members)):
+            if report.applied is not None:
+                stand[index_of(report.worker) % self._places].add(report.applied)
+                ready = {report.step} if report.phase in _READY else set[int]()
+                units.setdefault(unit_of(report.worker, self._places), []).append({report.applied} | ready)
+        common = _in_all(stand)
+        for can in units.values():
+            common |= _in_all(can) if len(can) == self._places else set()
+        newest = max(common, default=-1)
+        gone_back = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
+        if newest >= 0 and (gone_back or decision.applied < newest):
+            return f"{decision} although some of each role can come to step {newest}"
         return ""
 
     def redone_by(self, worker: str, step: int, summed: Collection[int]) -> str:
@@ -82,3 +130,13 @@ class KeptWork:
         same = (step, decision.applied) == (report.step, report.applied)
         again = set(report.summed) - set(summed) if same else set[int]()
         return f"{worker} computes {sorted(again)} of step {report.step} again after {decision}" if again else ""
+
+
+def _stood(report: Report) -> tuple[int, int, int | None]:
+    """Return which Stop a report answers, and of which state it is."""
+    return report.term, report.generation, report.applied
+
+
+def _in_all(sets: Sequence[set[int]]) -> set[int]:
+    """Return what is in all of these sets, of which there is one at least."""
+    return {one for one in sets[0] if all(one in other for other in sets)}

@@ -7,6 +7,8 @@ from enum import StrEnum
 from random import Random
 from typing import Literal
 
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+
 
 class FaultKind(StrEnum):
     """What can go wrong. A pause has a duration; `target` counts living nodes, modulo."""
@@ -101,6 +103,7 @@ class FaultPlan:
     first. on_loss: what becomes of the job where a node is lost, unless all `restart`.
     pooled: the job runs in a pool; recalls: when that wants a node back, in seconds;
     calls: when it wants a standby to join.
+    places: so many workers of a node have a replica of the model between them; 1: each has a whole one.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -145,8 +148,14 @@ class FaultPlan:
     recalls: tuple[float, ...] = ()
     cold_warm_ups: int = 0
     on_loss: Literal["auto", "standby", "shrink", "wait"] = "auto"
+    places: int = 1
     handle_s: float = 0.0
     send_s: float = 0.0
+
+    @property
+    def layout(self) -> Layout:
+        """How a replica lies over the workers of a node."""
+        return Layout(shard=2, tensor=self.places // 2) if self.places > 1 else WHOLE
 
     @property
     def nodes_for_experts(self) -> int:
@@ -179,7 +188,7 @@ class FaultPlan:
 STEP_BOUNDARIES = ("computing", "reducing", "reduced", "voted", "passed", "applying", "applied")
 OTHER_BOUNDARIES = ("attach", "begun", "built", "entering", "entered", "stopped", "receiving", "sending", "finishing")
 #: those that the training thread comes to
-THREAD_BOUNDARIES = frozenset((*STEP_BOUNDARIES, "climbing", "entering", "entered", "moving", "finishing"))
+THREAD_BOUNDARIES = frozenset((*STEP_BOUNDARIES, "proposing", "climbing", "entering", "entered", "moving", "finishing"))
 
 _RANDOM_KINDS = (
     (FaultKind.KILL_NODE, 6),

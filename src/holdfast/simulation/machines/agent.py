@@ -10,8 +10,10 @@ from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.lateness.reading import Reading
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.layouts.unit_words import UnitAnswer
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.machines.saving import SimKeeper, SimWriter
+from holdfast.simulation.machines.unit import SimUnit
 from holdfast.simulation.machines.worker import SimWorker, WorkerSurroundings
 from holdfast.simulation.network import SimConnection
 from holdfast.simulation.process import Process
@@ -57,6 +59,8 @@ class SimAgent(Process):
         self.machine = world.parts.agent(node, world.nonce, world.plans)
         self._notice = Notice(0.0)
         self._connection: SimConnection | None = None
+        #: what the places of each unit share, by its number, and whether those processes all live
+        self._units: dict[int, SimUnit] = {}
         self.writer = SimWriter(world, cluster.checker, name, self, self._written)
         self._keeper = SimKeeper(world, name, self, lambda part: self._obey(self.machine.fetched(part, self._now)))
         #: how far this node's clock is off: no two neighbours' agree
@@ -175,7 +179,9 @@ class SimAgent(Process):
 
     # ---- workers ----
 
-    def _pass_on(self, workers: tuple[str, ...], order: msg.Order) -> None:
+    def _pass_on(self, workers: tuple[str, ...], order: msg.Order | UnitAnswer) -> None:
+        if isinstance(order, UnitAnswer):
+            return  # (what they form of processes, simulated workers have no need of)
         for worker in [worker for worker in self.workers if worker.id in workers]:
             worker.deliver(worker.order, order)
 
@@ -184,11 +190,33 @@ class SimAgent(Process):
             worker.kill()
             self.worker_ended(worker, -9, FailureKind.HANG)
 
+    def unit_of(self, worker: str) -> SimUnit | None:
+        """Return what a worker shares with the others of its unit, None where it is alone."""
+        places = self._world.plan.places
+        return self._units.setdefault(msg.index_of(worker) // places, SimUnit(places)) if places > 1 else None
+
+    def _break_unit(self, worker: SimWorker) -> None:
+        """A process of a unit has ended: the others do, too. The coordinator may hear of each, or not."""
+        places = self._world.plan.places
+        number = msg.index_of(worker.id) // places
+        self._units.pop(number, None)
+        mates = [one for one in self.workers if one is not worker and msg.index_of(one.id) // places == number]
+        told = self._world.rng.random() < 0.5 if mates else True
+        for mate in mates:
+            mate.kill()
+            self.workers.remove(mate)
+            self._world.trace(mate.id, "ended with", worker.id)
+            detail = f"ended with {worker.id}"
+            down = msg.WorkerDown(worker=mate.id, kind=FailureKind.PROCESS_EXIT, detail=detail, exit_code=-9)
+            said = self.machine.worker_ended(down, self._now, clean=False)
+            self._obey([one for one in said if told or one != ask.Say(down)])
+
     def _replace(self, name: str) -> None:
         """Another process is to fill a worker's place; whoever is there is killed."""
         for worker in [worker for worker in self.workers if msg.index_of(worker.id) == msg.index_of(name)]:
             worker.kill()
             self.workers.remove(worker)
+            self._break_unit(worker)
         self._world.after("restart", self, self._start_worker, name)
 
     def _start_worker(self, name: str) -> None:
@@ -219,6 +247,8 @@ class SimAgent(Process):
             self.workers.remove(worker)
             self._world.trace(worker.id, "ended", down.kind)
             self._obey(self.machine.worker_ended(down, self._now, clean=down.exit_code == 0))
+            if down.exit_code:
+                self._break_unit(worker)
 
     # ---- the connection ----
 

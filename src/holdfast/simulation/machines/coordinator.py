@@ -30,7 +30,7 @@ from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import Record
 from holdfast.simulation.faults.places_taken import PlacesTaken
 from holdfast.simulation.invariants import Checker
-from holdfast.simulation.machines.experts import FreeMoves
+from holdfast.simulation.machines.experts.stored import FreeMoves
 from holdfast.simulation.network import SimConnection
 from holdfast.simulation.process import Process
 from holdfast.simulation.world import World

@@ -9,8 +9,8 @@ from holdfast.coordination.worker import tasks
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.state import CheckpointSource, SnapshotSource
 from holdfast.simulation.machines.building import Builder
+from holdfast.simulation.machines.experts.moving import Mover
 from holdfast.simulation.machines.host import WorkerHost
-from holdfast.simulation.machines.moving import Mover
 from holdfast.simulation.machines.saving import Saver
 from holdfast.simulation.machines.training import SimReceipt
 from holdfast.simulation.machines.transfer import Pusher
@@ -137,7 +137,9 @@ class SimEntrance:
         """Return the step and the state of a checkpoint or a snapshot; None: it cannot be read, which is told."""
         worker = self._worker
         if isinstance(source, SnapshotSource):
-            states = [self._read_part(source, number, generation) for number in range(len(source.parts))]
+            place, places = worker.place, worker.world.plan.places
+            numbers = range(place, len(source.parts), places)
+            states = [self._read_part(source, number, generation) for number in numbers]
             whole = [state for state in states if state is not None]
             if len(whole) < len(states):
                 return None
@@ -147,7 +149,7 @@ class SimEntrance:
             damaged = msg.CheckpointDamaged(worker=worker.id, generation=generation, name=source.name, why="cut short")
             worker.tell(damaged)
             return None
-        return file.step, file.state
+        return file.step, file.states[worker.place]
 
     def _read_part(self, source: SnapshotSource, number: int, generation: int) -> int | None:
         worker, snapshot = self._worker, source.part(number)

@@ -10,7 +10,8 @@ from holdfast.coordination.worker.tasks import WorkerInstruction
 from holdfast.protocol.messages.worker import Attach, Raised, ScriptError, WorkerMessage
 from holdfast.simulation.durable import HandedPart
 from holdfast.simulation.invariants import Checker
-from holdfast.simulation.machines.experts import StoredExperts
+from holdfast.simulation.machines.experts.stored import StoredExperts
+from holdfast.simulation.process import SimPage
 from holdfast.simulation.world import Peer, World
 
 
@@ -36,11 +37,16 @@ class WorkerHost(Peer, Protocol):
     world: World
     checker: Checker
     machine: WorkerMachine
+    #: which part of a replica it has
+    place: int
     #: the training thread hangs
     hung: bool
 
     @property
     def agent(self) -> NodeHost: ...
+
+    @property
+    def page(self) -> SimPage: ...
 
     @property
     def busy(self) -> str: ...
@@ -78,6 +84,7 @@ def attachment(world: World, worker: str, pid: int, experts: StoredExperts | Non
         expert_shape=experts.shape if experts else None,
         saves=plan.checkpoint_every > 0,
         saves_in_time=plan.saves_in_time,
+        layout=plan.layout,
     )
 
 

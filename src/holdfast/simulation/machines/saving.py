@@ -125,9 +125,10 @@ class SimWriter:
             # training is worth more than a checkpoint
             self._say(msg.CheckpointUnwritten(**told, name=name.folder, why="No space left on device"))
             return
-        file = world.checkpoints.files.setdefault(name.folder, CheckpointFile(step=name.step, state=handed.state))
-        if file.state != handed.state:
-            file.state = world.garbage()
+        file = world.checkpoints.files.setdefault(name.folder, CheckpointFile(step=name.step))
+        place = handed.part % world.plan.places
+        if file.states.setdefault(place, handed.state) != handed.state:
+            file.states[place] = world.garbage()
         file.parts.add(handed.part)
         files = (msg.StoredFile(name=f"part-{handed.part}", bytes=1, sha256="0" * 64),)
         self._say(

@@ -68,14 +68,22 @@ def summed(sums: SimSums) -> list[SimGradient]:
     return [gradient for gradients in sums.values() for gradient in gradients]
 
 
-def reduce_parts(shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int) -> SimReduced:
-    """Unite the ranks' gradients, and add up the lanes of v; nothing is dropped, so what is in twice shows."""
+def reduce_parts(shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int) -> tuple[SimReduced, ...]:
+    """Unite the gradients of each role's ranks, and add up the lanes of v, which all have the same.
+
+    Nothing is dropped, so what is in twice shows.
+    """
     shares = list(shares)
-    parts = tuple(sorted(gradient.value for share in shares for gradient in share))
-    rounding = hash((17, generation, parts))
-    lanes = (lane_numbers(_lanes(share, plan, rounding)) for share in shares)
+    domains = [shares[place :: plan.places] for place in range(plan.places)]
+    parts = [tuple(sorted(gradient.value for share in domain for gradient in share)) for domain in domains]
+    roundings = [hash((17, generation, of_role)) for of_role in parts]
+    places = [rank % plan.places for rank in range(len(shares))]
+    lanes = (
+        lane_numbers(_lanes(share, plan, roundings[place], place)) for place, share in zip(places, shares, strict=True)
+    )
     v = from_lanes([sum(column) for column in zip(*lanes, strict=True)])
-    return SimReduced(parts, rounding, replace(v, metrics=logged(parts)) if plan.logs else v)
+    v = replace(v, metrics=logged(parts[0])) if plan.logs else v
+    return tuple(SimReduced(of_role, rounding, v) for of_role, rounding in zip(parts, roundings, strict=True))
 
 
 def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: Random) -> None:
@@ -92,15 +100,20 @@ def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: R
     sums[micro_batch] = rng.choice(wrong)
 
 
-def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, rounding: int) -> Commit:
-    """Return one rank's part of v; now and then its gradients are not finite, all by itself."""
+def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, rounding: int, place: int) -> Commit:
+    """Return one rank's part of v; now and then its gradients are not finite, all by itself.
+
+    Of a unit the places along `shard` have the samples between them, and the first tells of their hashes.
+    """
     share = tuple(gradient.value for gradient in gradients)
+    layout = plan.layout
+    samples = plan.micro_batch // layout.shard if layout.tensor_of(place) == 0 else 0
     return Commit(
         grad_square=float(rounding % 1048573),
         loss_sum=float(sum(part % 1009 for part in share)),
-        samples=len(gradients) * plan.micro_batch,
+        samples=len(gradients) * samples,
         nonfinite=int(hash((23, rounding, share)) % 8 == 0),
-        sample_hashes=sum(gradient.sample_hash for gradient in gradients),
+        sample_hashes=sum(gradient.sample_hash for gradient in gradients) if place == 0 else 0,
     )
 
 

@@ -15,6 +15,7 @@ from holdfast.coordination.worker import tasks
 from holdfast.protocol.commit import with_flags
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.names import index_of
 from holdfast.protocol.plan import Phase
 from holdfast.simulation.collectives import Group, Underway
 from holdfast.simulation.faults.plans import Raises
@@ -22,11 +23,12 @@ from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.building import Builder
 from holdfast.simulation.machines.entering import SimEntrance
-from holdfast.simulation.machines.experts import StoredExperts, shape_of
+from holdfast.simulation.machines.experts.moving import Mover
+from holdfast.simulation.machines.experts.stored import StoredExperts, shape_of
 from holdfast.simulation.machines.host import attachment, told_of
-from holdfast.simulation.machines.moving import Mover
 from holdfast.simulation.machines.saving import Saver, SimWriter, SnapshotCopier
 from holdfast.simulation.machines.transfer import Pusher
+from holdfast.simulation.machines.unit import Page, Work
 from holdfast.simulation.process import Process, SimPage
 from holdfast.simulation.world import World
 
@@ -46,6 +48,8 @@ class HomeAgent(Protocol):
     name: str
     writer: SimWriter
 
+    def unit_of(self, worker: str) -> Page | None: ...
+
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
     def relay(self, worker: SimWorker, message: msg.WorkerMessage) -> None: ...
@@ -60,10 +64,9 @@ class SimWorker(Process):
 
     def __init__(self, cluster: WorkerSurroundings, agent: HomeAgent, worker: str, pid: int) -> None:
         super().__init__()
-        self.id = worker
-        self.pid = pid
+        self.id, self.pid = worker, pid
         self.agent = agent
-        self.node = agent.name
+        self.node, self.place = agent.name, index_of(worker) % cluster.world.plan.places
         self.world, self.checker = cluster.world, cluster.checker
         self._cluster = cluster
         plan, parts = self.world.plan, self.world.parts
@@ -94,6 +97,7 @@ class SimWorker(Process):
         self._busy = ""
         self._builder, self._saver = Builder(self), Saver(self)
         self.copier = SnapshotCopier(self)
+        self._work = Work(self, agent.unit_of(worker), self._computed)
         self._entrance = SimEntrance(self, self._builder, self.pusher, self._saver, self._mover)
 
     @property
@@ -173,6 +177,7 @@ class SimWorker(Process):
         if isinstance(order, msg.Begin | msg.StandBy):
             self.checker.began(self, order, bool(instructions))
         self.obey(instructions)
+        self._work.look()
         boundary = "stopped" if isinstance(order, msg.Stop) else "begun" if isinstance(order, msg.Begin) else ""
         if not (boundary and self.boundary(boundary)):
             self.advance()
@@ -260,12 +265,7 @@ class SimWorker(Process):
             if machine.computed():
                 self._reduce()
         elif machine.computing(todo):
-            self.busy = "compute"
-            self.page.micro_batch = todo
-            value = training.gradient(self.state, task.step, todo)
-            made = training.SimGradient(value, self.world.samples.hash_of(task.step, todo))
-            self.world.after_work(task.step, todo, self, self.node, self._computed, todo, made)
-            self.boundary("computing")
+            self._work.begin(todo)
 
     def _leave_loop(self) -> None:
         if not self.world.plan.leaves:
@@ -336,7 +336,7 @@ class SimWorker(Process):
         self.operation = None
         kind, self.busy = self.busy, ""
         if kind == "reduce":
-            self._reduced(value)
+            self._reduced(value[self.place])
         elif kind == "move" and self._mover is not None:
             self._mover.moved(value)
         else:

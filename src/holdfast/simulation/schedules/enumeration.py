@@ -9,7 +9,7 @@ from itertools import product
 from holdfast.simulation.families.corrupt_plans import corrupt_plan
 from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
-from holdfast.simulation.families.level_plans import level_plan
+from holdfast.simulation.families.level_plans import layout_plan, level_plan
 from holdfast.simulation.families.link_plans import link_plan
 from holdfast.simulation.families.membership_plans import (
     leaving_plan,
@@ -87,6 +87,8 @@ FIRST_WAITING_SEED = 26_000_000_000
 FIRST_POOLED_SEED = 27_000_000_000
 #: from here on, random ones whose pool has standbys for them
 FIRST_RESERVE_SEED = 28_000_000_000
+#: from here on, random ones whose replicas lie over several workers
+FIRST_LAYOUT_SEED = 29_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -165,6 +167,7 @@ FAMILIES: dict[str, range] = {
     "waiting": range(FIRST_WAITING_SEED, FIRST_WAITING_SEED + 1_000_000_000),
     "pooled": range(FIRST_POOLED_SEED, FIRST_POOLED_SEED + 1_000_000_000),
     "reserve": range(FIRST_RESERVE_SEED, FIRST_RESERVE_SEED + 1_000_000_000),
+    "layouts": range(FIRST_LAYOUT_SEED, FIRST_LAYOUT_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -195,6 +198,7 @@ _RANDOM_PLANS = {
     "waiting": waiting_plan,
     "pooled": pooled_plan,
     "reserve": reserve_plan,
+    "layouts": layout_plan,
 }
 
 

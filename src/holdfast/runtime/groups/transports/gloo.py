@@ -17,6 +17,7 @@ from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
 from holdfast.runtime.groups.transports.severing import GroupSockets, find_group_sockets, socket_inodes
 from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
+from holdfast.runtime.groups.transports.waiters import Waiters
 
 #: torch's type stubs know few of its members.
 ProcessGroupGloo: Any = dist.ProcessGroupGloo
@@ -91,6 +92,12 @@ class GlooCommunicator(GroupCommunicator):
         super().__init__(group, generation=generation, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
         self._under_way: list[Pending] = []
         self._sockets = sockets
+        self._waiters = Waiters(f"holdfast-waits-{generation}")
+
+    def set_timeout(self, timeout_s: float) -> None:
+        super().set_timeout(timeout_s)
+        # (what is sent to one rank, or received from one, has no timeout of its own)
+        self._open()._set_default_timeout(self._timeout)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         if input.nbytes < BROADCAST_BYTES:
@@ -108,13 +115,16 @@ class GlooCommunicator(GroupCommunicator):
         parts = output.view(owners, -1)
         if self.rank < owners and parts[self.rank].data_ptr() != input.data_ptr():
             parts[self.rank].copy_(input.view(-1))
-        options = dist.BroadcastOptions()
-        options.timeout = self._timeout
-        works: list[dist.Work] = []
-        for rank in range(owners):
-            options.rootRank = rank
-            works.append(self._open().broadcast([parts[rank]], options))
+        works = [self._broadcast(parts[rank], rank) for rank in range(owners)]
         return self._started("all_gather", works, output, input)
+
+    def start_send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Pending:
+        return self._waited("send", self._open().send([tensor], to, tag), tensor)
+
+    def start_receive(self, tensor: torch.Tensor, source: int | None, tag: int = 0) -> Pending:
+        group = self._open()
+        work = group.recv_anysource([tensor], tag) if source is None else group.recv([tensor], source, tag)
+        return self._waited("receive", work, tensor)
 
     @property
     def sockets(self) -> tuple[GroupSockets, ...]:
@@ -129,6 +139,7 @@ class GlooCommunicator(GroupCommunicator):
             return
         if sever:
             self.sever()
+        self._waiters.close()
         under_way, self._under_way = self._under_way, []
         self._graveyard.bury(_GlooRemains(group, under_way), linger_s=0.0 if sever else LINGER_S)
 
@@ -136,7 +147,12 @@ class GlooCommunicator(GroupCommunicator):
         return _GlooOperation(works)
 
     def _started(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
-        pending = super()._started(what, works, *tensors)
+        return self._noted(super()._started(what, works, *tensors))
+
+    def _waited(self, what: str, work: dist.Work, tensor: torch.Tensor) -> Pending:
+        return self._noted(Pending(what, self._waiters.wait_for(work), (tensor,)))
+
+    def _noted(self, pending: Pending) -> Pending:
         self._under_way.append(pending)
         return pending
 
@@ -181,7 +197,7 @@ def build_gloo(
         return ranks[int(key.rpartition("/")[2])]  # (gloo's keys end with the rank of whoever sets them)
 
     store = BoardStore(board, timeout_s=build_timeout_s, rank=ranks[rank], owner=owner, name=name)
-    group = _make_group(store, rank, size, host, build_timeout_s)
+    group = _make_gloo(store, rank, size, host, build_timeout_s)
     if isinstance(group, str):
         late = is_late(time.monotonic() - began, build_timeout_s)
         raise PeerLostError(f"the group of generation {generation} could not be built: {group}", timed_out=late)
@@ -199,8 +215,8 @@ def build_gloo(
     return communicator
 
 
-def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: float) -> Any:
-    """Return the group, or the words of its failure: an exception would keep its sockets open."""
+def _make_gloo(store: BoardStore, rank: int, size: int, host: str, timeout_s: float) -> Any:
+    """Return a raw group, or the words of its failure: an exception would keep its sockets open."""
     options = ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s / CONNECT_FACTOR)

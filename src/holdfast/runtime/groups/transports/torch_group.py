@@ -64,6 +64,15 @@ class GroupCommunicator(Communicator, ABC):
         work = self._open()._allgather_base(output, input, options)
         return self._started("all_gather", [work], output, input)
 
+    def start_broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
+        return self._started("broadcast", [self._broadcast(tensor, root)], tensor)
+
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
+        options = dist.BroadcastOptions()
+        options.timeout = self._timeout
+        options.rootRank = root
+        return self._open().broadcast([tensor], options)
+
     @abstractmethod
     def _operation(self, works: Sequence[dist.Work]) -> Operation:
         """Return one operation of this transport, made of these works."""

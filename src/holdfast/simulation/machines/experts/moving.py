@@ -13,7 +13,7 @@ from holdfast.errors import JobFailedError
 from holdfast.planning import plan_transfers
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.messages import any_side as msg
-from holdfast.simulation.machines.experts import LOADS_EVERY, StoredExperts, drifting_loads, pool
+from holdfast.simulation.machines.experts.stored import LOADS_EVERY, StoredExperts, drifting_loads, pool
 from holdfast.simulation.machines.host import WorkerHost
 from holdfast.simulation.machines.transfer import Carrier
 

@@ -1,0 +1,62 @@
+"""What a node's workers and their agent say to each other to form units (docs/layouts.md); nobody else hears it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.names import Count, KeyName, KeyValue, Struct, Text, WorkerId
+
+#: a unit's name: which workers are in it, so that nothing of an earlier one is taken for this one's
+UnitName = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,32}$")]
+#: of one worker, for all groups of its unit
+MAX_UNIT_KEYS = 64
+
+
+class JoinUnit(Struct, frozen=True, kw_only=True):
+    """A worker has come to `holdfast.init()`, and is to be a place of a unit of this layout."""
+
+    worker: WorkerId
+    layout: Layout
+
+
+class UnitAwaits(Struct, frozen=True, kw_only=True):
+    """The answer to JoinUnit, whenever that changes: these have not come yet, by their index on the node."""
+
+    missing: tuple[Count, ...]
+
+
+class UnitFormed(Struct, frozen=True, kw_only=True):
+    """All have come: `workers`, by place, are the unit. `page`: path of the memory for their proposals."""
+
+    unit: UnitName
+    workers: Annotated[tuple[WorkerId, ...], Meta(min_length=2, max_length=1 << 20)]
+    page: Text = ""
+
+
+class UnitRefused(Struct, frozen=True, kw_only=True):
+    """No unit can be formed of what was asked for: the script's input is bad."""
+
+    why: Text
+
+
+class UnitPost(Struct, frozen=True, kw_only=True):
+    """Rendezvous within a unit: keys of this worker's for all the others, each under its place (`key_of`)."""
+
+    worker: WorkerId
+    unit: UnitName
+    keys: Annotated[dict[KeyName, KeyValue], Meta(max_length=MAX_UNIT_KEYS)]
+
+
+class UnitPosted(Struct, frozen=True, kw_only=True):
+    """Keys that another worker of the unit has posted."""
+
+    unit: UnitName
+    keys: Annotated[dict[KeyName, KeyValue], Meta(max_length=MAX_UNIT_KEYS)]
+
+
+#: from a worker, and to it
+UnitWord = JoinUnit | UnitPost
+UnitAnswer = UnitAwaits | UnitFormed | UnitRefused | UnitPosted

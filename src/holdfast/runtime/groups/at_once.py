@@ -1,0 +1,60 @@
+"""Several groups built at once: their addresses go out together, and nobody waits for one before the next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+
+class Retirable(Protocol):
+    """What can be given up."""
+
+    def retire(self) -> None: ...
+
+
+G = TypeVar("G", bound=Retirable)
+
+
+def at_once(builds: Sequence[Callable[[], G]], name: str = "groups") -> list[G]:
+    """Build all, each in a thread of its own; blocks.
+
+    Raises what the first that fails has raised, at once: what the other threads still make is retired.
+    """
+    return _AtOnce(builds, name).results()
+
+
+class _AtOnce(Generic[G]):
+    def __init__(self, builds: Sequence[Callable[[], G]], name: str) -> None:
+        self._changed = threading.Condition()
+        self._built: list[G | None] = [None] * len(builds)
+        self._failure: BaseException | None = None
+        for number, build in enumerate(builds):
+            arguments = (number, build)
+            threading.Thread(target=self._run, args=arguments, name=f"holdfast-{name}-{number}", daemon=True).start()
+
+    def results(self) -> list[G]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or None not in self._built)
+            built = [group for group in self._built if group is not None]
+            if self._failure is None:
+                return built
+        for group in built:
+            group.retire()
+        raise self._failure
+
+    def _run(self, number: int, build: Callable[[], G]) -> None:
+        try:
+            group = build()
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the results raises it)
+            with self._changed:
+                self._failure = self._failure or error
+                self._changed.notify_all()
+            return
+        with self._changed:
+            late = self._failure is not None
+            if not late:
+                self._built[number] = group
+            self._changed.notify_all()
+        if late:
+            group.retire()

@@ -1,0 +1,81 @@
+"""Threads that wait for operations which nobody can poll: gloo's send and receive end only in a wait.
+
+Such a wait lets the interpreter's lock go, and ends with the operation: when the peer has come, when the sockets are
+severed, or when the group's time is up. A thread waits for one operation at a time, and there are as many as were ever
+under way at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import torch.distributed as dist
+
+
+class WaitedOperation:
+    """One operation that a thread waits for."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work: dist.Work | None = work
+        self._ended = threading.Event()
+        self._failure = ""
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def sleep(self, seconds: float) -> None:
+        self._ended.wait(seconds)
+
+    def finish(self) -> None:
+        if self._failure:
+            raise RuntimeError(self._failure)
+
+    def wait(self) -> None:
+        """Wait to its end, in a thread of its own."""
+        work, self._work = self._work, None
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            self._failure = str(error) or "failed"
+        finally:
+            del work  # (it keeps the group alive)
+            self._ended.set()
+
+
+class Waiters:
+    """The threads of one group."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._asked: queue.SimpleQueue[WaitedOperation | None] = queue.SimpleQueue()
+        self._threads = 0
+        self._idle = 0
+
+    def wait_for(self, work: dist.Work) -> WaitedOperation:
+        """Let a thread wait for an operation; returns at once."""
+        operation = WaitedOperation(work)
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                self._threads += 1
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._asked.put(operation)
+        return operation
+
+    def close(self) -> None:
+        """Let every thread end with the operation that it waits for; nothing may be asked for any more."""
+        with self._lock:
+            for _ in range(self._threads):
+                self._asked.put(None)
+            self._threads = 0
+
+    def _run(self) -> None:
+        while (operation := self._asked.get()) is not None:
+            operation.wait()
+            del operation
+            with self._lock:
+                self._idle += 1

@@ -1,0 +1,55 @@
+"""Which part of a tensor a place of a unit has, in terms of the whole one, which is the same under all layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.checkpoints.boxes import Box
+from holdfast.protocol.layouts.layout import SHARD, TENSOR
+from holdfast.runtime.layouts.local import is_spread, local_of
+from holdfast.runtime.layouts.place import PlaceInUnit
+
+
+def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
+    """Return which part of a tensor is here; of one that is not spread, all.
+
+    Args:
+        name: what complaints call it.
+
+    Raises:
+        BadInputError: it is spread in a way that no box says.
+    """
+    box = Box.all_of(tensor.shape)
+    if not is_spread(tensor):
+        return box
+    untyped: Any = tensor
+    along: tuple[str, ...] = untyped.device_mesh.mesh_dim_names or ()
+    cuts: list[tuple[Any, str]] = list(zip(untyped.placements, along, strict=True))
+    # What FSDP2 cuts may lie in pieces along the same dimension already, for matrix products that are shared: then
+    # torch calls its cut a strided one, and that comes last, although its dimension of the mesh is the first.
+    for cut, axis in sorted(cuts, key=lambda one: hasattr(one[0], "split_factor")):
+        if not cut.is_replicate():
+            box = _cut(box, cut, axis, place) if hasattr(cut, "dim") and axis in (SHARD, TENSOR) else Box((), ())
+    if box.shape != tuple(local_of(tensor).shape):
+        spread = ", ".join(f"{axis} {cut}" for cut, axis in cuts)
+        raise BadInputError(
+            f"{name}, of the shape {tuple(tensor.shape)}, is spread as {spread}, and {tuple(local_of(tensor).shape)} "
+            "of it is here, which no checkpoint can say: use fully_shard() and parallelize_module() with job.mesh alone"
+        )
+    return box
+
+
+def _cut(box: Box, cut: Any, axis: str, place: PlaceInUnit) -> Box:
+    """Return which part of a box a place has where torch cuts it along a dimension of the mesh."""
+    layout = place.layout
+    parts, part = (layout.shard, place.shard) if axis == SHARD else (layout.tensor, place.tensor)
+    dimension: int = cut.dim
+    size = box.shape[dimension]
+    each = -(-size // parts)
+    start, stop = (min(number * each, size) for number in (part, part + 1))
+    offset, shape = list(box.offset), list(box.shape)
+    offset[dimension], shape[dimension] = offset[dimension] + start, stop - start
+    return Box(tuple(offset), tuple(shape))

@@ -1,0 +1,113 @@
+"""torch's default process group within a replica: it says who is there, and carries nothing.
+
+`torch.distributed.is_initialized`, `get_rank` and `get_world_size` must answer for meshes to be made; they answer for
+the replica. A collective on it would be one that no other replica takes part in, or all: who means which would never
+be told, so it is refused.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from holdfast.errors import BadInputError
+
+_ProcessGroup: Any = dist.ProcessGroup
+NAME = "holdfast-replica"
+
+
+def _refuse(what: str) -> NoReturn:
+    raise BadInputError(
+        f"{what} on torch's default process group: under holdfast it only says which part of the model replica this "
+        "process has, and connects nobody; name a dimension of the mesh, as in dist.all_reduce(tensor, "
+        'group=job.mesh.get_group("shard")) or fully_shard(module, mesh=job.mesh["shard"]), and let step.log() or '
+        "job.evaluate() bring values of all replicas together"
+    )
+
+
+def _refused(name: str) -> Any:
+    def collective(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse(f"{name}()")
+
+    collective.__name__ = name
+    return collective
+
+
+class DefaultGroup(_ProcessGroup):
+    """One rank per role of a replica. Every collective raises BadInputError."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        _ProcessGroup.__init__(self, rank, size)
+
+    def getGroupName(self) -> str:
+        return NAME
+
+    def getGroupDesc(self) -> str:
+        return "holdfast's replica"
+
+    def getBackendName(self) -> str:
+        return "holdfast"
+
+    @property
+    def group_name(self) -> str:
+        return NAME
+
+    @property
+    def group_desc(self) -> str:
+        return "holdfast's replica"
+
+    all_gather_single = _allgather_base = _refused("all_gather_single")
+    all_gather_single_coalesced = allgather_into_tensor_coalesced = _refused("all_gather_single_coalesced")
+    allgather = _refused("all_gather")
+    allgather_coalesced = _refused("all_gather_coalesced")
+    reduce_scatter = _refused("reduce_scatter")
+    reduce_scatter_single = _reduce_scatter_base = _refused("reduce_scatter_single")
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = _refused("reduce_scatter_single_coalesced")
+    allreduce = _refused("all_reduce")
+    allreduce_coalesced = _refused("all_reduce_coalesced")
+    all_to_all_single = alltoall_base = _refused("all_to_all_single")
+    alltoall = _refused("all_to_all")
+    broadcast = _refused("broadcast")
+    scatter = _refused("scatter")
+    gather = _refused("gather")
+    reduce = _refused("reduce")
+    barrier = _refused("barrier")
+    monitored_barrier = _refused("monitored_barrier")
+    send = _refused("send")
+    recv = recv_anysource = _refused("recv")
+    split_group = splitGroup = _refused("split_group")
+    _start_coalescing = _end_coalescing = _refused("coalescing")
+
+
+class NoStore(Store):
+    """Stands where torch looks for a store to build more groups with: nobody would ever answer there."""
+
+    def set(self, key: str, value: bytes | str) -> None:
+        _refuse("new_group()")
+
+    def get(self, key: str) -> bytes:
+        _refuse("new_group()")
+
+    def add(self, key: str, value: int) -> int:
+        _refuse("new_group()")
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        _refuse("new_group()")
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        _refuse("new_group()")
+
+    def check(self, keys: list[str]) -> bool:
+        _refuse("new_group()")
+
+    def delete_key(self, key: str) -> bool:
+        _refuse("new_group()")
+
+    def num_keys(self) -> int:
+        _refuse("new_group()")
+
+    def has_extended_api(self) -> bool:
+        return False

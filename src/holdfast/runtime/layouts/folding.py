@@ -1,0 +1,71 @@
+"""What a reduction makes of all ranks' versions: taken in rank order, so that every rank has the same in every bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from holdfast.runtime.gradients.bucket import CHUNK, add_up
+
+_ops: Any = dist.ReduceOp
+_torch: Any = torch
+_PAIRWISE: dict[str, Callable[..., Any]] = {
+    "SUM": _torch.add,
+    "PRODUCT": _torch.mul,
+    "MIN": _torch.minimum,
+    "MAX": _torch.maximum,
+    "BAND": _torch.bitwise_and,
+    "BOR": _torch.bitwise_or,
+    "BXOR": _torch.bitwise_xor,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """One of torch's reductions over a group of `size`."""
+
+    kind: str
+    #: of a sum
+    scale: float = 1.0
+
+
+def reduction_of(op: Any, size: int) -> Reduction:
+    """Read torch's `ReduceOp`, or one of its constants."""
+    # (its constants count as instances of it, and have another state)
+    state: tuple[Any, Any] = op.__getstate__() if type(op) is _ops else (op, None)
+    kind, factor = state
+    name: str = kind.name
+    if name == "AVG":
+        return Reduction("SUM", 1.0 / size)
+    if name == "PREMUL_SUM":
+        return Reduction("SUM", float(factor))
+    return Reduction(name)
+
+
+def fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
+    """Reduce flat tensors of one shape, in this order, into `out`; it may be one of them where they are two at most."""
+    if len(versions) <= 2 or out.numel() <= CHUNK:
+        _fold(versions, out, reduction)
+        return
+    for start in range(0, out.numel(), CHUNK):
+        part = slice(start, start + CHUNK)
+        _fold([version[part] for version in versions], out[part], reduction)
+
+
+def _fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
+    if reduction.kind == "SUM" and out.is_floating_point():
+        add_up(versions, out, reduction.scale)
+        return
+    pairwise = _PAIRWISE[reduction.kind]
+    if len(versions) == 1:
+        out.copy_(versions[0])
+    else:
+        pairwise(versions[0], versions[1], out=out)
+    for version in versions[2:]:
+        pairwise(out, version, out=out)
+    if reduction.scale != 1.0:
+        out.mul_(reduction.scale)

@@ -1,0 +1,80 @@
+"""What a worker holds of a tensor that is spread over its unit (a DTensor), without importing what it may not need."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+
+
+class SpreadAs(NamedTuple):
+    """How a tensor is spread over a unit: its global shape, and its placements in words, along the mesh's dimensions.
+
+    ((), "") where a worker holds all of it.
+    """
+
+    whole: tuple[int, ...] = ()
+    placed: str = ""
+
+
+#: a worker holds all of it
+WHOLE = SpreadAs()
+
+
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is spread over the places of a unit (a DTensor)."""
+    return type(tensor) is not torch.Tensor and hasattr(tensor, "_local_tensor")
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what is here of a tensor, in its own memory; of one that is not spread, itself."""
+    if not is_spread(tensor):
+        return tensor
+    untyped: Any = tensor
+    return cast(torch.Tensor, untyped._local_tensor)
+
+
+def spread_of(tensor: torch.Tensor) -> SpreadAs:
+    """Return how a tensor is spread."""
+    if not is_spread(tensor):
+        return WHOLE
+    untyped: Any = tensor
+    names: tuple[str, ...] = untyped.device_mesh.mesh_dim_names or ()
+    placed = ", ".join(f"{name} {one}" for name, one in zip(names, untyped.placements, strict=True))
+    return SpreadAs(tuple(tensor.shape), placed)
+
+
+def as_spread(local: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of which `local` is here, spread as another one of the same global shape is.
+
+    It has the memory of `local`. Where the other one is not spread, that is `local` itself.
+    """
+    if not is_spread(like):
+        return local
+    from torch.distributed.tensor import DTensor
+
+    untyped: Any = like
+    return cast(Any, DTensor).from_local(
+        local,
+        untyped.device_mesh,
+        untyped.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def counts_here(parameter: torch.Tensor, coordinates: dict[str, int]) -> bool:
+    """Tell whether what is here of a parameter is to be counted here, where all places of a unit are added up.
+
+    Along a dimension of the mesh in which it is not cut all places have the same of it: it counts in the first of them.
+
+    Args:
+        coordinates: of this place, by the dimension's name.
+    """
+    cut: set[str] = set()
+    if is_spread(parameter):
+        untyped: Any = parameter
+        names: tuple[str, ...] = untyped.device_mesh.mesh_dim_names or ()
+        cut = {name for name, one in zip(names, untyped.placements, strict=True) if not one.is_replicate()}
+    return all(name in cut or not coordinate for name, coordinate in coordinates.items())

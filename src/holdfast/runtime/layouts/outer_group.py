@@ -1,0 +1,362 @@
+"""A stable process group for torch's objects, on a communicator that can be exchanged under them.
+
+FSDP2, DTensor, meshes and functional collectives keep the groups they were made with; a group of ours lasts as long as
+its generation. So they are given an outer group, whose collectives are those of the communicator in it (rounds.py).
+Whoever waits leaves with the communicator: `CollectiveLeftError` comes out of forward, backward, and whatever else had
+called. After that every collective raises at once, until `swap` gives the outer group another communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from holdfast.runtime.groups.communicator import CollectiveLeftError, Communicator, HaltedError, Pending
+from holdfast.runtime.layouts import rounds as made
+from holdfast.runtime.layouts.folding import reduction_of
+from holdfast.runtime.layouts.rounds import Rounds
+
+#: Bound by pybind: their methods are found by name at run time, and torch's stubs know those of one version.
+_ProcessGroup: Any = dist.ProcessGroup
+_Work: Any = dist.Work
+_Future: Any = torch.futures.Future
+
+
+_wait_tensor: Any = torch.ops._c10d_functional.wait_tensor
+
+
+class OuterWork(_Work):
+    """A collective under way on an outer group. Without a timeout of its own: the communicator has one."""
+
+    def __init__(self, group: OuterGroup, communicator: Communicator, rounds: Rounds, results: Any) -> None:
+        """Start the first round."""
+        _Work.__init__(self)
+        self._group = group
+        self._communicator = communicator
+        self._rounds: Rounds | None = rounds
+        self._results: Any = results
+        self._left: CollectiveLeftError | None = None
+        self._pending: Sequence[Pending] = ()
+        self._advance()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait to the end.
+
+        Raises:
+            CollectiveLeftError: it was left, now or before; False while the group is `settling`.
+        """
+        while self._rounds is not None:
+            try:
+                for pending in self._pending:
+                    self._communicator.wait(pending)
+                self._advance()
+            except CollectiveLeftError as error:
+                self._group.leave(error)
+                raise
+        if self._left is not None and not self._group.is_settling:
+            raise HaltedError(str(self._left))
+        return self._left is None
+
+    def synchronize(self) -> None:
+        """Wait to the end."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether it has ended; never blocks."""
+        while self._rounds is not None:
+            if not all(pending.done() for pending in self._pending):
+                return False
+            self.wait()
+        return True
+
+    def is_success(self) -> bool:
+        """Return whether it has ended well."""
+        return self._rounds is None and self._left is None
+
+    def exception(self) -> CollectiveLeftError | None:
+        """Return why it was left."""
+        return self._left
+
+    def result(self) -> Any:
+        """Return the tensors that it has filled."""
+        return self._results
+
+    def get_future(self) -> Any:
+        """Wait to the end, and return a future that has ended: no thread of gloo's may call into Python."""
+        self.wait()
+        future = _Future()
+        future.set_result(self._results)
+        return future
+
+    def abandon(self, error: CollectiveLeftError) -> list[torch.Tensor]:
+        """Let go of what it refers to, and return its results: the communicator keeps what is under way."""
+        rounds, self._rounds, self._pending = self._rounds, None, ()
+        results, self._results = self._results, None
+        if rounds is not None:
+            self._left = error
+            rounds.close()
+        return _tensors(results)
+
+    def _advance(self) -> None:
+        if self._rounds is None:
+            return
+        pending = next(self._rounds, None)
+        if pending is None:
+            self._rounds, self._pending = None, ()
+            self._group.ended(self)
+        else:
+            self._pending = pending
+
+
+class OuterGroup(_ProcessGroup):
+    """A process group of torch's whose communicator can be exchanged.
+
+    Used by one thread, as its communicators are. All ranks must call the same collectives in the same order.
+    """
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        """Make one without a communicator.
+
+        Args:
+            name: of no other group in this process.
+        """
+        _ProcessGroup.__init__(self, rank, size)
+        self._name = name
+        self._communicator: Communicator | None = None
+        self._under_way: list[OuterWork] = []
+        #: goes on with a second exchange, which must come before any that is started later
+        self._unfinished: OuterWork | None = None
+        #: why nothing can be done on it until the next swap
+        self.left: CollectiveLeftError | None = None
+        #: waiting for what was left is no error now: torch clears up
+        self.is_settling = False
+        #: results of what was left, until `settling`
+        self._void: list[torch.Tensor] = []
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """What it is on now; None before the first swap, and once it was given up."""
+        return self._communicator
+
+    def swap(self, communicator: Communicator, *, sever: bool = True) -> None:
+        """Go on with another communicator; the one before is retired, and what was under way on it is left.
+
+        Args:
+            sever: break the connections of the one before; False where peers may still finish their last operation.
+        """
+        if (communicator.rank, communicator.size) != (self.rank(), self.size()):
+            raise ValueError(
+                f"rank {communicator.rank} of {communicator.size} cannot stand in for rank {self.rank()} of "
+                f"{self.size()} in group {self._name}"
+            )
+        if communicator is self._communicator:
+            raise ValueError(f"group {self._name} is on this communicator already")
+        self.give_up(sever=sever)
+        self._communicator, self.left = communicator, None
+
+    def give_up(self, *, sever: bool = True) -> None:
+        """Retire the communicator; collectives raise until the next swap."""
+        communicator, self._communicator = self._communicator, None
+        if self.left is None:
+            self.leave(HaltedError(f"group {self._name} has no connections now"))
+        if communicator is not None:
+            communicator.retire(sever=sever)
+
+    def leave(self, error: CollectiveLeftError) -> None:
+        """Let every collective raise from now on: one of them was left, so ranks may not agree which is next."""
+        # (not the error itself: its traceback refers to the script's tensors)
+        self.left = HaltedError(str(error))
+        under_way, self._under_way, self._unfinished = self._under_way, [], None
+        for work in under_way:
+            self._void.extend(work.abandon(self.left))
+
+    @contextmanager
+    def settling(self) -> Generator[None]:
+        """Let torch forget what was left: nothing of it will be used. Inside, waiting for it is no error."""
+        self.is_settling = True
+        try:
+            # (torch notes the works of functional collectives by their results until those are waited for)
+            while self._void:
+                _wait_tensor(self._void.pop())
+            yield
+        finally:
+            self.is_settling = False
+
+    def ended(self, work: OuterWork) -> None:
+        """A collective has completed."""
+        self._under_way = [one for one in self._under_way if one is not work]
+        if self._unfinished is work:
+            self._unfinished = None
+
+    # -- what torch calls -------------------------------------------------------------------------------------------
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return "holdfast"
+
+    def getBackendName(self) -> str:
+        return "holdfast"
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return "holdfast"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [self._communicator.device if self._communicator is not None else Communicator.device]
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> OuterWork:
+        return self._begin(made.all_gather(self._open(), output, input), output)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> OuterWork:
+        comm = self._open()
+        each = [made.all_gather(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
+        return self._begin(made.together(each), outputs)
+
+    def allgather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> OuterWork:
+        comm = self._open()
+        each = [made.all_gather_lists(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
+        return self._begin(made.together(each), outputs)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> OuterWork:
+        by_input = list(zip(*outputs, strict=True))
+        return self.allgather(by_input, inputs, opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> OuterWork:
+        reduction = reduction_of(opts.reduceOp, self.size())
+        return self._begin(made.reduce_scatter(self._open(), output, input, reduction), output)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
+    ) -> OuterWork:
+        comm, reduction = self._open(), reduction_of(opts.reduceOp, self.size())
+        each = [made.reduce_scatter(comm, one, other, reduction) for one, other in zip(outputs, inputs, strict=True)]
+        return self._begin(made.together(each), outputs)
+
+    def reduce_scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
+    ) -> OuterWork:
+        joined = [torch.cat([part.reshape(-1) for part in parts]) for parts in inputs]
+        return self.reduce_scatter_single_coalesced(outputs, joined, opts)
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> OuterWork:
+        comm = self._open()
+        reduction = reduction_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, comm.size)
+        each = [made.all_reduce(comm, one, reduction) for one in tensors]
+        goes_on = any(made.takes_two_rounds(comm.size, one) for one in tensors)
+        return self._begin(made.together(each), tensors, goes_on=goes_on)
+
+    allreduce_coalesced = allreduce
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> OuterWork:
+        return self._begin(made.all_to_all(self._open(), output, input, output_splits, input_splits), output)
+
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> OuterWork:
+        return self._begin(made.all_to_all_lists(self._open(), outputs, inputs), outputs)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> OuterWork:
+        comm = self._open()
+        return self._begin(made.together([made.broadcast(comm, one, opts.rootRank) for one in tensors]), tensors)
+
+    def scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
+    ) -> OuterWork:
+        parts = inputs[0] if inputs else ()
+        return self._begin(made.scatter(self._open(), outputs[0], parts, opts.rootRank), outputs)
+
+    def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> OuterWork:
+        into = outputs[0] if outputs else ()
+        return self._begin(made.gather(self._open(), into, inputs[0], opts.rootRank), into)
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> OuterWork:
+        comm, reduction = self._open(), reduction_of(opts.reduceOp, self.size())
+        each = [made.reduce(comm, one, reduction, opts.rootRank) for one in tensors]
+        return self._begin(made.together(each), tensors)
+
+    def barrier(self, opts: Any = None) -> OuterWork:
+        return self._begin(made.all_reduce(self._open(), torch.zeros(1), reduction_of(dist.ReduceOp.SUM, 1)), [])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        self.barrier().wait()
+
+    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> OuterWork:
+        return self._begin(made.send(self._open(), tensors[0], to, tag), tensors, in_order=False)
+
+    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> OuterWork:
+        return self._begin(made.receive(self._open(), tensors[0], source, tag), tensors, in_order=False)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> OuterWork:
+        return self._begin(made.receive(self._open(), tensors[0], None, tag), tensors, in_order=False)
+
+    # (their names before torch 2.13)
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _open(self) -> Communicator:
+        """Return the communicator.
+
+        Raises:
+            HaltedError: there is none that can be used.
+        """
+        if self.left is not None:
+            raise HaltedError(str(self.left))
+        if self._communicator is None:
+            raise HaltedError(f"group {self._name} has no connections yet")
+        return self._communicator
+
+    def _begin(self, rounds: Rounds, results: Any, *, goes_on: bool = False, in_order: bool = True) -> OuterWork:
+        """Start a collective.
+
+        Args:
+            goes_on: it has a second exchange, which ranks could otherwise start before or after the next collective.
+            in_order: it must have the same place in all ranks' order; what goes from one rank to another need not.
+        """
+        communicator = self._open()
+        if in_order and self._unfinished is not None:
+            self._unfinished.wait()
+        try:
+            work = OuterWork(self, communicator, rounds, results)
+        except CollectiveLeftError as error:
+            self.leave(error)
+            raise
+        if not work.is_success():
+            self._under_way.append(work)
+            if goes_on:
+                self._unfinished = work
+        return work
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    if isinstance(results, torch.Tensor):
+        return [results]
+    return [tensor for one in results or () for tensor in _tensors(one)]

@@ -1,0 +1,232 @@
+"""torch's collectives, made of what a communicator can do: each as rounds that are waited for one after the other.
+
+A collective is a generator: it yields what it has started, is resumed once that has completed, and has put the results
+where they belong when it ends. What belongs to the caller, and may be used again after the collective was left, is
+written to only then: an operation that was given up may still write into its buffers later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+
+from holdfast.runtime.groups.communicator import Communicator, Pending
+from holdfast.runtime.layouts.folding import Reduction, fold
+from holdfast.runtime.tensors import pieces
+
+Rounds = Generator[Sequence[Pending], None, None]
+
+#: Up to this size an all-reduce among many is one exchange of everything, above it two of parts.
+WHOLE_BYTES = 1 << 15
+#: What gloo moves as it is; anything else goes as bytes.
+_MOVED_AS_IT_IS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements as a vector that can be moved; a view of them if they lie in order."""
+    line = _line(tensor)
+    return line if line.dtype in _MOVED_AS_IT_IS else line.view(torch.uint8)
+
+
+def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
+    """Gather straight into `output`, which must be contiguous, and fresh or of no use where this is left."""
+    _check_parts(comm, output, source)
+    whole, mine = flat(output), flat(source)
+    if comm.size != 2:
+        yield [comm.start_all_gather(whole, mine)]
+        return
+    first, second = whole.view(2, -1).unbind()
+    own, other = (first, second) if comm.rank == 0 else (second, first)
+    if own.data_ptr() != mine.data_ptr():
+        own.copy_(mine)
+    yield [_exchange(comm, other, own)]
+
+
+def all_gather(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
+    """Gather all ranks' tensors, of one shape, in rank order."""
+    if output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr() and output.is_contiguous():
+        # The caller has made room for this one collective (FSDP2): a copy of it would take as long as the exchange.
+        yield from all_gather_in_place(comm, output, source)
+        return
+    room = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    yield from all_gather_in_place(comm, room, source)
+    output.copy_(room)
+
+
+def all_gather_lists(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor) -> Rounds:
+    """Gather into one tensor for each rank."""
+    room = torch.empty(comm.size * source.numel(), dtype=source.dtype, device=source.device)
+    yield from all_gather_in_place(comm, room, source)
+    for output, part in zip(outputs, room.view(comm.size, -1).unbind(), strict=True):
+        output.copy_(part.view(output.shape))
+
+
+def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> Rounds:
+    """Reduce part r of all ranks' `source` at rank r: an all-to-all, and a sum in rank order."""
+    _check_parts(comm, source, output)
+    line, mine = _line(source), output.detach()
+    arrived = torch.empty(line.numel() // comm.size * (1 if comm.size == 2 else comm.size), dtype=line.dtype)
+    if comm.size == 2:
+        kept, sent = line.view(2, -1).unbind() if comm.rank == 0 else reversed(line.view(2, -1).unbind())
+        yield [_exchange(comm, flat(arrived), flat(sent))]
+        versions = [kept, arrived] if comm.rank == 0 else [arrived, kept]
+    else:
+        yield [comm.start_all_to_all(flat(arrived), flat(line))]
+        versions = list(arrived.view(comm.size, -1).unbind())
+    _fold_into(mine, versions, reduction)
+
+
+def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -> Rounds:
+    """Reduce all ranks' tensors everywhere."""
+    line = _line(tensor)
+    if comm.size == 2:
+        arrived = torch.empty_like(line)
+        yield [_exchange(comm, flat(arrived), flat(line))]
+        _fold_into(tensor.detach(), [line, arrived] if comm.rank == 0 else [arrived, line], reduction)
+        return
+    if not takes_two_rounds(comm.size, tensor):
+        room = torch.empty(comm.size * line.numel(), dtype=line.dtype)
+        yield [comm.start_all_gather(flat(room), flat(line))]
+        _fold_into(tensor.detach(), room.view(comm.size, -1).unbind(), reduction)
+        return
+    part = -(-line.numel() // comm.size)
+    padded = torch.zeros(part * comm.size, dtype=line.dtype)
+    padded[: line.numel()] = line
+    whole = torch.empty_like(padded)
+    mine = whole.view(comm.size, -1)[comm.rank]
+    yield from reduce_scatter(comm, mine, padded, reduction)
+    yield [comm.start_all_gather(flat(whole), flat(mine))]
+    tensor.detach().copy_(whole[: line.numel()].view(tensor.shape))
+
+
+def takes_two_rounds(size: int, tensor: torch.Tensor) -> bool:
+    """Tell whether `all_reduce` goes on with a second exchange."""
+    return size > 2 and tensor.nbytes > WHOLE_BYTES
+
+
+def all_to_all(
+    comm: Communicator,
+    output: torch.Tensor,
+    source: torch.Tensor,
+    received: Sequence[int],
+    sent: Sequence[int],
+) -> Rounds:
+    """Send rows to each rank, and receive rows of each; no splits: equal ones."""
+    room = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    rows = [
+        list(received) or [len(output) // comm.size] * comm.size,
+        list(sent) or [len(source) // comm.size] * comm.size,
+    ]
+    (into, incoming), (out_of, outgoing) = (
+        (flat(one), _elements(one, split)) for one, split in zip((room, source), rows, strict=True)
+    )
+    yield [comm.start_all_to_all(into, out_of, incoming, outgoing)]
+    output.copy_(room)
+
+
+def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Rounds:
+    """Send one tensor to each rank, and receive one of each."""
+    rooms = [flat(torch.empty(one.shape, dtype=one.dtype)) for one in outputs]
+    lines = [flat(one) for one in inputs]
+    received, sent = [room.numel() for room in rooms], [line.numel() for line in lines]
+    room = rooms[0].new_empty(sum(received))
+    yield [comm.start_all_to_all(room, torch.cat(lines), received, sent)]
+    for output, part in zip(outputs, pieces(room, received), strict=True):
+        output.copy_(part.view(output.dtype).view(output.shape))
+
+
+def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Rounds:
+    """Bring one rank's tensor to all."""
+    if comm.rank == root:
+        yield [comm.start_broadcast(flat(tensor), root)]
+        return
+    room = torch.empty(tensor.shape, dtype=tensor.dtype)
+    yield [comm.start_broadcast(flat(room), root)]
+    tensor.detach().copy_(room)
+
+
+def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> Rounds:
+    """Bring each rank its part of what one rank has."""
+    room = torch.empty(output.shape, dtype=output.dtype)
+    into, giving = flat(room), comm.rank == root
+    out_of = torch.cat([flat(part) for part in parts]) if giving else into.new_empty(0)
+    received = [into.numel() * (rank == root) for rank in range(comm.size)]
+    yield [comm.start_all_to_all(into, out_of, received, [into.numel() * giving] * comm.size)]
+    output.detach().copy_(room)
+
+
+def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> Rounds:
+    """Bring all ranks' tensors to one rank."""
+    line, taking = flat(source), comm.rank == root
+    into = line.new_empty(line.numel() * comm.size * taking)
+    sent = [line.numel() * (rank == root) for rank in range(comm.size)]
+    yield [comm.start_all_to_all(into, line, [line.numel() * taking] * comm.size, sent)]
+    for output, part in zip(outputs, pieces(into, [line.numel()] * len(outputs)), strict=True):
+        output.copy_(part.view(output.dtype).view(output.shape))
+
+
+def reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction, root: int) -> Rounds:
+    """Reduce all ranks' tensors at one rank; those of the others stay as they are."""
+    room = [torch.empty_like(tensor) for _ in range(comm.size * (comm.rank == root))]
+    yield from gather(comm, room, tensor, root)
+    if room:
+        _fold_into(tensor.detach(), [one.view(-1) for one in room], reduction)
+
+
+def send(comm: Communicator, tensor: torch.Tensor, to: int, tag: int) -> Rounds:
+    """Send a tensor to one rank."""
+    yield [comm.start_send(flat(tensor), to, tag)]
+
+
+def receive(comm: Communicator, tensor: torch.Tensor, source: int | None, tag: int) -> Rounds:
+    """Receive what one rank sends, any where `source` is None."""
+    room = torch.empty(tensor.shape, dtype=tensor.dtype)
+    yield [comm.start_receive(flat(room), source, tag)]
+    tensor.detach().copy_(room)
+
+
+def together(each: Sequence[Rounds]) -> Rounds:
+    """Start the first round of several collectives at once, and go on with all of them."""
+    under_way = list(each)
+    while under_way:
+        started = [(rounds, next(rounds, None)) for rounds in under_way]
+        under_way = [rounds for rounds, pending in started if pending is not None]
+        if under_way:
+            yield [one for _, pending in started if pending is not None for one in pending]
+
+
+def _line(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements as a vector in one piece; a view of them if they lie so."""
+    return tensor.detach().contiguous().view(-1)
+
+
+def _check_parts(comm: Communicator, whole: torch.Tensor, part: torch.Tensor) -> None:
+    """Refuse what the transport would take for a peer's failure."""
+    if whole.dtype != part.dtype or whole.numel() != comm.size * part.numel():
+        raise ValueError(
+            f"{whole.numel()} elements of {whole.dtype} are not {comm.size} parts of {part.numel()} of {part.dtype}"
+        )
+
+
+def _exchange(comm: Communicator, arriving: torch.Tensor, leaving: torch.Tensor) -> Pending:
+    """Start swapping vectors between two ranks."""
+    if comm.rank == 0:
+        return comm.start_all_to_all(arriving, leaving, [0, arriving.numel()], [0, leaving.numel()])
+    return comm.start_all_to_all(arriving, leaving, [arriving.numel(), 0], [leaving.numel(), 0])
+
+
+def _elements(tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
+    """Return how many elements of the `flat` tensor so many rows are."""
+    whole = flat(tensor).numel()
+    each = whole // len(tensor) if len(tensor) else 0
+    return [number * each for number in rows]
+
+
+def _fold_into(output: torch.Tensor, versions: Sequence[torch.Tensor], reduction: Reduction) -> None:
+    if output.is_contiguous():
+        fold(versions, output.view(-1), reduction)
+        return
+    folded = torch.empty(output.shape, dtype=output.dtype)
+    fold(versions, folded.view(-1), reduction)
+    output.copy_(folded)

@@ -1,0 +1,59 @@
+"""A model that is spread over a mesh: whether it is the job's, and how FSDP2 is made to leave sums alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.layout import SHARD
+from holdfast.runtime.layouts.local import is_spread
+from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.tensors import named_modules, uncompiled
+
+
+def sum_gradients(model: torch.nn.Module) -> None:
+    """Let FSDP2 add gradients up and divide by nothing, in every module (its setter does not recurse).
+
+    holdfast divides once, by the micro-batches of the step and their parts.
+    """
+    for _, module in named_modules(model):
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Let FSDP2 gather parameters anew at the next forward pass: without a backward pass it keeps those of the last.
+
+    To be called after a forward pass without one, lest later ones compute with what the parameters were then.
+    """
+    for _, module in named_modules(model):
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
+    """Look whether a model is spread over the job's mesh, and all of it is where its samples are shared out.
+
+    Raises:
+        BadInputError: it is not.
+    """
+    ours = {id(group) for group in replica.groups.values()}
+    for name, parameter in model.named_parameters():
+        names: tuple[str, ...] = ()
+        if is_spread(parameter):
+            untyped: Any = parameter
+            mesh = untyped.device_mesh
+            names = mesh.mesh_dim_names or ()
+            if any(id(group) not in ours for group in mesh.get_all_groups()):
+                raise BadInputError(
+                    f"parameter {uncompiled(name)!r} is spread over another mesh than the job's: give "
+                    'fully_shard(..., mesh=job.mesh["shard"]) and parallelize_module(..., job.mesh["tensor"], ...)'
+                )
+        if parameter.requires_grad and replica.layout.shard > 1 and SHARD not in names:
+            raise BadInputError(
+                f"parameter {uncompiled(name)!r} is not sharded, and each place of the unit would train it on its own "
+                'samples alone: call fully_shard(model, mesh=job.mesh["shard"]) on the whole model, after its blocks'
+            )

@@ -1,0 +1,50 @@
+"""A model that is spread over the places of a unit: the mesh that it is spread over, and whether all of it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from holdfast.protocol.layouts.layout import WHOLE
+from holdfast.protocol.plan import Role
+from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.session.unit.unit import Unit
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class SpreadModel:
+    """What torch is shown of the unit: one replica, and nothing of the others."""
+
+    def __init__(self, unit: Unit | None, device: torch.device) -> None:
+        """Make the mesh; without a unit, that of one place: a layout's sizes count as 1."""
+        from holdfast.runtime.layouts.mesh import ReplicaMesh  # (torch's meshes take a second to import)
+
+        layout, place = (unit.layout, unit.place) if unit is not None else (WHOLE, 0)
+        self._place = PlaceInUnit(layout=layout, place=place, spread=True)
+        self._replica = ReplicaMesh(layout, Role(place=place), device)
+        if unit is not None:
+            self._replica.swap(unit.groups)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh, with the dimensions "shard" and "tensor"."""
+        return self._replica.mesh
+
+    def take(self, model: object) -> PlaceInUnit:
+        """Look whether a model is spread as the layout says, and have FSDP2 add gradients up and divide by nothing.
+
+        Returns:
+            Which part of it is here.
+
+        Raises:
+            BadInputError: it is spread over another mesh, or not all of it is.
+        """
+        from holdfast.runtime.layouts.sharded import check_spread, sum_gradients
+
+        if isinstance(model, torch.nn.Module):  # (what else it may be is complained of where models are looked at)
+            check_spread(model, self._replica)
+            sum_gradients(model)
+        return self._place

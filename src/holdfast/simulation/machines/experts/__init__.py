@@ -1,0 +1,1 @@
+"""Simulated experts: where they are stored, and how they move."""

@@ -1,0 +1,202 @@
+"""Units of real processes under a real agent: formed, ended and started anew as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from agent_harness import DEADLINE, FakeCoordinator, alive, play
+
+from holdfast.control.agent.node_agent import Agent
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.messages.worker import Raised
+from holdfast.protocol.names import index_of
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a place has said of itself."""
+
+    worker: str
+    pid: int
+    unit: str
+    place: int
+    sums: dict[str, float]
+    agreed: bool
+
+
+class Scene:
+    """A node whose scripts form units, and what they have said so far."""
+
+    def __init__(self, coordinator: FakeCoordinator, agent: Agent, folder: Path) -> None:
+        self.coordinator, self.agent, self.folder = coordinator, agent, folder
+
+    def said(self) -> dict[int, Said]:
+        """By index: what the processes have said that fill the places now."""
+        found = [Said(**json.loads(path.read_text())) for path in self.folder.glob("*.json")]
+        return {index_of(one.worker): one for one in found if one.worker in self.agent.machine.workers}
+
+    async def formed(self, workers: int) -> dict[int, Said]:
+        await self.until(lambda: len(self.said()) == workers, "all to be in units")
+        return self.said()
+
+    async def waits(self, *pids: int) -> None:
+        await self.until(lambda: all((self.folder / f"{pid}.waits").exists() for pid in pids), "others in a collective")
+
+    async def until(self, true: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE):
+                while not true():
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"waited in vain for {what}: {self.said()}, {self.downs}") from None
+
+    @property
+    def downs(self) -> list[WorkerDown]:
+        return self.coordinator.of(WorkerDown)
+
+    async def hear_of(self, count: int) -> list[WorkerDown]:
+        await self.coordinator.until(lambda: len(self.downs) >= count, f"{count} ends")
+        return self.downs
+
+
+Plot = Callable[[Scene], Awaitable[None]]
+
+
+@pytest.fixture
+def stage(warm_torch: str, tmp_path: Path) -> Callable[..., None]:
+    """Plays a scene on a node of so many workers, forked by the zygote that tests share."""
+
+    def run(plot: Plot, what: str, shard: int = 2, tensor: int = 1, workers: int = 2) -> None:
+        async def story(coordinator: FakeCoordinator, agent: Agent, running: asyncio.Task[int]) -> None:
+            await plot(Scene(coordinator, agent, tmp_path))
+
+        arguments = (str(tmp_path), what, str(shard), str(tensor))
+        play(story, "unit.py", *arguments, workers=workers, zygote=warm_torch)
+        pids = [json.loads(path.read_text())["pid"] for path in tmp_path.glob("*.json")]
+        assert not [pid for pid in pids if alive(pid)]
+
+    return run
+
+
+def test_places_meet_in_all_groups_of_their_unit(stage: Callable[..., None]) -> None:
+    """Two units of shard 2 x tensor 2 would be eight processes: one of four, whose groups are all different."""
+
+    async def plot(scene: Scene) -> None:
+        said = await scene.formed(4)
+        assert {one.unit for one in said.values()} == {said[0].unit}
+        assert [said[index].place for index in range(4)] == [0, 1, 2, 3]
+        assert all(one.agreed for one in said.values())
+        assert [said[index].sums for index in range(4)] == [
+            {"unit": 15.0, "shard": 5.0, "tensor": 3.0},
+            {"unit": 15.0, "shard": 10.0, "tensor": 3.0},
+            {"unit": 15.0, "shard": 5.0, "tensor": 12.0},
+            {"unit": 15.0, "shard": 10.0, "tensor": 12.0},
+        ]
+
+    stage(plot, "wait", 2, 2, workers=4)
+
+
+def test_where_one_place_is_killed_its_unit_is_started_anew_and_the_other_goes_on(stage: Callable[..., None]) -> None:
+    async def plot(scene: Scene) -> None:
+        before = await scene.formed(4)
+        assert before[0].unit == before[1].unit != before[2].unit == before[3].unit
+        os.kill(before[1].pid, signal.SIGKILL)
+        cause, mate = await scene.hear_of(2)
+        assert (cause.worker, cause.detail) == (before[1].worker, "SIGKILL")
+        assert (mate.worker, before[1].worker in mate.detail) == (before[0].worker, True)
+        after = await scene.formed(4)
+        assert after[2] == before[2]
+        assert after[3] == before[3]
+        assert after[0].unit == after[1].unit != before[0].unit
+        await scene.until(lambda: not alive(before[0].pid), "the other place to end")
+        assert len(scene.downs) == 2
+
+    stage(plot, "wait", workers=4)
+
+
+@pytest.mark.parametrize("what", ["meet", "keep"])
+def test_what_the_end_of_a_place_leads_to_in_others_is_nobodys_fault(what: str, stage: Callable[..., None]) -> None:
+    """They wait for it in a collective, which breaks: what they raise then is no exception of the script's."""
+
+    async def plot(scene: Scene) -> None:
+        before = await scene.formed(2)
+        await scene.waits(before[1].pid)
+        os.kill(before[0].pid, signal.SIGKILL)
+        cause, mate = await scene.hear_of(2)
+        assert (cause.worker, cause.kind) == (before[0].worker, FailureKind.PROCESS_EXIT)
+        assert (mate.worker, mate.kind, mate.error) == (before[1].worker, FailureKind.PROCESS_EXIT, None)
+        await scene.formed(2)
+        assert not [message for message in scene.coordinator.worker_messages if isinstance(message, Raised)]
+        assert len(scene.downs) == 2
+
+    stage(plot, what)
+
+
+@pytest.mark.parametrize("what", ["raise", "linger"])
+def test_where_a_place_raises_whoever_waits_for_it_ends_too(what: str, stage: Callable[..., None]) -> None:
+    async def plot(scene: Scene) -> None:
+        before = await scene.formed(2)
+        await scene.waits(before[1].pid)
+        (scene.folder / "go").touch()
+        cause, mate = await scene.hear_of(2)
+        assert (cause.worker, cause.kind) == (before[0].worker, FailureKind.EXCEPTION)
+        assert "place 0 has raised" in cause.detail
+        assert (mate.worker, mate.kind) == (before[1].worker, FailureKind.PROCESS_EXIT)
+        after = await scene.formed(2)
+        assert after[0].unit != before[0].unit
+
+    stage(plot, what)
+
+
+def test_a_place_that_is_stopped_for_too_long_takes_its_unit_along(stage: Callable[..., None]) -> None:
+    async def plot(scene: Scene) -> None:
+        before = await scene.formed(2)
+        os.kill(before[0].pid, signal.SIGSTOP)
+        cause, _ = await scene.hear_of(2)
+        assert (cause.worker, cause.kind) == (before[0].worker, FailureKind.HANG)
+        await scene.formed(2)
+
+    stage(plot, "wait")
+
+
+def test_a_place_that_never_comes_is_named_and_replaced(stage: Callable[..., None]) -> None:
+    async def plot(scene: Scene) -> None:
+        scene.agent.machine.units.come_s = 0.5
+        (down,) = await scene.hear_of(1)
+        assert (index_of(down.worker), down.kind) == (1, FailureKind.HANG)
+        assert "place 1 of a unit (worker 1 of the node) did not come to holdfast.init()" in down.detail
+        said = await scene.formed(2)
+        assert len(scene.downs) == 1  # (who had come waited for it)
+        assert said[0].unit == said[1].unit
+
+    stage(plot, "absent")
+
+
+@pytest.mark.parametrize(
+    ("what", "shard", "workers", "words"),
+    [
+        ("wait", 2, 3, "shard 2 takes 2 workers per node, or a multiple of that, and this job has 3"),
+        ("differ", 2, 2, "all must call holdfast.init() with the same layout"),
+    ],
+)
+def test_layouts_that_cannot_be_are_bad_input(
+    what: str, shard: int, workers: int, words: str, stage: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def plot(scene: Scene) -> None:
+        downs = await scene.hear_of(workers)
+        assert {down.exit_code for down in downs} == {EXIT_BAD_INPUT}
+        assert all(words in down.detail for down in downs)
+        assert scene.said() == {}
+
+    stage(plot, what, shard, 1, workers)
+    printed = capfd.readouterr()
+    assert words not in printed.out + printed.err  # (whoever ends the job says it, once)

@@ -1,0 +1,146 @@
+"""The page of a unit's proposals between real processes, which are really killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from holdfast.control.link.unit.page import ProposalPage, Proposals
+from holdfast.protocol.layouts.proposals import Proposal
+
+FORK = multiprocessing.get_context("fork")
+DEADLINE_S = 60.0
+STEPS = 40
+Body = Callable[[Proposals, Path], None]
+
+
+@contextmanager
+def unit(bodies: list[Body], folder: Path) -> Iterator[list[BaseProcess]]:
+    """Run a process per place, each with a file of its own; none is left afterwards."""
+    page, places = ProposalPage(len(bodies)), len(bodies)
+    path = page.path
+
+    def run(place: int, body: Body) -> None:
+        body(Proposals(path, place=place, places=places), folder / f"place-{place}")
+
+    processes: list[BaseProcess] = [FORK.Process(target=run, args=item) for item in enumerate(bodies)]
+    try:
+        for process in processes:
+            process.start()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        page.close()
+
+
+def wait_for(file: Path, what: str = "") -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not file.exists() or what not in file.read_text():
+        assert time.monotonic() < deadline, f"{file} does not say {what!r}"
+        time.sleep(0.001)
+
+
+def fickle(place: int, places: int, seed: int, last: int, proposals: Proposals, file: Path) -> None:
+    """Propose one step after the other; some of them one place, drawn by all alike, wants no more soon.
+
+    Who is left alone leaves, too. For `last`, all that live wait for ever.
+    """
+    rng = random.Random(seed)
+    with file.open("w", buffering=1) as log:
+        for step in range(STEPS):
+            leaves, soon = rng.randrange(2 * places), rng.randrange(3)
+            looks = iter(range(soon if leaves == place else 20 if leaves < places else 100))
+            wants = partial(next, looks, None) if step != last else lambda: 0
+            went = proposals.agree(Proposal(1, step, 0), lambda wants=wants: wants() is not None)
+            log.write(f"{step} {'went' if went else 'left'}\n")
+
+
+def logged(folder: Path, places: int) -> list[dict[str, str]]:
+    """What each place has said of its steps."""
+    lines = ((folder / f"place-{place}").read_text().splitlines() for place in range(places))
+    return [dict(line.split() for line in place if line[-4:] in ("went", "left")) for place in lines]
+
+
+def went(log: dict[str, str]) -> list[str]:
+    return [step for step, what in log.items() if what == "went"]
+
+
+@pytest.mark.parametrize("places", [2, 4])
+def test_all_go_or_none_in_real_processes(places: int, tmp_path: Path) -> None:
+    """They drift apart and meet again: who is left alone leaves, too, and comes to what the others are at."""
+    with unit([partial(fickle, place, places, 1, STEPS - 1) for place in range(places)], tmp_path) as processes:
+        for process in processes:
+            process.join(DEADLINE_S)
+            assert process.exitcode == 0
+    first, *others = logged(tmp_path, places)
+    assert len(first) == STEPS
+    assert str(STEPS - 1) in went(first)
+    for other in others:
+        assert other == first
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_place_that_is_killed_anywhere_holds_nobody_up(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    victim, after = rng.randrange(3), rng.randrange(30)
+    with unit([partial(fickle, place, 3, seed, -1) for place in range(3)], tmp_path) as processes:
+        wait_for(tmp_path / f"place-{victim}", f"{after} ")
+        time.sleep(rng.random() * 0.002)
+        processes[victim].kill()
+        for process in processes:
+            process.join(DEADLINE_S)
+        assert [process.exitcode for place, process in enumerate(processes) if place != victim] == [0, 0]
+    logs = logged(tmp_path, 3)
+    one, other = (log for place, log in enumerate(logs) if place != victim)
+    assert one == other
+    assert set(went(logs[victim])) <= set(went(one))
+    assert len(set(went(one)) - set(went(logs[victim]))) <= 1  # (which it had agreed to and could not say)
+
+
+def test_who_is_killed_within_the_lock_has_it_no_more(tmp_path: Path) -> None:
+    def holds(proposals: Proposals, file: Path) -> None:
+        with proposals._lock:
+            file.write_text("holds")
+            time.sleep(DEADLINE_S)
+
+    def wants(proposals: Proposals, file: Path) -> None:
+        wait_for(tmp_path / "place-0", "holds")
+        file.write_text("wants")
+        assert not proposals.agree(Proposal(1, 1, 0), lambda: False)
+        file.write_text("left")
+
+    with unit([holds, wants], tmp_path) as processes:
+        wait_for(tmp_path / "place-1", "wants")
+        assert processes[1].is_alive()
+        processes[0].kill()
+        processes[1].join(DEADLINE_S)
+        assert (processes[1].exitcode, (tmp_path / "place-1").read_text()) == (0, "left")
+
+
+def test_a_page_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "page").write_bytes(b"x")
+    with pytest.raises(OSError, match="is no page for 2 places"):
+        Proposals(str(tmp_path / "page"), place=0, places=2)
+    with pytest.raises(FileNotFoundError):
+        Proposals(str(tmp_path / "none"), place=0, places=2)
+
+
+def test_one_proposal_at_a_time() -> None:
+    page = ProposalPage(2)
+    mine = Proposals(page.path, place=0, places=2)
+    assert not mine.propose(Proposal(1, 1, 0))
+    with pytest.raises(RuntimeError, match="another proposal stands"):
+        mine.propose(Proposal(1, 1, 1))
+    assert mine.withdraw()
+    assert not mine.propose(Proposal(1, 1, 1))
+    page.close()

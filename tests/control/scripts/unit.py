@@ -1,0 +1,66 @@
+"""A script that forms its unit, says what it has of it in a file, and does what its second argument says.
+
+Its file is named after its worker. `wait`: it waits to be killed. `meet`: place 0 does, and all others wait for it in a
+collective; what becomes of that they raise. `keep`: the same, but they say that they have raised, as a session does
+that keeps what it has. `raise`: place 0 raises, when it is told to. `linger`: the same, but its process does not end,
+only its groups do. `absent`: worker 1 does not come, the first time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+import holdfast
+from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.protocol.layouts.proposals import Proposal
+from holdfast.protocol.messages.worker import Raised, ScriptError
+
+folder, what, shard, tensor = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+settings = WorkerSettings.from_environment(os.environ)
+assert settings is not None
+if what == "absent" and settings.local_rank == 1:
+    try:
+        (folder / "was-absent").touch(exist_ok=False)
+        time.sleep(600)
+    except FileExistsError:
+        pass
+if what == "differ":
+    shard, tensor = (1, 2) if settings.local_rank == 1 else (2, 1)
+job = holdfast.init(layout=holdfast.Layout(shard=shard, tensor=tensor))
+unit, link = job._unit, job._link
+assert unit is not None
+assert link is not None
+sums: dict[str, float] = {}
+for name, group in unit.groups.items():
+    mine = torch.tensor([2.0**unit.place])
+    group.allreduce([mine]).wait()
+    sums[name] = mine.item()
+agreed = unit.proposals.agree(Proposal(1, 1, 0), lambda: True)
+said = {"worker": settings.worker, "pid": os.getpid(), "unit": unit.name, "place": unit.place, "sums": sums}
+part = folder / f"{os.getpid()}.part"
+part.write_text(json.dumps({**said, "agreed": agreed}))
+part.rename(folder / f"{os.getpid()}.json")
+try:
+    if what in ("meet", "keep", "raise", "linger") and unit.place:
+        (folder / f"{os.getpid()}.waits").touch()
+        unit.groups["unit"].allreduce([torch.ones(1)]).wait()
+    while what in ("raise", "linger") and not (folder / "go").exists():
+        time.sleep(0.005)
+    if what in ("raise", "linger"):
+        (folder / "go").unlink()
+        threading.Thread(target=time.sleep, args=(600 if what == "linger" else 0,)).start()
+        raise ValueError("place 0 has raised")
+except RuntimeError as error:
+    if what == "keep":
+        told = ScriptError(place="RuntimeError")
+        link.send(Raised(worker=settings.worker, generation=1, detail=str(error), error=told, exit_code=1))
+    else:
+        raise
+time.sleep(600)

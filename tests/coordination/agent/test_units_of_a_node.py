@@ -1,0 +1,379 @@
+"""Units on a node: formed of those that ask for the same, and there as a whole or not at all."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.coordination.agent.identity import NodeIdentity
+from holdfast.coordination.agent.instructions import AgentInstruction, KillHung, Pass, Say, StartWorker
+from holdfast.coordination.agent.machine import AgentMachine
+from holdfast.coordination.agent.units.refusals import misfit
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.job_spec import MAX_RESTARTS
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.layouts.unit_words import (
+    JoinUnit,
+    UnitAnswer,
+    UnitAwaits,
+    UnitFormed,
+    UnitPost,
+    UnitPosted,
+    UnitRefused,
+)
+from holdfast.protocol.messages.agent import Replace, ToWorker, Welcome, WorkerDown
+from holdfast.protocol.messages.orders import JobDone, Warm
+from holdfast.protocol.messages.worker import Attach, Raised, ScriptError
+from holdfast.protocol.names import MAX_KEY_BYTES, index_of
+
+TWO, FOUR = Layout(shard=2), Layout(shard=2, tensor=2)
+
+
+class Node:
+    """A machine with a connection, and what its workers are told."""
+
+    def __init__(self, workers: int) -> None:
+        numbers = itertools.count(1)
+        node = NodeIdentity(job="job", node="node-0", workers=workers, digest="d", agent_pid=7)
+        self.machine = AgentMachine(node, lambda: f"{next(numbers):08x}")
+        self.now = 0.0
+        self.machine.start()
+        self.machine.connected(self.now)
+        self.machine.hear(Welcome(term=1, lease_s=1.0, heartbeat_s=0.1, committed=0), self.now)
+
+    @property
+    def workers(self) -> list[str]:
+        return list(self.machine.workers)
+
+    def join(self, index: int, layout: Layout = TWO) -> list[tuple[list[int], UnitAnswer]]:
+        out = self.machine.worker_said(JoinUnit(worker=self.workers[index], layout=layout), self.now)
+        return passed(out)
+
+    def join_all(self, layout: Layout = TWO) -> list[UnitFormed]:
+        answers = [answer for index in range(len(self.workers)) for answer in self.join(index, layout)]
+        return [answer for _, answer in answers if isinstance(answer, UnitFormed)]
+
+    def attach(self, index: int) -> list[AgentInstruction]:
+        message = Attach(
+            worker=self.workers[index], pid=1, host="h", state_port=1, config={}, global_batch=8, micro_batches=4
+        )
+        return self.machine.worker_said(message, self.now)
+
+    def die(self, worker: str, exit_code: int = -9, *, final: bool = False) -> list[AgentInstruction]:
+        return self.machine.worker_ended(down(worker, exit_code, final=final), self.now, clean=exit_code == 0)
+
+    def raised(self, index: int) -> None:
+        error = ScriptError(place="ValueError")
+        worker = self.workers[index]
+        self.machine.worker_said(Raised(worker=worker, generation=1, detail="x", error=error, exit_code=1), self.now)
+
+
+def down(worker: str, exit_code: int = -9, *, final: bool = False) -> WorkerDown:
+    kind = FailureKind.PROCESS_EXIT
+    return WorkerDown(worker=worker, kind=kind, detail="gone", exit_code=exit_code, final=final)
+
+
+def passed(out: list[AgentInstruction]) -> list[tuple[list[int], UnitAnswer]]:
+    return [
+        ([index_of(worker) for worker in one.workers], one.order)
+        for one in out
+        if isinstance(one, Pass) and isinstance(one.order, UnitAnswer)
+    ]
+
+
+def told(out: list[AgentInstruction]) -> list[WorkerDown]:
+    return [one.message for one in out if isinstance(one, Say) and isinstance(one.message, WorkerDown)]
+
+
+def started(out: list[AgentInstruction]) -> list[int]:
+    return [index_of(one.worker) for one in out if isinstance(one, StartWorker)]
+
+
+def killed(out: list[AgentInstruction]) -> list[str]:
+    return [one.worker for one in out if isinstance(one, KillHung)]
+
+
+# ---- forming ----
+
+
+def test_a_unit_is_formed_once_all_its_places_have_come() -> None:
+    node = Node(4)
+    assert node.join(1) == [([1], UnitAwaits(missing=(0,)))]
+    assert node.join(2) == [([2], UnitAwaits(missing=(3,)))]
+    ((places, formed),) = node.join(0)
+    assert places == [0, 1]
+    assert isinstance(formed, UnitFormed)
+    assert list(formed.workers) == node.workers[:2]
+    ((places, other),) = node.join(3)
+    assert places == [2, 3]
+    assert isinstance(other, UnitFormed)
+    assert other.unit != formed.unit
+
+
+def test_all_that_have_come_hear_who_is_missing() -> None:
+    node = Node(4)
+    node.join(3, FOUR)
+    assert node.join(1, FOUR) == [([1, 3], UnitAwaits(missing=(0, 2)))]
+
+
+@pytest.mark.parametrize(
+    ("layout", "workers", "words"),
+    [
+        (FOUR, 3, ["shard 2 x tensor 2 takes 4 workers per node", "this job has 3", "--workers-per-node 4, or"]),
+        (TWO, 1, ["shard 2 takes 2 workers per node", "this job has 1", "--workers-per-node 2"]),
+        (Layout(tensor=3), 4, ["tensor 3 takes 3", "this job has 4", "--workers-per-node 6"]),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_workers_of_a_node(layout: Layout, workers: int, words: list[str]) -> None:
+    node = Node(workers)
+    for index in range(workers):
+        ((places, answer),) = node.join(index, layout)
+        assert places == [index]
+        assert isinstance(answer, UnitRefused)
+        assert [word for word in words if word not in answer.why] == []
+
+
+def test_what_fits() -> None:
+    assert [misfit(layout, 4) for layout in (TWO, FOUR, Layout(tensor=4))] == ["", "", ""]
+
+
+def test_places_that_want_different_layouts_are_both_refused() -> None:
+    node = Node(4)
+    node.join(0, TWO)
+    ((places, answer),) = node.join(1, Layout(tensor=2))
+    assert places == [0, 1]
+    assert isinstance(answer, UnitRefused)
+    assert "worker 1 of this node asks for tensor 2, worker 0 for shard 2" in answer.why
+
+
+def test_a_unit_that_is_formed_stays_where_another_layout_is_refused() -> None:
+    node = Node(4)
+    node.join(0), node.join(1)
+    ((places, answer),) = node.join(2, Layout(tensor=2))
+    assert (places, type(answer)) == ([2], UnitRefused)
+    assert node.machine.units.mates(node.workers[0]) == (1,)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_place_that_trains_without_a_layout_is_not_waited_for(first: bool) -> None:
+    node = Node(2)
+    if first:
+        node.attach(0)
+        ((places, answer),) = node.join(1)
+    else:
+        node.join(1)
+        ((places, answer),) = passed(node.attach(0))
+    assert places == [1]
+    assert isinstance(answer, UnitRefused)
+    assert "no layout" in answer.why
+
+
+def test_a_process_comes_once() -> None:
+    node = Node(2)
+    node.join(0)
+    ((_, answer),) = node.join(0)
+    assert isinstance(answer, UnitRefused)
+    assert "twice" in answer.why
+
+
+def test_until_they_have_come_processes_end_alone() -> None:
+    node = Node(2)
+    node.join(0)
+    assert started(node.die(node.workers[1])) == [1]
+    ((places, answer),) = node.join(1)
+    assert (places, type(answer)) == ([0, 1], UnitFormed)
+
+
+def test_who_does_not_come_is_ended_and_named() -> None:
+    node = Node(4)
+    node.join(2)
+    limit = node.machine.units.come_s
+    assert killed(node.machine.tick(limit, ())) == []
+    (late,) = [one for one in node.machine.tick(limit + 1, ()) if isinstance(one, KillHung)]
+    assert late.worker == node.workers[3]
+    assert "place 1 of a unit (worker 3 of the node) did not come to holdfast.init() within 600 s" in late.why
+    node.now = limit + 2
+    node.die(late.worker)
+    assert killed(node.machine.tick(node.now, ())) == []  # (the next one has all its time)
+    assert killed(node.machine.tick(node.now + limit, ())) == []
+    assert killed(node.machine.tick(node.now + limit + 1, ())) == [node.workers[3]]
+
+
+# ---- keys ----
+
+
+def test_keys_go_to_the_others_of_the_unit_and_to_nobody_else() -> None:
+    node = Node(4)
+    first, second = node.join_all()
+    post = UnitPost(worker=node.workers[3], unit=second.unit, keys={"1:a": b"x"})
+    assert passed(node.machine.worker_said(post, 0.0)) == [([2], UnitPosted(unit=second.unit, keys={"1:a": b"x"}))]
+    mixed = UnitPost(worker=node.workers[3], unit=first.unit, keys={"1:a": b"x"})
+    assert node.machine.worker_said(mixed, 0.0) == []
+
+
+def test_keys_of_an_earlier_unit_are_dropped() -> None:
+    node = Node(2)
+    (before,) = node.join_all()
+    old = node.workers[0]
+    node.die(node.workers[1])
+    (after,) = node.join_all()
+    assert after.unit != before.unit
+    assert node.machine.worker_said(UnitPost(worker=old, unit=before.unit, keys={"0:a": b"x"}), 0.0) == []
+    late = UnitPost(worker=node.workers[0], unit=before.unit, keys={"0:a": b"x"})
+    assert node.machine.worker_said(late, 0.0) == []
+
+
+@pytest.mark.parametrize("keys", [{"1:a": b"x"}, {"0:a": bytes(MAX_KEY_BYTES), "0:b": bytes(MAX_KEY_BYTES)}])
+def test_who_posts_what_it_may_not_is_ended(keys: dict[str, bytes]) -> None:
+    node = Node(2)
+    (unit,) = node.join_all()
+    post = UnitPost(worker=node.workers[0], unit=unit.unit, keys=keys)
+    assert killed(node.machine.worker_said(post, 0.0)) == [node.workers[0]]
+
+
+# ---- its end ----
+
+
+def test_where_one_ends_all_are_started_anew_and_the_other_unit_goes_on() -> None:
+    node = Node(4)
+    node.join_all()
+    before = node.workers
+    out = node.die(before[1])
+    assert [each.worker for each in told(out)] == [before[1], before[0]]
+    assert told(out)[0] == down(before[1])
+    assert before[1] in told(out)[1].detail
+    assert sorted(started(out)) == [0, 1]
+    assert node.workers[2:] == before[2:]
+    assert not set(node.workers[:2]) & set(before)
+    assert node.die(before[0]) == []  # (it was killed)
+
+
+def test_those_that_go_along_use_up_no_try() -> None:
+    node = Node(2)
+    for _ in range(MAX_RESTARTS):
+        node.join_all()
+        assert sorted(started(node.die(node.workers[0]))) == [0, 1]
+
+
+def test_a_unit_is_replaced_once_nobody_needs_what_a_place_has_that_has_raised() -> None:
+    node = Node(2)
+    node.join_all()
+    old = node.workers
+    node.raised(0)
+    out = node.machine.hear(Replace(worker=old[0]), node.now)
+    assert [each.worker for each in told(out)] == [old[1]]  # (of the first the coordinator knows)
+    assert sorted(started(out)) == [0, 1]
+    assert node.machine.hear(Replace(worker=old[1]), node.now) == []
+
+
+def test_where_nobody_follows_all_are_ended() -> None:
+    node = Node(2)
+    node.join_all()
+    old = node.workers
+    out = node.die(old[0], EXIT_BAD_INPUT)
+    assert [each.worker for each in told(out)] == old
+    assert (killed(out), started(out)) == ([old[1]], [])
+    assert node.workers == ["", ""]
+    assert node.die(old[1]) == []
+
+
+def test_a_place_that_has_left_its_loop_takes_nobody_along() -> None:
+    node = Node(2)
+    node.join_all()
+    old = node.workers
+    assert started(node.die(old[0], 0, final=True)) == []
+    assert node.workers == ["", old[1]]
+
+
+def test_one_that_has_left_its_loop_is_started_anew_with_one_that_is_killed_before_it_has() -> None:
+    node = Node(2)
+    node.join_all()
+    old = node.workers
+    node.die(old[0], 0, final=True)
+    out = node.die(old[1])
+    assert [each.worker for each in told(out)] == [old[1], old[0]]
+    assert sorted(started(out)) == [0, 1]
+
+
+@pytest.mark.parametrize("exit_code", [0, EXIT_BAD_INPUT])
+def test_a_place_that_has_ended_for_good_is_in_no_unit_that_is_formed_later(exit_code: int) -> None:
+    node = Node(2)
+    node.join(0)
+    node.die(node.workers[0], exit_code, final=True)
+    assert node.join(1) == [([1], UnitAwaits(missing=(0,)))]
+
+
+def test_places_that_are_done_end_one_by_one() -> None:
+    node = Node(2)
+    node.join_all()
+    for index in range(2):
+        node.attach(index)
+    node.machine.hear(JobDone(), node.now)
+    assert told(node.die(node.workers[0], 0)) == []
+    assert told(node.die(node.workers[1], 0)) == []
+    assert node.machine.over is not None
+
+
+def test_of_all_that_were_warming_up_it_is_told() -> None:
+    node = Node(2)
+    node.join_all()
+    for index, worker in enumerate(node.workers):
+        node.attach(index)
+        node.machine.hear(ToWorker(worker=worker, order=Warm(term=1)), node.now)
+    out = node.die(node.workers[0])
+    kinds = [type(getattr(one.message, "message", one.message)).__name__ for one in out if isinstance(one, Say)]
+    assert kinds == ["Warmed", "WorkerDown", "Warmed", "WorkerDown"]
+
+
+def test_a_coordinator_that_was_away_hears_of_all() -> None:
+    node = Node(2)
+    node.join_all()
+    old = node.workers
+    node.machine.disconnected()
+    node.die(old[0])
+    (hello,) = [one.message for one in node.machine.connected(0.0) if isinstance(one, Say)]
+    assert sorted(kept.worker for kept in hello.kept if isinstance(kept, WorkerDown)) == old
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    layout=st.sampled_from([TWO, FOUR]),
+    events=st.lists(st.tuples(st.sampled_from(["join", "die", "break", "raise", "replace"]), st.integers(0, 3))),
+)
+def test_a_unit_is_whole_or_not_there(layout: Layout, events: list[tuple[str, int]]) -> None:
+    """Whatever happens in whichever order: nobody is in two units, all of a unit go together, each told once."""
+    node, units = Node(4), {}
+    dead: list[str] = []
+    for event, index in events:
+        worker = node.workers[index]
+        if not worker or node.machine.over is not None:
+            continue
+        before = node.workers
+        mates = [before[mate] for mate in node.machine.units.mates(worker)]
+        if event == "join":
+            for places, answer in node.join(index, layout):
+                if isinstance(answer, UnitFormed):
+                    assert [node.workers[place] for place in places] == list(answer.workers)
+                    assert len(places) == layout.places
+                    assert places[0] % layout.places == 0
+                    assert answer.unit not in units
+                    units[answer.unit] = answer.workers
+            continue
+        if event == "raise":
+            node.raised(index)
+            continue
+        if event == "replace":
+            out = node.machine.hear(Replace(worker=worker), node.now)
+        else:
+            out = node.die(worker, 0 if event == "break" else -9, final=event == "break")
+        dead += [each.worker for each in told(out) if not each.left]
+        replaced = started(out)
+        if replaced:
+            assert all(mate not in node.workers for mate in mates if mate)
+            assert set(replaced) >= {index, *(index_of(mate) for mate in mates if mate)}
+        assert [one for one in node.workers if one in dead] == []
+    assert len(dead) == len(set(dead))

@@ -1,0 +1,311 @@
+"""Replicas over several workers of a node: plans of whole units, shares by unit, and what is lost with one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machinery import Job, attach, commit, hello
+
+from holdfast.coordination.generations.assignment import kept_by_units, share_of, summed_by
+from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide
+from holdfast.coordination.generations.roles import assign_roles, every_role, only_whole, whole_units
+from holdfast.coordination.telling.plan_change import change_of, rebuilt, rebuilt_shares, shares_of
+from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import Decision, DecisionKind, Phase
+from holdfast.protocol.record import KnownCheckpoint
+from holdfast.protocol.state import LiveSource
+
+SHARD_2, FOUR = Layout(shard=2), Layout(shard=2, tensor=2)
+
+
+def w(node: str, index: int, nonce: str = "a") -> str:
+    return msg.worker_id(node, index, nonce)
+
+
+def units_of(*nodes: str, places: int = 2) -> tuple[str, ...]:
+    return tuple(w(node, index) for node in nodes for index in range(places))
+
+
+def plan_of(generation: int, workers: tuple[str, ...], layout: Layout = SHARD_2) -> msg.GenerationPlan:
+    roles = assign_roles(workers, layout)
+    members = tuple(msg.Member(worker=one, host="h", state_port=1, role=role) for one, role in roles.items())
+    return msg.GenerationPlan(term=1, generation=generation, members=members)
+
+
+# ---- plans ----
+
+
+def test_a_plan_knows_its_units_by_the_roles_of_its_members() -> None:
+    plan = plan_of(1, units_of("n0", "n1", places=4), FOUR)
+    assert (plan.places, plan.units, plan.unit_of(5)) == (4, 2, 1)
+    assert plan.unit_heads == (w("n0", 0), w("n1", 0))
+    assert plan.domain_of(w("n1", 3)) == (3, 7)
+    whole = plan_of(1, (w("n0", 0), w("n0", 1)), WHOLE)
+    assert (whole.places, whole.units, whole.unit_of(1)) == (1, 2, 1)
+    assert b"role" not in msgspec.msgpack.encode(whole)
+
+
+def test_a_node_may_have_several_units() -> None:
+    workers = [w("n0", index) for index in (3, 0, 1, 2, 5)]
+    assert whole_units(workers, 2) == [(w("n0", 2), w("n0", 3)), (w("n0", 0), w("n0", 1))]
+    assert only_whole(workers, 2) == workers[:-1]
+    assert every_role([w("n0", 4), w("n1", 1)], 2)
+    assert not every_role([w("n0", 4), w("n1", 2)], 2)
+
+
+@given(units=st.integers(1, 7), places=st.sampled_from([1, 2, 4]), micro_batches=st.integers(0, 30))
+def test_all_places_of_a_unit_have_its_share(units: int, places: int, micro_batches: int) -> None:
+    layout = {1: WHOLE, 2: SHARD_2, 4: FOUR}[places]
+    plan = plan_of(1, units_of(*(f"n{unit}" for unit in range(units)), places=places), layout)
+    shares = [share_of(plan, micro_batches, rank) for rank in range(len(plan.members))]
+    assert sorted(one for share in shares[::places] for one in share) == list(range(micro_batches))
+    assert all(share == shares[rank - rank % places] for rank, share in enumerate(shares))
+
+
+@given(data=st.data(), before=st.integers(1, 6), after=st.integers(1, 6), places=st.sampled_from([1, 2]))
+def test_plans_and_shares_of_units_are_told_as_changes(
+    data: st.DataObject, before: int, after: int, places: int
+) -> None:
+    layout = SHARD_2 if places == 2 else WHOLE
+    base = plan_of(1, units_of(*(f"n{unit}" for unit in range(before)), places=places), layout)
+    names = data.draw(st.permutations([f"n{unit}" for unit in range(after)]))
+    plan = plan_of(2, units_of(*names, places=places), layout)
+    assignment = tuple(tuple(range(unit, 9, after)) for unit in reversed(range(after)))
+    for known in (base, None):
+        change = change_of(plan, known)
+        assert rebuilt(change, known) == plan
+        assert rebuilt_shares(shares_of(assignment, 9, plan, known), change, plan, known) == assignment
+
+
+# ---- what of a step is kept ----
+
+
+def stand(worker: str, at: int | None, *summed: int, **fields: object) -> msg.Report:
+    told = {"term": 1, "generation": 1, "phase": Phase.COMPUTE, **fields}
+    return msg.Report(worker=worker, applied=at, step=(at or 0) + 1, summed=summed, **told)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_unit_has_what_all_of_its_places_name() -> None:
+    unit = units_of("n0")
+    assert summed_by(unit, {unit[0]: stand(unit[0], 3, 0, 4), unit[1]: stand(unit[1], 3, 4)}) == (3, (4,))
+    assert summed_by(unit, {unit[0]: stand(unit[0], 3, 0), unit[1]: stand(unit[1], 2, 0)}) == (None, ())
+    assert summed_by(unit, {unit[0]: stand(unit[0], 3, 0)}) == (None, ())
+
+
+def test_begin_says_what_each_unit_keeps() -> None:
+    plan = plan_of(2, units_of("n0", "n1", "n2"))
+    reports = {
+        one.worker: one
+        for one in (
+            stand(w("n0", 0), 3, 0, 3),
+            stand(w("n0", 1), 3, 0),
+            stand(w("n1", 0), 3, 1),
+            stand(w("n1", 1), 3, 1),
+            stand(w("n2", 0), 2, 5),
+            stand(w("n2", 1), 2, 5),
+        )
+    }
+    redo = Decision(kind=DecisionKind.REDO, applied=3)
+    assert kept_by_units(plan, redo, reports, ((0, 3), (2, 4), (1, 5))) == ((0,), (), ()), "n1's is another's now"
+    sources: dict[str, msg.StateSource] = {w("n2", place): LiveSource(members=(w("n0", place),)) for place in (0, 1)}
+    plan = msgspec.structs.replace(plan, sources=sources)
+    kept = kept_by_units(plan, redo, reports, ((0, 3), (1, 4), (2, 5)))
+    assert kept == ((0,), (1,), (5,)), "n2 keeps what it has of the step before until the state is here"
+    assert kept_by_units(plan, Decision(kind=DecisionKind.START, applied=0), reports, ()) == ()
+    assert kept_by_units(plan_of(2, (w("n0", 0),), WHOLE), redo, reports, ((0, 3),)) == (), "nothing on the wire"
+
+
+# ---- decisions by role ----
+
+
+def ready(worker: str, at: int) -> msg.Report:
+    return stand(worker, at, phase=Phase.READY, result=msg.Holding(), reduced=commit())
+
+
+def decided(*reports: msg.Report, committed: int = 3) -> Verdict | NothingLeft:
+    known = [KnownCheckpoint(step=2, name="step-2")]
+    return decide(None, committed, reports, known, places=2)
+
+
+def test_a_step_goes_forward_where_a_whole_unit_is_ready() -> None:
+    a, b = units_of("n0"), units_of("n1")
+    verdict = decided(ready(a[0], 3), ready(a[1], 3), ready(b[0], 3), stand(b[1], 3))
+    assert isinstance(verdict, Verdict)
+    assert (verdict.decision.kind, verdict.decision.applied, verdict.holders) == (DecisionKind.FORWARD, 4, a)
+
+
+def test_a_step_that_no_whole_unit_can_finish_is_done_again() -> None:
+    a, b = units_of("n0"), units_of("n1")
+    one_role = decided(ready(a[0], 3), stand(a[1], 3), ready(b[0], 3), stand(b[1], 3))
+    assert isinstance(one_role, Verdict)
+    assert (one_role.decision.kind, one_role.holders) == (DecisionKind.REDO, (*a, *b))
+    mixed = decided(ready(a[0], 3), stand(a[1], 3), stand(b[0], 3), ready(b[1], 3))
+    assert isinstance(mixed, Verdict)
+    assert mixed.decision.kind is DecisionKind.REDO, "whoever goes forward alone has neither state if others are lost"
+
+
+def test_what_was_passed_goes_forward_by_whoever_can_of_each_role() -> None:
+    a, b = units_of("n0"), units_of("n1")
+    passed = msg.Passed(step=4, commit=commit())
+    verdict = decided(stand(a[0], 4, passed=passed), stand(a[1], 3), stand(b[0], 3), ready(b[1], 3))
+    assert isinstance(verdict, Verdict)
+    assert (verdict.decision.kind, verdict.holders) == (DecisionKind.FORWARD, (a[0], b[1]))
+
+
+def test_a_role_without_a_live_copy_is_a_roll_back() -> None:
+    a, b = units_of("n0"), units_of("n1")
+    verdict = decided(stand(a[0], 3), stand(a[1], None), stand(b[0], 3), stand(b[1], None))
+    assert isinstance(verdict, Verdict)
+    assert (verdict.decision.kind, verdict.decision.applied) == (DecisionKind.ROLLBACK, 2)
+
+
+def test_the_first_state_is_that_of_one_unit() -> None:
+    arrivals = [w("n0", 0), w("n1", 1), w("n1", 0)]
+    verdict = decide(None, 0, [], [], arrivals, places=2)
+    assert isinstance(verdict, Verdict)
+    assert verdict.holders == (w("n1", 0), w("n1", 1))
+
+
+# ---- a job ----
+
+
+@dataclass
+class Units(Job):
+    """A job of nodes with two workers each that are one replica."""
+
+    workers: int = 2
+
+    def come(self, name: str, nonce: str = "a", *, saves: bool = False) -> None:
+        self.connect(msgspec.structs.replace(hello(name), workers=self.workers))
+        for index in range(self.workers):
+            self.up(w(name, index, nonce), saves=saves)
+
+    def up(self, worker: str, *, saves: bool = False) -> None:
+        self.say(msgspec.structs.replace(attach(worker), layout=SHARD_2, saves=saves))
+
+    def begin(self, *, saves: bool = False) -> Units:
+        self.boot()
+        for index in range(self.nodes):
+            self.come(f"n{index}", saves=saves)
+        self.enter()
+        return self
+
+    def enter(self, applied: int = 0) -> None:
+        plan = self.machine.record.plan
+        assert plan is not None
+        for worker in plan.workers:
+            self.say(msg.Entered(worker=worker, generation=plan.generation, applied=applied))
+
+    def down(self, worker: str) -> None:
+        kind = FailureKind.PROCESS_EXIT
+        self.tell(msg.node_of(worker), msg.WorkerDown(worker=worker, kind=kind, detail="gone", exit_code=-9))
+
+    def stands(self, worker: str, at: int, *summed: int) -> None:
+        stop = self.machine.parts.stopping.stop
+        assert stop is not None
+        report = stand(worker, at, *summed)
+        self.say(msgspec.structs.replace(report, term=stop.term, generation=stop.generation))
+
+    @property
+    def plan(self) -> msg.GenerationPlan:
+        assert self.machine.record.plan is not None
+        return self.machine.record.plan
+
+
+def test_a_unit_that_holds_the_first_state_sends_each_role_its_own() -> None:
+    plan = Units(nodes=3).begin().plan
+    assert plan.workers == units_of("n0", "n1", "n2")
+    senders = {worker: plan.senders(worker) for worker in plan.sources}
+    assert senders == {
+        w("n1", 0): (w("n0", 0),),
+        w("n2", 0): (w("n0", 0),),
+        w("n1", 1): (w("n0", 1),),
+        w("n2", 1): (w("n0", 1),),
+    }
+
+
+def test_one_process_takes_its_unit_with_it_and_is_told_of_once() -> None:
+    job = Units(nodes=2).begin()
+    job.down(w("n0", 1))
+    (failed,) = job.said(ev.FailureDetected)
+    assert failed.detail == "gone; worker 0 of its unit is replaced with it"
+    assert job.machine.parts.stopping.awaited(set()) == [w("n1", 0), w("n1", 1)], "nobody waits for the other place"
+    job.down(w("n0", 0))
+    assert job.said(ev.FailureDetected) == []
+    job.stands(w("n0", 0), 0)
+    job.stands(w("n1", 0), 0, 1)
+    job.stands(w("n1", 1), 0)
+    assert job.plan.workers == units_of("n1")
+    begins = job.orders(msg.Begin)
+    assert {worker: begin.kept for worker, begin in begins.items()} == {w("n1", 0): (), w("n1", 1): ()}
+
+
+def test_the_others_of_its_node_stay() -> None:
+    job = Units(nodes=2, workers=4).begin()
+    job.down(w("n0", 3))
+    for worker in (*units_of("n0"), *units_of("n1", places=4)):
+        job.stands(worker, 0)
+    assert job.plan.workers == (*units_of("n0"), *units_of("n1", places=4))
+    job.up(w("n0", 3, "b"))
+    here = [info.id for info in job.machine.members.workers()]
+    assert here == [*units_of("n0"), *units_of("n1", places=4)], "half a unit is nobody that a plan may name"
+
+
+def test_a_unit_is_taken_in_again_once_it_is_whole() -> None:
+    job = Units(nodes=2).begin()
+    job.down(w("n0", 1))
+    job.stands(w("n1", 0), 0)
+    job.stands(w("n1", 1), 0)
+    job.enter()
+    job.up(w("n0", 1, "b"))
+    assert job.machine.record.pending is None
+    job.up(w("n0", 0))
+    assert job.machine.record.pending is None, "that process is one of those that are gone"
+    job.up(w("n0", 0, "b"))
+    job.tick(1.0)
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert pending.workers == (*units_of("n1"), w("n0", 0, "b"), w("n0", 1, "b"))
+
+
+def test_a_process_that_was_gone_before_a_coordinator_came_takes_its_unit_with_it() -> None:
+    job = Units(nodes=2).begin()
+    job.boot(takeover=True)
+    kept = (
+        msg.WorkerDown(worker=w("n0", 1), kind=FailureKind.PROCESS_EXIT, detail="gone", exit_code=-9),
+        msgspec.structs.replace(attach(w("n0", 0)), layout=SHARD_2),
+        msgspec.structs.replace(attach(w("n0", 1, "b")), layout=SHARD_2),
+    )
+    job.connect(msgspec.structs.replace(hello("n0", kept), workers=2))
+    assert list(job.machine.members.nodes["n0"].workers) == [w("n0", 1, "b")]
+    assert len(job.said(ev.FailureDetected)) == 1
+
+
+def test_a_script_that_raises_has_its_unit_replaced() -> None:
+    job = Units(nodes=2).begin()
+    error = msg.ScriptError(place="ValueError a.py:1", step=1, micro_batch=0)
+    raised = msg.Raised(worker=w("n0", 0), generation=1, detail="ValueError: no", error=error, exit_code=1)
+    job.say(raised)
+    for worker in units_of("n0", "n1"):
+        job.stands(worker, 0)
+    assert job.plan.workers == units_of("n1")
+    assert job.sent(msg.Replace) == [msg.Replace(worker=w("n0", 0))]
+
+
+@pytest.mark.parametrize(("nodes", "saves", "told"), [(1, False, 1), (1, True, 0), (2, False, 0)])
+def test_one_replica_without_a_checkpoint_is_warned_of_once(nodes: int, saves: bool, told: int) -> None:
+    job = Units(nodes=nodes).begin(saves=saves)
+    assert len([event for event in job.events if isinstance(event, ev.JobAtRisk)]) == told
+    if nodes == 2:
+        job.lose("n0")
+        for worker in units_of("n1"):
+            job.stands(worker, 0)
+        (warned,) = job.said(ev.JobAtRisk)
+        assert "one replica of the model (shard 2)" in warned.why

@@ -1,0 +1,68 @@
+"""A small model, each replica of it over several workers of a node where a layout says so; prints its losses alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import holdfast
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--shard", type=int, default=1)
+parser.add_argument("--tensor", type=int, default=1)
+parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
+parser.add_argument("--hidden", type=int, default=32, help="so wide is the model")
+parser.add_argument("--losses", help="write this worker's view of the losses here")
+args = parser.parse_args()
+
+torch.manual_seed(0)
+generator = torch.Generator().manual_seed(1)
+x = torch.randn(96, 8, generator=generator, dtype=torch.float64)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
+
+job = holdfast.init(layout=holdfast.Layout(shard=args.shard, tensor=args.tensor))
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.up, self.down = torch.nn.Linear(8, args.hidden), torch.nn.Linear(args.hidden, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+# (5 rows: they cannot be cut into equal parts)
+model = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(8, 5), torch.nn.Linear(5, 1))
+model.to(job.device, torch.float64)
+if args.tensor > 1:
+    for block in model[:2]:
+        parallelize_module(block, job.mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+if args.shard > 1:
+    for module in (*model[:2], model):
+        fully_shard(module, mesh=job.mesh["shard"])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+job.protect(model, optimizer, data, global_batch=24, micro_batch=4, max_grad_norm=1.0, seed=3)
+held_out = torch.utils.data.Subset(data, range(22))
+job.evaluate(lambda batch: {"loss": torch.nn.functional.mse_loss(model(batch[0]), batch[1])}, held_out, every=3)
+losses: list[float] = []
+metrics: list[dict[str, float]] = []
+for step in job.steps(args.steps):
+    for inputs, wanted in step.micro_batches():
+        time.sleep(args.step_seconds * 4 / 24)
+        step.backward(torch.nn.functional.mse_loss(model(inputs), wanted))
+        step.log({"seen": float(inputs.sum())}, reduce="sum")
+    if step.apply():
+        losses.append(step.loss)
+        metrics.append(dict(step.metrics))
+if args.losses:
+    with open(args.losses, "w") as file:
+        json.dump({"pid": os.getpid(), "losses": losses, "metrics": metrics}, file)

@@ -1,0 +1,12 @@
+"""A script with a layout, of which it does no more yet than to form its unit."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import holdfast
+
+holdfast.init(layout=holdfast.Layout(shard=int(sys.argv[1]), tensor=int(sys.argv[2])))
+print("formed", flush=True)
+time.sleep(600)

@@ -1,0 +1,105 @@
+"""Replicas that lie on several workers of a node (docs/layouts.md) come and go, and compute the same."""
+
+from __future__ import annotations
+
+import pytest
+from job_cases import FOREVER, TINY, StartJob, calm_run, check_losses, goes_on, goes_on_until_interrupted
+
+from holdfast.observability.event_lines import read_events
+from holdfast.observability.report import committed_steps
+from holdfast.protocol.events import (
+    FailureDetected,
+    GenerationStarted,
+    NodeMoved,
+    Recovered,
+    RolledBack,
+    StandbyReady,
+    StepCommitted,
+    WorkersChanged,
+)
+from holdfast.testing.local_job import LocalJob
+
+SPREAD = TINY.with_name("tiny_spread.py")
+
+
+def _spread(start_job: StartJob, *layout: str, nodes: int, workers: int) -> LocalJob:
+    options = ("--workers-per-node", str(workers))
+    return start_job(*FOREVER, "--step-seconds", "0.3", *layout, nodes=nodes, options=options, script=SPREAD)
+
+
+def _check(job: LocalJob, *, least: int) -> None:
+    """All steps have the losses of an undisturbed run of one process, and what that has logged and evaluated."""
+    check_losses(job, script=SPREAD, least=least)
+    calm = calm_run("--steps", "50", script=SPREAD)["metrics"]
+    steps = [step for step in committed_steps(read_events(job.events_file)) if step.step <= 50]
+    assert {name for step in steps for name in step.metrics} == {"seen", "eval/loss"}
+    for step in steps:
+        assert step.metrics == pytest.approx(calm[step.step - 1], rel=1e-9)
+    assert not job.all(RolledBack)
+
+
+def test_sharded_replicas_come_and_go(start_job: StartJob) -> None:
+    job = _spread(start_job, "--shard", "2", nodes=3, workers=2)
+    job.wait(StepCommitted, step=5)
+    first, second = job.nodes()[:2]
+    job.signal_node(first)
+    job.wait(GenerationStarted, reason="failure", world_size=4)
+    goes_on(job)
+    job.add_nodes(1)
+    job.wait(GenerationStarted, reason="join", world_size=6)
+    goes_on(job)
+    since = len(job.events)
+    job.inject("exit", second, worker=1)
+    failed = job.wait(FailureDetected, node=second, since=since)
+    assert failed.kind == "process_exit"
+    job.wait(WorkersChanged, node=second, since=since)
+    job.wait(GenerationStarted, reason="join", world_size=6, since=since)
+    goes_on_until_interrupted(job)
+    _check(job, least=14)
+
+
+def test_a_kill_at_any_phase_of_a_sharded_step_loses_nothing(start_job: StartJob) -> None:
+    job = _spread(start_job, "--shard", "2", nodes=6, workers=2)
+    job.wait(StepCommitted)
+    for number, phase in enumerate(("compute", "reducing", "ready", "voted", "passed")):
+        goes_on(job)
+        since, victim = len(job.events), job.nodes()[1]
+        job.inject("kill", victim, worker=number % 2, phase=phase)
+        job.wait(Recovered, since=since)
+    goes_on_until_interrupted(job)
+    _check(job, least=14)
+
+
+def test_tensor_parallel_replicas_that_are_sharded_too(start_job: StartJob) -> None:
+    job = _spread(start_job, "--shard", "2", "--tensor", "2", nodes=2, workers=4)
+    job.wait(StepCommitted, step=4)
+    job.signal_node(job.nodes()[0])
+    job.wait(GenerationStarted, reason="failure", world_size=4)
+    goes_on(job)
+    job.add_nodes(1)
+    job.wait(GenerationStarted, reason="join", world_size=8)
+    goes_on_until_interrupted(job)
+    _check(job, least=9)
+
+
+def test_a_standby_takes_the_place_of_a_unit(start_job: StartJob) -> None:
+    job = start_job(
+        *FOREVER,
+        *("--step-seconds", "0.3", "--shard", "2"),
+        nodes=2,
+        options=("--workers-per-node", "2", "--standbys", "1"),
+        script=SPREAD,
+    )
+    job.wait(StandbyReady)
+    job.wait(StepCommitted, step=4)
+    leaver, stayer = job.nodes()
+    job.call("move", leaver)
+    moved = job.wait(NodeMoved, from_node=leaver)
+    goes_on(job)
+    job.wait(StandbyReady, node=leaver)
+    job.signal_node(moved.to_node)
+    job.wait(NodeMoved, to_node=leaver)
+    goes_on_until_interrupted(job)
+    _check(job, least=12)
+    assert {event.world_size for event in job.all(StepCommitted)} <= {4, 6}
+    assert stayer in job.nodes()

@@ -1,0 +1,60 @@
+"""Layouts: sizes, places, coordinates, and what does not fit."""
+
+import itertools
+import re
+
+import msgspec
+import pytest
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.layout import DIMENSIONS, Layout
+
+SIZES = (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"shard": 0}, "Layout(shard=0)"),
+        ({"tensor": -1}, "Layout(tensor=-1)"),
+        ({"stages": 1.5}, "Layout(stages=1.5)"),
+        ({"shard": True}, "Layout(shard=True)"),
+        ({"shard": "2"}, "Layout(shard='2')"),
+        ({"shard": 1 << 20}, "from 1 to 1024"),
+    ],
+)
+def test_sizes_are_whole_numbers_of_workers(sizes, said):
+    with pytest.raises(BadInputError, match=re.escape(said)):
+        Layout(**sizes)
+
+
+def test_what_is_decoded_is_looked_at_too():
+    layout = Layout(shard=2, tensor=3)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=Layout) == layout
+    with pytest.raises(msgspec.ValidationError, match=r"`int` >= 1 - at `\$\.shard`"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode({"shard": 0}), type=Layout)
+
+
+def test_roles_places_and_coordinates_belong_together():
+    for shard, tensor, stages in itertools.product(SIZES, repeat=3):
+        layout = Layout(shard=shard, tensor=tensor, stages=stages)
+        roles = [layout.stage_and_place(rank) for rank in range(layout.roles)]
+        assert roles == list(itertools.product(range(stages), range(shard * tensor)))
+        assert [layout.rank(*role) for role in roles] == list(range(layout.roles))
+        where = [layout.coordinates(place) for place in range(layout.places)]
+        assert [tuple(one.values()) for one in where] == list(itertools.product(range(shard), range(tensor)))
+        for place, dimension in itertools.product(range(layout.places), DIMENSIONS):
+            others = [one for one in DIMENSIONS if one != dimension]
+            same = [p for p in range(layout.places) if all(where[p][one] == where[place][one] for one in others)]
+            assert layout.beside(place, dimension) == tuple(same)
+            assert same.index(place) == where[place][dimension]
+
+
+def test_what_is_outside_is_refused():
+    layout = Layout(shard=2, stages=2)
+    for rank in (-1, 4):
+        with pytest.raises(ValueError, match="outside a replica of 4"):
+            layout.stage_and_place(rank)
+    for role in ((2, 0), (0, 2), (-1, 0)):
+        with pytest.raises(ValueError, match="has no stage"):
+            layout.rank(*role)

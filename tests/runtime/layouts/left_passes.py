@@ -1,0 +1,52 @@
+"""What a script of these tests does that holdfast itself never has to: a unit's groups last as long as it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from holdfast.runtime.layouts.local import counts_here, local_of
+from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.tensors import named_modules, vector_norm
+
+
+def replica_norm(tensors: Iterable[torch.Tensor], replica: ReplicaMesh) -> float:
+    """Return the norm of a replica's tensors, the same on each of its places. All of them must call it."""
+    at = replica.layout.coordinates(replica.role.place)
+    here = [vector_norm(local_of(tensor), torch.float64) ** 2 for tensor in tensors if counts_here(tensor, at)]
+    total = torch.tensor([sum(here)], dtype=torch.float64)
+    for group in replica.groups.values():
+        group.allreduce([total]).wait()
+    return math.sqrt(float(total))
+
+
+def restart(model: torch.nn.Module, replica: ReplicaMesh) -> None:
+    """Make a model fit for another attempt, after a forward or backward pass was left: FSDP2 forgets what it was at.
+
+    What has been added up in the parameters' own gradients stays as it is; it may have parts of the attempt.
+    """
+    before = list(model.parameters())
+    with ExitStack() as settling:
+        for group in replica.groups.values():
+            settling.enter_context(group.settling())
+        for root in _outermost(model):
+            root.reset_iter_state()
+    # FSDP2 uses its gathered parameters again, and leaves in them what a backward pass had added up until it was left.
+    kept = {id(parameter) for parameter in model.parameters()}
+    for parameter in before:
+        if id(parameter) not in kept:
+            parameter.grad = None
+
+
+def _outermost(model: torch.nn.Module) -> list[FSDPModule]:
+    """Return the FSDP modules that are in no other."""
+    found: dict[str, FSDPModule] = {}
+    for name, module in named_modules(model):
+        inside = any(not root or name.startswith(f"{root}.") for root in found)
+        if isinstance(module, FSDPModule) and not inside:
+            found[name] = module
+    return list(found.values())

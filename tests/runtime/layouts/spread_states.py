@@ -1,0 +1,110 @@
+"""States of a small model under any layout, all places of a unit in one process, spread by torch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.local import as_spread, local_of
+from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.state.state import TrainingState
+
+
+class Model(nn.Module):
+    """Five rows over two, three or four places; ten that are cut in two first; one row; three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(5, 10), nn.Linear(10, 5)
+        self.convolution, self.scale = nn.Conv1d(2, 3, 2), nn.Parameter(torch.rand(1))
+        self.register_buffer("seen", torch.arange(7.0))
+
+
+class Average:
+    """What `extra` may have: copies of the parameters, spread as they are, with a number and a tensor beside them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.state: dict[str, Any] = {"shadow": {n: p.detach().clone() for n, p in model.named_parameters()}}
+        self.state |= {"decay": 0.75, "updates": torch.tensor(0)}
+
+    def update(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            self.state["shadow"][name].mul_(0.75).add_(parameter.detach() * 0.25)
+        self.state["updates"] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+class SpreadState:
+    """What one place of a unit holds."""
+
+    def __init__(self, layout: Layout, place: int) -> None:
+        """Spread a new model as a script would: matrix products first."""
+        torch.manual_seed(7)
+        self.place = PlaceInUnit(layout=layout, place=place, spread=layout.places > 1)
+        self.model = Model()
+        self.whole = {name: tensor.clone() for name, tensor in self.model.named_parameters()}
+        with _connected_to_nobody(layout.places, place):
+            mesh = init_device_mesh("cpu", (layout.shard, layout.tensor), mesh_dim_names=("shard", "tensor"))
+            if layout.tensor > 1:
+                styles = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+                parallelize_module(self.model, mesh["tensor"], styles, src_data_rank=None)
+            if layout.shard > 1:
+                fully_shard(self.model, mesh=mesh["shard"])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1, foreach=False)
+        self.average = Average(self.model)
+        self.state = TrainingState(self.model, self.optimizer, {"average": self.average})
+
+    def here(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return what is here of a whole tensor that is spread as a parameter is."""
+        box = box_of(name, self.model.get_parameter(name), self.place)
+        return whole[box.seen_from(type(box).all_of(whole.shape))].clone()
+
+    def train(self, steps: int = 2) -> None:
+        """Do steps with gradients that are the same under each layout."""
+        for step in range(steps):
+            torch.manual_seed(step)
+            for name, parameter in self.model.named_parameters():
+                parameter.grad = as_spread(self.here(name, torch.randn(parameter.shape)), parameter)
+            self.optimizer.step()
+            self.average.update(self.model)
+        self.model.get_buffer("seen").mul_(2)
+
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Let nothing be here of what a checkpoint brings."""
+        for _, tensor in self.state.own():
+            local_of(tensor).fill_(-1)
+        self.optimizer.state.clear()
+        self.average.state |= {"decay": 0.0, "updates": torch.tensor(-1)}
+        for tensor in self.average.state["shadow"].values():
+            local_of(tensor).fill_(-1)
+
+
+@contextmanager
+def _connected_to_nobody(world: int, rank: int) -> Iterator[None]:
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def unit(layout: Layout) -> list[SpreadState]:
+    """Return what all places of one unit hold."""
+    return [SpreadState(layout, place) for place in range(layout.places)]

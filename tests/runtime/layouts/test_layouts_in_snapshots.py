@@ -1,0 +1,105 @@
+"""A member has its share of its own role's state in a snapshot, and reads the parts of its own role alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from spread_states import unit
+
+from holdfast.control.link.snapshots.files import StoredPart, path_of
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotTaken
+from holdfast.protocol.plan import GenerationPlan, Member
+from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
+from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.snapshots.cutting import ALIGNMENT
+from holdfast.runtime.snapshots.restoring import SnapshotLostError
+from holdfast.runtime.snapshots.snapshots import Snapshots
+from holdfast.runtime.state.hashing import state_hash
+from holdfast.runtime.state.state import TrainingState
+
+LAYOUT = Layout(shard=2, tensor=2)
+UNITS = 2
+SECRET = b"s" * 32
+MEMBERS = tuple(
+    Member(worker=f"n/{rank}/a", host="h", state_port=1, role=LAYOUT.role_of(rank))
+    for rank in range(UNITS * LAYOUT.places)
+)
+PLAN = GenerationPlan(term=1, generation=2, members=MEMBERS, secret=SECRET)
+
+Told = list[SnapshotTaken | SnapshotDamaged]
+
+
+def snapshots_of_one(
+    folder: Path, rank: int, state: TrainingState, place: PlaceInUnit, told: Told | None = None
+) -> Snapshots:
+    tell = (told if told is not None else []).append
+    worker = MEMBERS[rank].worker
+    return Snapshots(folder=folder, job="job", worker=worker, every=1, state=state, tell=tell, place=place)
+
+
+def source(parts: int) -> SnapshotSource:
+    """Return a snapshot that lies on the one node of these tests."""
+    there = Keeper(node="n", host="h", port=1)
+    return SnapshotSource(term=1, generation=2, step=3, seal=seal_of(SECRET), keepers=(there,), parts=((0,),) * parts)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return where all members of two units have left their parts."""
+    for rank, one in enumerate(unit(LAYOUT) * UNITS):
+        if not rank // LAYOUT.places:
+            one.train()
+        told: Told = []
+        taker = snapshots_of_one(tmp_path, rank, one.state, one.place, told)
+        taker.applied(PLAN, 3)
+        taker.settle()
+        taker.close()
+        (taken,) = told
+        assert isinstance(taken, SnapshotTaken)
+        assert (taken.snapshot.part, taken.snapshot.parts) == (rank, len(MEMBERS))
+    return tmp_path
+
+
+def test_each_role_reads_its_own_parts_alone(folder: Path) -> None:
+    whole, places = unit(LAYOUT), unit(LAYOUT)
+    for one in whole:
+        one.train()
+    for place, one in enumerate(places):
+        kept = {}
+        for rank in range(len(MEMBERS)):
+            if rank % LAYOUT.places != place:
+                path = path_of(folder, source(len(MEMBERS)).part(rank))
+                kept[path] = path.read_bytes()
+                path.unlink()
+        reader = snapshots_of_one(folder, place, one.state, one.place)
+        assert reader.restore(source(len(MEMBERS)), PLAN, place) == 3
+        reader.close()
+        assert state_hash(one.state.capture()) == state_hash(whole[place].state.capture())
+        assert one.state.capture().manifest == whole[place].state.capture().manifest
+        for path, data in kept.items():
+            path.write_bytes(data)
+
+
+def test_a_part_is_a_share_of_a_roles_state_and_no_more(folder: Path) -> None:
+    for place, one in enumerate(unit(LAYOUT)):
+        one.train(1)
+        sizes: list[int] = []
+        for rank in range(place, len(MEMBERS), LAYOUT.places):
+            part = StoredPart(path_of(folder, source(len(MEMBERS)).part(rank)), "job")
+            sizes.append(part.header.body_bytes)
+            part.close()
+        assert sum(sizes) == one.state.capture().nbytes
+        assert abs(sizes[0] - sizes[1]) <= 2 * ALIGNMENT
+
+
+def test_a_snapshot_of_no_whole_units_is_of_no_use(folder: Path) -> None:
+    (one, *_), told = unit(LAYOUT), []
+    reader = snapshots_of_one(folder, 0, one.state, one.place, told)
+    with pytest.raises(SnapshotLostError, match="those of another layout"):
+        reader.restore(source(6), PLAN, 0)
+    reader.close()
+    (complained,) = told
+    assert isinstance(complained, SnapshotDamaged)
+    assert complained.node == "", "all of it is of no use"

@@ -1,0 +1,64 @@
+"""A unit's places on their way into their groups, without an agent: keys go from board to board."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from holdfast.errors import HoldfastError
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.runtime.groups.rendezvous import Board
+from holdfast.runtime.session.unit.groups import build_groups, members_of
+
+CPU = torch.device("cpu")
+
+
+def test_the_groups_of_each_place() -> None:
+    layout = Layout(shard=2, tensor=3)
+    assert [members_of(layout, place) for place in (0, 4)] == [
+        {"unit": (0, 1, 2, 3, 4, 5), "shard": (0, 3), "tensor": (0, 1, 2)},
+        {"unit": (0, 1, 2, 3, 4, 5), "shard": (1, 4), "tensor": (3, 4, 5)},
+    ]
+    assert members_of(Layout(tensor=2), 1) == {"unit": (0, 1), "tensor": (0, 1)}
+
+
+@pytest.mark.parametrize("layout", [Layout(shard=5), Layout(tensor=4), Layout(shard=3, tensor=4)])
+def test_each_dimension_divides_the_places(layout: Layout) -> None:
+    """Each place is in one group of each dimension, all of whose members say the same of it."""
+    groups = [members_of(layout, place) for place in range(layout.places)]
+    for place, mine in enumerate(groups):
+        for name, members in mine.items():
+            assert place in members
+            assert all(groups[other][name] == members for other in members)
+
+
+def boards(places: int) -> list[Board]:
+    made: list[Board] = []
+
+    def to_others(mine: int) -> Callable[[dict[str, bytes]], None]:
+        return lambda keys: [other.put(keys) for place, other in enumerate(made) if place != mine] and None
+
+    made += [Board(0, to_others(place)) for place in range(places)]
+    return made
+
+
+def test_a_place_that_does_not_come_to_build_is_named() -> None:
+    with pytest.raises(HoldfastError, match=r"place 1 of this unit hangs: .* within 0.1 s"):
+        build_groups(boards(2)[0], Layout(shard=2), 0, CPU, timeout_s=0.1)
+
+
+def test_a_place_that_goes_away_on_the_way_is_named() -> None:
+    first, second = boards(2)
+    second.post("1:here", b"")
+    with pytest.raises(HoldfastError, match=r"place 0 of a unit cannot reach place 1 of it: .*did not come"):
+        build_groups(first, Layout(shard=2), 0, CPU, timeout_s=0.1)
+
+
+def test_whose_agent_is_gone_waits_no_longer() -> None:
+    board = boards(2)[0]
+    threading.Timer(0.05, board.close).start()
+    with pytest.raises(HoldfastError, match="the agent is gone"):
+        build_groups(board, Layout(shard=2), 0, CPU)
