@@ -42,6 +42,10 @@ class UntrustedError(HoldfastError):
     """Something answers, but cannot prove over TLS that it is the coordinator."""
 
 
+class SilentError(UnreachableError):
+    """Nobody answers at all; one who is being started again may soon."""
+
+
 class _Numbered(msgspec.Struct):
     """A line of the journal, as far as its place in it."""
 
@@ -120,7 +124,7 @@ class ServerClient:
                 raise UntrustedError(
                     f"{self._job.url} is not trusted: {error}; give its certificate with --tls-ca"
                 ) from None
-            raise UnreachableError(f"no {self.what} answers at {self._job.url}: {error}") from None
+            raise SilentError(f"no {self.what} answers at {self._job.url}: {error}") from None
         if answer.is_success:
             return answer
         refusal = _REFUSALS.get(answer.status_code, BadInputError)
