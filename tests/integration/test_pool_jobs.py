@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,6 +14,9 @@ from pathlib import Path
 import pytest
 from job_cases import TINY, TINY_MOE
 
+from holdfast.control.pool.pool_server import serve_pool
+from holdfast.control.pool.settings import PoolSettings
+from holdfast.errors import EXIT_FAILED
 from holdfast.testing.local_pool import LocalPool
 
 NODES = 4
@@ -27,6 +31,8 @@ FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
 
 
 def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> None:
+    again = ("pool", "--local", "1", "--store", f"sqlite:{pool.folder}/p.db")
+    assert "is another pool's, which runs on this machine" in pool.call(*again, code=2)
     pool.submit("dense", "1:4", TINY, *FOREVER)
     pool.wait(pool.has("dense", NODES), "all nodes")
     pool.goes_on("dense")
@@ -37,6 +43,7 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     pool.goes_on("dense", "experts")
 
     os.kill(pool.pid_of("server"), signal.SIGKILL)
+    assert pool.call("status", "-j", "dense", code=3).startswith("holdfast: no pool answers at http://127.0.0.1:")
     pool.wait(lambda: len(pool.events("pool_started")) == 2, "another server")
     pool.goes_on("dense", "experts")
     told = {job["job"]: job for job in json.loads(pool.call("jobs", "--json"))["jobs"]}
@@ -58,6 +65,28 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     pool.end()
     ended = pool.events("job_ended")[-1]
     assert (ended["job"], ended["state"]) == ("experts", "stopped"), "it keeps no checkpoints, and has not failed"
+
+
+def test_one_whose_pool_is_led_elsewhere_by_now_does_not_take_it_back(
+    start_pool: Callable[..., LocalPool], tmp_path: Path
+) -> None:
+    """Two of them on one store (here by another host's server) would take it from each other for ever."""
+    pool = start_pool(1)
+    settings = PoolSettings(store=f"sqlite:{tmp_path}/p.db", folder=pool.journals)
+    over = asyncio.run(_lead_until(settings, pool))
+    assert over == EXIT_FAILED
+    assert "another server leads this pool by now" in pool.log.read_text()
+    assert [event["term"] for event in pool.events("pool_started")] == [1, 2]
+    assert not pool.processes()
+
+
+async def _lead_until(settings: PoolSettings, pool: LocalPool) -> int:
+    """Lead a pool until its server of before, with all that belonged to it, has ended; return its exit code."""
+    leading = asyncio.create_task(serve_pool(settings))
+    over = await asyncio.to_thread(pool.process.wait, 120)
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
+    return over
 
 
 def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refused(pool: LocalPool) -> None:
@@ -93,6 +122,7 @@ def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refus
     assert pool.job("a")["weight"] == 2
     pool.check_owners()
     pool.submit("c", "3:3", TINY, *FOREVER)
+    os.kill(pool.pid_of("server"), signal.SIGKILL)  # (the next one saves them)
     pool.end()
     assert "job a is being saved" in pool.log.read_text()
     assert pool.events("job_suspended")[-1]["job"] == "a"

@@ -40,7 +40,7 @@ from holdfast.coordination.inputs import Tick
 from holdfast.coordination.pool.inputs import JobLinked, JobSaid
 from holdfast.coordination.pool.pool import Pool
 from holdfast.counted_log import CountedLog
-from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, HoldfastError, SupersededError
+from holdfast.errors import EXIT_DONE, BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import PoolJournal
 from holdfast.protocol.messages.pool import FromNode, PoolHello
@@ -58,7 +58,7 @@ def run_pool(settings: PoolSettings) -> int:
 
     Raises:
         BadInputError: the settings, the port, the store or a journal cannot be used; nothing was touched.
-        HoldfastError: it cannot go on: superseded, or its disk fails.
+        SupersededError: another server leads this pool. HoldfastError: it cannot go on, as when its disk fails.
     """
     raise_file_limit()
     return asyncio.run(serve_pool(settings))
@@ -73,7 +73,7 @@ async def serve_pool(
         on_ready: called once nodes and commands can connect, with what they need for it.
 
     Raises:
-        BadInputError, HoldfastError: as `run_pool`.
+        BadInputError, SupersededError, HoldfastError: as `run_pool`.
     """
     settings.check()
     settings = replace(settings, token=settings.token or secrets.token_urlsafe(32))
@@ -182,10 +182,6 @@ class _PoolServer:
 
     def _outcome(self, *tasks: asyncio.Task[None]) -> int:
         if self._over.done():
-            error = self._over.exception()
-            if isinstance(error, SupersededError):
-                _log.error("this server stops: %s", error)
-                return EXIT_FAILED
             return self._over.result()
         for task in tasks:
             if not task.cancelled():
