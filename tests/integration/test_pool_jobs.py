@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -14,9 +13,6 @@ from pathlib import Path
 import pytest
 from job_cases import TINY, TINY_MOE
 
-from holdfast.control.pool.pool_server import serve_pool
-from holdfast.control.pool.settings import PoolSettings
-from holdfast.errors import EXIT_FAILED
 from holdfast.testing.local_pool import LocalPool
 
 NODES = 4
@@ -67,29 +63,12 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     assert (ended["job"], ended["state"]) == ("experts", "stopped"), "it keeps no checkpoints, and has not failed"
 
 
-def test_one_whose_pool_is_led_elsewhere_by_now_does_not_take_it_back(
-    start_pool: Callable[..., LocalPool], tmp_path: Path
-) -> None:
-    """Two of them on one store (here by another host's server) would take it from each other for ever."""
-    pool = start_pool(1)
-    settings = PoolSettings(store=f"sqlite:{tmp_path}/p.db", folder=pool.journals)
-    over = asyncio.run(_lead_until(settings, pool))
-    assert over == EXIT_FAILED
-    assert "another server leads this pool by now" in pool.log.read_text()
-    assert [event["term"] for event in pool.events("pool_started")] == [1, 2]
-    assert not pool.processes()
+def test_scripts_that_differ_and_what_users_ask_for_are_told_and_harm_nobody(pool: LocalPool) -> None:
+    _check_that_a_node_with_another_script_or_none_is_of_no_use(pool)
+    _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refused(pool)
 
 
-async def _lead_until(settings: PoolSettings, pool: LocalPool) -> int:
-    """Lead a pool until its server of before, with all that belonged to it, has ended; return its exit code."""
-    leading = asyncio.create_task(serve_pool(settings))
-    over = await asyncio.to_thread(pool.process.wait, 120)
-    leading.cancel()
-    await asyncio.gather(leading, return_exceptions=True)
-    return over
-
-
-def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refused(pool: LocalPool) -> None:
+def _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refused(pool: LocalPool) -> None:
     saved = ("--checkpoint-dir", "saved")
     pool.submit("a", "2:2", TINY, *FOREVER, options=saved)
     pool.submit("b", "3:3", TINY, *FOREVER)
@@ -130,7 +109,7 @@ def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refus
     assert "c" not in [event["job"] for event in pool.events("job_admitted")]
 
 
-def test_a_node_with_another_script_or_none_is_said_to_be_of_no_use_and_harms_nobody(pool: LocalPool) -> None:
+def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool) -> None:
     script = pool.folder / "mine.py"
     for name in ("averaging.py", "tiny.py"):
         shutil.copy(TINY.parent / name, pool.folder / name.replace("tiny", "mine"))
@@ -171,4 +150,4 @@ def test_a_node_with_another_script_or_none_is_said_to_be_of_no_use_and_harms_no
     pool.goes_on("four")
     pool.check_journal_of("two")
     pool.check_owners()
-    pool.end()
+    pool.call("stop", "-j", "four")

@@ -51,6 +51,9 @@ _LOOK_S = 0.1
 _BRIEF_S = 5.0
 #: what a server ends with that another one has followed: it is not started again, which would only take the pool back
 _FOLLOWED = EXIT_REFUSED
+#: who ends so at once is not started again; but a server that has served finds its store well again some time (there is
+#: room on its disk, etcd is back), and the jobs train on until then
+_HOPELESS = (EXIT_BAD_INPUT, EXIT_OUR_FAULT)
 
 _log = logging.getLogger("holdfast.pool")
 
@@ -138,6 +141,7 @@ class _LocalPool:
         self._queued: dict[str, None] = {}
         #: it is to end, and its server is needed for that
         self._saving = False
+        self._served = False
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._again = asyncio.Event()
 
@@ -258,9 +262,13 @@ class _LocalPool:
             if not self._is_wanted(name):
                 return
             if self._over.done():
+                if code == _FOLLOWED:
+                    return
                 await asyncio.sleep(_LOOK_S)  # (it is to end, but not before its jobs are saved)
                 continue
-            if code in (EXIT_BAD_INPUT, EXIT_OUR_FAULT):
+            brief = loop.time() - began < _BRIEF_S
+            self._served = self._served or (name == "server" and not (brief and code in _HOPELESS))
+            if code in _HOPELESS and not (name == "server" and self._served):
                 self._over.set_result(code)
                 return
             if name == "server" and code == _FOLLOWED:
@@ -268,7 +276,7 @@ class _LocalPool:
                 self._over.set_result(EXIT_FAILED)
                 return
             _log.warning("%s has ended: %s; it is started again", name, describe_exit(code))
-            if loop.time() - began < _BRIEF_S:
+            if brief:
                 await asyncio.sleep(1.0)
 
     def _is_wanted(self, name: str) -> bool:

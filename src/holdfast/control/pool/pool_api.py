@@ -212,8 +212,8 @@ class PoolApi:
         """Nodes are looked after; or what would come of that."""
         body, state = await body_of(request, DrainRequest, self._body_s), self._shell.machine.state
         if body.dry_run:
-            found = await self._shell.between_turns(lambda: foresee_drain(state, body.nodes))
-            return json_answer({"forecast": found})
+            now = await self._shell.between_turns(state.copy)
+            return json_answer({"forecast": await asyncio.to_thread(foresee_drain, now, body.nodes)})
         return await self._done(DrainNodes(body.nodes))
 
     async def undrain(self, request: Request) -> Response:

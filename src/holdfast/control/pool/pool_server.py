@@ -134,7 +134,15 @@ class _PoolServer:
         now = steady_time(clock)
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[object]] = set()
-        self._jobs = JobCoordinators(settings, store, now, self._url, on_linked=self._linked, on_stand=self._stands)
+        self._jobs = JobCoordinators(
+            settings,
+            store,
+            now,
+            self._url,
+            on_linked=self._linked,
+            on_stand=self._stands,
+            nodes=lambda: len(self._shell.machine.state.nodes),
+        )
         pool = Pool(settings.config, keeper.record, journal.last_seq)
         self._foreseer = foreseer(lambda found: self._soon(self._shell.feed(found)))
         self._shell = PoolShell(
