@@ -115,3 +115,42 @@ def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_en
         assert pool.ask("GET", "/jobs/large/job/status").status_code == 404
         pool.process.send_signal(signal.SIGTERM)
         assert pool.process.wait(PATIENCE_S) == 0
+
+
+def test_a_job_that_trains_is_not_failed_by_what_the_next_server_cannot_read(tmp_path: Path) -> None:
+    place = tmp_path / "classes.toml"
+    place.write_text("")
+
+    def until_answered(pool: PoolProcess, code: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while pool.ask("GET", "/jobs/one/job/status").status_code != code:
+            assert time.monotonic() < deadline, pool.log
+            time.sleep(0.05)
+
+    def until_said(pool: PoolProcess) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while "job one trains on without a coordinator, until one can begin" not in pool.log:
+            assert time.monotonic() < deadline, pool.log
+            time.sleep(0.05)
+
+    keys = {"token": "t", "name": "pool"}
+    with PoolProcess(tmp_path, **keys) as pool, pool.node() as node:
+        say(node, hello("n0"))
+        hear(node)
+        job = a_job("one", recovery={"failure_classes": str(place)})
+        assert pool.ask("POST", "/jobs", job).status_code == 200
+        until_answered(pool, 200)
+    place.write_text("no TOML")
+    with PoolProcess(tmp_path, **keys) as pool:
+        until_said(pool)
+        assert pool.ask("GET", "/jobs/one").json()["state"] == "admitted"
+        place.write_text("")
+        until_answered(pool, 200)
+    place.write_text("no TOML")
+    with PoolProcess(tmp_path, **keys) as pool:
+        until_said(pool)
+        assert pool.ask("POST", "/jobs/one/stop").status_code == 200
+        deadline = time.monotonic() + PATIENCE_S
+        while pool.ask("GET", "/jobs/one").json()["state"] != "failed":
+            assert time.monotonic() < deadline, "it can be ended all the same"
+            time.sleep(0.05)

@@ -14,7 +14,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import PoolWish, JobShares, JobStands, NodeUnfit
+from holdfast.protocol.pool.sharing import JobShares, JobStands, NodeUnfit, PoolWish
 from holdfast.protocol.record import Quarantined
 
 

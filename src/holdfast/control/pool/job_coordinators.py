@@ -43,7 +43,10 @@ _log = logging.getLogger("holdfast.pool")
 
 @dataclass(slots=True)
 class _Hosted:
-    """A job that is to have a coordinator. `host`: while there is one; `shares`: what it was told last."""
+    """A job that is to have a coordinator.
+
+    host: while there is one. shares: what it was told last. trains: an earlier one has begun the job, and it goes on.
+    """
 
     job: PooledJob
     token: str
@@ -52,7 +55,13 @@ class _Hosted:
     app: ASGIApp | None = None
     shares: JobShares | None = None
     wanted: bool = True
+    trains: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether somebody has asked for that."""
+        return self.shares is not None and self.shares.wish in ("stop", "stop_now")
 
 
 class JobCoordinators:
@@ -158,13 +167,16 @@ class JobCoordinators:
         while hosted.wanted:
             began = self._now()
             error = await self._broke(hosted)
-            if isinstance(error, BadInputError):
+            if isinstance(error, BadInputError) and (not hosted.trains or hosted.is_to_end):
                 self._fail(hosted, str(error))
                 return
             if isinstance(error, SupersededError):
                 _log.error("job %s: another pool leads it: %s", hosted.job.name, error)
                 return
-            if error is not None:
+            if isinstance(error, BadInputError):
+                # (what could be used when it was begun: a disk that is away may be back soon, and it trains on)
+                _log.error("job %s trains on without a coordinator, until one can begin: %s", hosted.job.name, error)
+            elif error is not None:
                 _log.error("job %s: its coordinator failed, and is begun again", hosted.job.name, exc_info=error)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S) if self._now() - began < _LAST_PAUSE_S else _FIRST_PAUSE_S
             if hosted.wanted:
@@ -189,7 +201,7 @@ class JobCoordinators:
     async def _run(self, hosted: _Hosted) -> None:
         """Be a job's coordinator until it is not wanted, and the job's nodes have heard its last word."""
         job, nodes = hosted.job, self._nodes()
-        made = await in_a_thread(lambda: self._opened(job, hosted.token, nodes))
+        made = await in_a_thread(lambda: self._opened(hosted, nodes))
         host = made()
         ticking: asyncio.Task[None] | None = None
         try:
@@ -213,12 +225,15 @@ class JobCoordinators:
                 ticking.cancel()
             await host.close()
 
-    def _opened(self, job: PooledJob, token: str, nodes: int) -> Callable[[], JobHost]:
+    def _opened(self, hosted: _Hosted, nodes: int) -> Callable[[], JobHost]:
         """Read what there is of a job; return what puts its coordinator together.
 
         Called in a thread: its checkpoints are read to the last byte, and may lie where nobody answers.
         """
-        spec = job.spec
+        job, token, spec = hosted.job, hosted.token, hosted.job.spec
+        keeper = RecordKeeper(self._store, f"{job.name}/{job.submission}")
+        held = keeper.record.held if keeper.record is not None else None
+        hosted.trains = held is not None and held.standing == "going"
         if not spec.output.events:
             events = self._settings.journal_of(job.name, job.submission)
             spec = replace(spec, output=replace(spec.output, events=events))
@@ -229,8 +244,6 @@ class JobCoordinators:
         if os.path.exists(classes) and not os.path.isfile(classes):
             # (a pipe that nobody writes to would be waited for)
             raise BadInputError(f"recovery.failure_classes is {classes!r}: that is no file; give one, or none")
-        keeper = RecordKeeper(self._store, f"{job.name}/{job.submission}")
-        held = keeper.record.held if keeper.record is not None else None
         config = CoordinatorConfig(
             spec=spec,
             rules=read_rules(spec.recovery.failure_classes),
