@@ -34,8 +34,9 @@ _URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/jobs/
 _MOST_PORT = 65535
 _POLL_S = 20.0
 _RETRY_PAUSE_S = 0.2
+_NO_SUCH_THING = 404
 #: what an answer's status means; every other one is bad input
-_REFUSALS: dict[int, type[HoldfastError]] = {404: UnreachableError, 409: RefusedError, 503: RefusedError}
+_REFUSALS: dict[int, type[HoldfastError]] = {_NO_SUCH_THING: UnreachableError, 409: RefusedError, 503: RefusedError}
 
 
 class UntrustedError(HoldfastError):
@@ -252,4 +253,6 @@ def _reason(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["error"])
     except (ValueError, KeyError, TypeError):
+        if answer.status_code == _NO_SUCH_THING:
+            return "it knows nothing of the kind (HTTP 404); of a pool, say which job is meant (-j NAME)"
         return f"HTTP {answer.status_code}"
