@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ from holdfast.testing.local_etcd import LocalEtcd, NoEtcdError
 class EtcdServer(LocalEtcd):
     """One member, on loopback."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: Sequence[str] = (), trust: ssl.SSLContext | None = None) -> None:
         try:
-            super().__init__(folder)
+            super().__init__(folder, options, trust)
         except NoEtcdError as missing:
             pytest.skip(str(missing))

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from etcd_server import EtcdServer
-from holdfast.control.store.choose import check_store, open_store
-from holdfast.control.store.etcd import MAX_KEPT_BYTES, EtcdPlace, EtcdStore, place_at
+from holdfast.control.store.choose import open_store
+from holdfast.control.store.etcd import MAX_KEPT_BYTES, EtcdStore
 from holdfast.control.store.interface import Entry, StoreAwayError, StoreError
 from holdfast.errors import BadInputError
 
@@ -158,35 +158,3 @@ def test_what_somebody_else_wrote_is_not_read(server: EtcdServer, store: EtcdSto
     assert httpx.post(f"{server.address}/v3/kv/put", json=body).is_success
     with pytest.raises(BadInputError, match=r"holdfast/a.*holdfast did not write"):
         store.get("a")
-
-
-def test_a_place() -> None:
-    assert place_at("etcd:http://h:1") == EtcdPlace(("http://h:1",))
-    assert place_at("etcd:https://h:1,https://[::1]:2/a/b/?ca=x.pem") == EtcdPlace(
-        ("https://h:1", "https://[::1]:2"), "a/b", "x.pem"
-    )
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "etcd:h:1",
-        "etcd:ftp://h:1",
-        "etcd:http://h",
-        "etcd:http://:1",
-        "etcd:http://h:x",
-        "etcd:http://h:1,",
-        "etcd:http://h:1/p,http://g:1",
-        "etcd:http://h:1?key=x",
-        "etcd:http://u:p@h:1",
-    ],
-)
-def test_other_places_are_refused_without_a_password_in_the_words(url: str) -> None:
-    with pytest.raises(BadInputError, match="store") as caught:
-        check_store(url)
-    assert "u:p" not in str(caught.value)
-
-
-def test_a_certificate_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"missing\.pem cannot be used"):
-        open_store(f"etcd:https://127.0.0.1:9?ca={tmp_path / 'missing.pem'}")

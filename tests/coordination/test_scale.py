@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from machinery import Job, applied, calls, hello, w
 
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.inputs import Received, Tick
 from holdfast.coordination.instructions import Broadcast
 from holdfast.coordination.lateness.inquiry import PATIENCE_S
 from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity, Probe, Stand, Whereabouts
 from holdfast.protocol.plan import Phase
@@ -61,6 +63,8 @@ def test_the_more_agents_there_are_the_more_seldom_each_says_that_it_lives() -> 
         return welcome.heartbeat_s
 
     assert [beat_s(nodes) for nodes in (1, 500, 800, 5000)] == [0.5, 0.5, 0.8, 1.0]
+    # (one server hears those of all jobs of its pool)
+    assert CoordinatorConfig(spec=JobSpec(), pool_nodes=800).beat_s(32) == 0.8
 
 
 def test_where_a_node_stands_costs_little_and_is_announced_with_the_last() -> None:

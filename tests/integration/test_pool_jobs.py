@@ -27,6 +27,8 @@ FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
 
 
 def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> None:
+    again = ("pool", "--local", "1", "--store", f"sqlite:{pool.folder}/p.db")
+    assert "is another pool's, which runs on this machine" in pool.call(*again, code=2)
     pool.submit("dense", "1:4", TINY, *FOREVER)
     pool.wait(pool.has("dense", NODES), "all nodes")
     pool.goes_on("dense")
@@ -37,6 +39,7 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     pool.goes_on("dense", "experts")
 
     os.kill(pool.pid_of("server"), signal.SIGKILL)
+    assert pool.call("status", "-j", "dense", code=3).startswith("holdfast: no pool answers at http://127.0.0.1:")
     pool.wait(lambda: len(pool.events("pool_started")) == 2, "another server")
     pool.goes_on("dense", "experts")
     told = {job["job"]: job for job in json.loads(pool.call("jobs", "--json"))["jobs"]}
@@ -60,7 +63,12 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     assert (ended["job"], ended["state"]) == ("experts", "stopped"), "it keeps no checkpoints, and has not failed"
 
 
-def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refused(pool: LocalPool) -> None:
+def test_scripts_that_differ_and_what_users_ask_for_are_told_and_harm_nobody(pool: LocalPool) -> None:
+    _check_that_a_node_with_another_script_or_none_is_of_no_use(pool)
+    _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refused(pool)
+
+
+def _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refused(pool: LocalPool) -> None:
     saved = ("--checkpoint-dir", "saved")
     pool.submit("a", "2:2", TINY, *FOREVER, options=saved)
     pool.submit("b", "3:3", TINY, *FOREVER)
@@ -93,6 +101,7 @@ def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refus
     assert pool.job("a")["weight"] == 2
     pool.check_owners()
     pool.submit("c", "3:3", TINY, *FOREVER)
+    os.kill(pool.pid_of("server"), signal.SIGKILL)  # (the next one saves them)
     pool.end()
     assert "job a is being saved" in pool.log.read_text()
     assert pool.events("job_suspended")[-1]["job"] == "a"
@@ -100,7 +109,7 @@ def test_a_suspended_job_goes_on_where_it_was_and_what_is_asked_wrongly_is_refus
     assert "c" not in [event["job"] for event in pool.events("job_admitted")]
 
 
-def test_a_node_with_another_script_or_none_is_said_to_be_of_no_use_and_harms_nobody(pool: LocalPool) -> None:
+def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool) -> None:
     script = pool.folder / "mine.py"
     for name in ("averaging.py", "tiny.py"):
         shutil.copy(TINY.parent / name, pool.folder / name.replace("tiny", "mine"))
@@ -141,4 +150,4 @@ def test_a_node_with_another_script_or_none_is_said_to_be_of_no_use_and_harms_no
     pool.goes_on("four")
     pool.check_journal_of("two")
     pool.check_owners()
-    pool.end()
+    pool.call("stop", "-j", "four")

@@ -138,6 +138,8 @@ class Server:
             with PoolClient(entry) as client:
                 found = client.status()
         except UnreachableError:
+            if entry.pool:
+                raise  # (its server may be about to be started again)
             return None  # (a job's own coordinator is there, or nobody)
         jobs = [one["job"] for one in found["jobs"]]
         if job not in jobs:

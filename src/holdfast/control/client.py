@@ -34,12 +34,17 @@ _URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/jobs/
 _MOST_PORT = 65535
 _POLL_S = 20.0
 _RETRY_PAUSE_S = 0.2
+_NO_SUCH_THING = 404
 #: what an answer's status means; every other one is bad input
-_REFUSALS: dict[int, type[HoldfastError]] = {404: UnreachableError, 409: RefusedError, 503: RefusedError}
+_REFUSALS: dict[int, type[HoldfastError]] = {_NO_SUCH_THING: UnreachableError, 409: RefusedError, 503: RefusedError}
 
 
 class UntrustedError(HoldfastError):
     """Something answers, but cannot prove over TLS that it is the coordinator."""
+
+
+class SilentError(UnreachableError):
+    """Nobody answers at all; one who is being started again may soon."""
 
 
 class _Numbered(msgspec.Struct):
@@ -120,7 +125,7 @@ class ServerClient:
                 raise UntrustedError(
                     f"{self._job.url} is not trusted: {error}; give its certificate with --tls-ca"
                 ) from None
-            raise UnreachableError(f"no {self.what} answers at {self._job.url}: {error}") from None
+            raise SilentError(f"no {self.what} answers at {self._job.url}: {error}") from None
         if answer.is_success:
             return answer
         refusal = _REFUSALS.get(answer.status_code, BadInputError)
@@ -248,4 +253,6 @@ def _reason(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["error"])
     except (ValueError, KeyError, TypeError):
+        if answer.status_code == _NO_SUCH_THING:
+            return "it knows nothing of the kind (HTTP 404); of a pool, say which job is meant (-j NAME)"
         return f"HTTP {answer.status_code}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -22,6 +23,11 @@ class _Foreseen(msgspec.Struct):
     forecast: list[DrainForecast]
 
 
+def _quoted(name: str) -> str:
+    """Return a name as it stands in a path, whatever it is made of."""
+    return quote(name, safe="")
+
+
 class PoolClient(ServerClient):
     """Speaks with a pool."""
 
@@ -36,7 +42,7 @@ class PoolClient(ServerClient):
 
     def job(self, name: str) -> dict[str, Any]:
         """Return a job, and what would let it begin."""
-        return self._read(self._ask("GET", f"/jobs/{name}").content, dict[str, Any])
+        return self._read(self._ask("GET", f"/jobs/{_quoted(name)}").content, dict[str, Any])
 
     def submit(self, spec: JobSpec) -> int:
         """Hand in a job; return its number."""
@@ -44,19 +50,19 @@ class PoolClient(ServerClient):
 
     def stop(self, name: str, *, now: bool = False, why: str = "") -> None:
         """End a job, queued or not; `now`: without its being saved. `why`: as its users are told."""
-        self._ask("POST", f"/jobs/{name}/stop", {"now": now, "why": why})
+        self._ask("POST", f"/jobs/{_quoted(name)}/stop", {"now": now, "why": why})
 
     def suspend(self, name: str, *, force: bool = False) -> None:
         """Have a job saved, and leave its nodes."""
-        self._ask("POST", f"/jobs/{name}/suspend", {"force": force})
+        self._ask("POST", f"/jobs/{_quoted(name)}/suspend", {"force": force})
 
     def resume(self, name: str) -> None:
         """Let a suspended job go on."""
-        self._ask("POST", f"/jobs/{name}/resume")
+        self._ask("POST", f"/jobs/{_quoted(name)}/resume")
 
     def update(self, name: str, changes: Mapping[str, int | float]) -> None:
         """Change what a job asks for."""
-        self._ask("POST", f"/jobs/{name}/update", {"changes": dict(changes)})
+        self._ask("POST", f"/jobs/{_quoted(name)}/update", {"changes": dict(changes)})
 
     def compact(self, *, dry_run: bool) -> dict[str, Any]:
         """Move jobs together, where that is worth its cost; return what moves."""
@@ -81,7 +87,7 @@ class PoolClient(ServerClient):
 
     def forget(self, node: str) -> None:
         """Say that a node does not come back."""
-        self._ask("POST", f"/nodes/{node}/forget")
+        self._ask("POST", f"/nodes/{_quoted(node)}/forget")
 
     def events(self, after: int = 0, *, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the pool's events above number `after`: those there are, or (`follow`) for ever."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.job_spec import JobSpec
 
-#: heartbeats that a coordinator hears in a second, as far as leases allow
+#: heartbeats that a process hears in a second, of all its jobs' nodes, as far as leases allow
 BEATS_PER_S = 1000
 
 
@@ -32,7 +32,7 @@ class CoordinatorConfig:
     period: of saves where their times are not given. save_timeout_s: how long a job that is to end may take to save
     what it has led to. warm_timeout_s: how long the warm-up of a standby may take.
     submission: the job's number in its pool, 0 outside of pools. grant_join_s: a node that was granted has so long to
-    come.
+    come. pool_nodes: of the pool whose server has this coordinator, as it has those of all other jobs.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
     """
@@ -51,6 +51,7 @@ class CoordinatorConfig:
     witnesses: int = 0
     submission: int = 0
     grant_join_s: float = 60.0
+    pool_nodes: int = 0
     secret: bytes = b""
     takeover: bool = False
 
@@ -71,4 +72,4 @@ class CoordinatorConfig:
 
         Many are to say so more seldom, `BEATS_PER_S` together, but each three times in a lease.
         """
-        return max(self.heartbeat_s, min(nodes / BEATS_PER_S, self.lease_s / 3))
+        return max(self.heartbeat_s, min(max(nodes, self.pool_nodes) / BEATS_PER_S, self.lease_s / 3))

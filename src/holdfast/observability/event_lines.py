@@ -17,10 +17,6 @@ _DECODER = msgspec.json.Decoder(AnyEvent)
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class NoEventError(HoldfastError):
-    """A line is no event; the message says what is wrong with it."""
-
-
 class _Head(msgspec.Struct, kw_only=True):
     """What every event has, whatever else it may be."""
 
@@ -30,6 +26,13 @@ class _Head(msgspec.Struct, kw_only=True):
     term: int = 0
     generation: int = 0
     seq: int = 0
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+
+
+class NoEventError(HoldfastError):
+    """A line is no event; the message says what is wrong with it."""
 
 
 def decode_event(line: bytes | str) -> ReadEvent:
@@ -46,7 +49,7 @@ def decode_event(line: bytes | str) -> ReadEvent:
 
 def _other(line: bytes | str, why: str) -> OtherEvent:
     try:
-        head = msgspec.json.decode(line, type=_Head)
+        head = _HEAD.decode(line)
         fields = msgspec.json.decode(line, type=dict[str, Any])
     except _MALFORMED as error:
         raise NoEventError(str(error)) from None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -22,8 +24,11 @@ class NoEtcdError(Exception):
 class LocalEtcd:
     """One member; started again it has the same ports and the same data."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start it; `folder`: for its data, a new one.
+    def __init__(self, folder: Path, options: Sequence[str] = (), trust: ssl.SSLContext | None = None) -> None:
+        """Start it.
+
+        Args:
+            folder: for its data, a new one. options: of etcd's own. trust: it is reached over TLS, so.
 
         Raises:
             NoEtcdError: there is none.
@@ -31,14 +36,17 @@ class LocalEtcd:
         program = shutil.which("etcd")
         if program is None:
             raise NoEtcdError
-        client, peer = (f"http://127.0.0.1:{port}" for port in _free_ports())
+        first, second = _free_ports()
+        client = f"{'http' if trust is None else 'https'}://127.0.0.1:{first}"
+        peer = f"http://127.0.0.1:{second}"
         self.address = client
         self.url = f"etcd:{client}"
         self._log = folder.with_suffix(".log")
         self._command = [program, "--data-dir", str(folder), "--listen-client-urls", client]
         self._command += ["--advertise-client-urls", client, "--listen-peer-urls", peer]
         self._command += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
-        self._command += ["--heartbeat-interval", "20", "--election-timeout", "200"]
+        self._command += ["--heartbeat-interval", "20", "--election-timeout", "200", *options]
+        self._verify: ssl.SSLContext | bool = True if trust is None else trust
         self.start()
 
     def start(self) -> None:
@@ -48,7 +56,7 @@ class LocalEtcd:
         until = time.monotonic() + 60.0
         while time.monotonic() < until and self._process.poll() is None:
             try:
-                if httpx.get(f"{self.address}/health", trust_env=False).is_success:
+                if httpx.get(f"{self.address}/health", trust_env=False, verify=self._verify).is_success:
                     return
             except httpx.TransportError:
                 pass

@@ -95,6 +95,11 @@ def test_who_is_awaited_is_named_with_where_it_stands() -> None:
     ]
 
 
+def test_of_a_job_without_a_step_nobody_is_told_when_the_newest_was() -> None:
+    standing = JobStanding(job="j", state="waiting", step=0, since=0.0, stands_s=3.0, usual_step_s=None, why="few")
+    assert [line for line in stands(standing) if "newest" in line] == []
+
+
 def test_it_is_shown_who_waits_for_whom_and_at_which_line() -> None:
     wait = SeenWait(what="all_to_all", size=3, bytes=64, began_s=0.5, took_s=None)
     hangs = SeenWorker(

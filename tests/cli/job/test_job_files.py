@@ -100,10 +100,14 @@ def test_a_script_needs_no_file() -> None:
         ("wieght = 2.0" + JOB, "wieght is not known; the nearest one is weight"),
         ("weight = 0" + JOB, "weight is 0: it must be a number above 0, 1000 at most"),
         ("weight = -1.5" + JOB, "weight is -1.5: it must be a number above 0, 1000 at most"),
+        (
+            JOB + "\n[pace]\nstep_s = [1.5, -1.0]\n",
+            "pace.step_s is [1.5, -1.0]: it must be a list of numbers from 0 to",
+        ),
         ("sizes = [2, 0]" + JOB, "sizes is [2, 0]: it must be a list of whole numbers from 1 to 1000000000"),
         (JOB.replace('"0.0005/token"', "0.1"), "experiments.emulate_compute is 0.1: it must be seconds for each token"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_mistake_in_the_file_is_one_line(text: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "job.toml"

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.cli.pool import draining
 from holdfast.cli.pool.draining import drain_of_pool
+from holdfast.control.client import SilentError
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import UnreachableError
 
@@ -65,7 +66,7 @@ class FakePool(PoolClient):
 
     @staticmethod
     def away() -> None:
-        raise UnreachableError("nobody answers")
+        raise SilentError("nobody answers")
 
 
 def nothing() -> None:

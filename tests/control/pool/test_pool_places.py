@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from pool_bench import PATIENCE_S, PoolProcess, a_job, hear, hello, say
 
+from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.messages.pool import NodeAlive
 
 
@@ -87,3 +89,68 @@ def test_whoever_has_nothing_to_do_with_it_does_not_wait_for_a_job_that_cannot_b
             hear(node)
             pool.check_serves()
             assert pool.ask("POST", "/jobs", a_job("well", preemptible=False)).status_code == 200
+
+
+def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_end(tmp_path: Path) -> None:
+    folder = tmp_path / "saved" / CheckpointName(step=1, term=1, generation=1).folder
+    folder.mkdir(parents=True)
+    size = 1 << 42  # (a hole)
+    with (folder / "state").open("wb") as file:
+        file.truncate(size)
+    listed = {"state": {"bytes": size, "sha256": "0" * 64}}
+    (folder / "manifest.json").write_text(json.dumps({"format": 2, "step": 1, "files": listed}))
+    with PoolProcess(tmp_path) as pool, pool.node() as first, pool.node() as second:
+        for name, node in (("n0", first), ("n1", second)):
+            say(node, hello(name))
+            hear(node)
+        saved = {"dir": str(tmp_path / "saved")}
+        assert pool.ask("POST", "/jobs", a_job("large", checkpoint=saved)).status_code == 200
+        assert pool.ask("POST", "/jobs", a_job("well")).status_code == 200
+        deadline = time.monotonic() + PATIENCE_S
+        while pool.ask("GET", "/jobs/well/job/status").status_code != 200:
+            assert time.monotonic() < deadline, pool.log
+            for node in (first, second):
+                say(node, NodeAlive())
+            time.sleep(0.05)
+        assert pool.ask("GET", "/jobs/large/job/status").status_code == 404
+        pool.process.send_signal(signal.SIGTERM)
+        assert pool.process.wait(PATIENCE_S) == 0
+
+
+def test_a_job_that_trains_is_not_failed_by_what_the_next_server_cannot_read(tmp_path: Path) -> None:
+    place = tmp_path / "classes.toml"
+    place.write_text("")
+
+    def until_answered(pool: PoolProcess, code: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while pool.ask("GET", "/jobs/one/job/status").status_code != code:
+            assert time.monotonic() < deadline, pool.log
+            time.sleep(0.05)
+
+    def until_said(pool: PoolProcess) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while "job one trains on without a coordinator, until one can begin" not in pool.log:
+            assert time.monotonic() < deadline, pool.log
+            time.sleep(0.05)
+
+    keys = {"token": "t", "name": "pool"}
+    with PoolProcess(tmp_path, **keys) as pool, pool.node() as node:
+        say(node, hello("n0"))
+        hear(node)
+        job = a_job("one", recovery={"failure_classes": str(place)})
+        assert pool.ask("POST", "/jobs", job).status_code == 200
+        until_answered(pool, 200)
+    place.write_text("no TOML")
+    with PoolProcess(tmp_path, **keys) as pool:
+        until_said(pool)
+        assert pool.ask("GET", "/jobs/one").json()["state"] == "admitted"
+        place.write_text("")
+        until_answered(pool, 200)
+    place.write_text("no TOML")
+    with PoolProcess(tmp_path, **keys) as pool:
+        until_said(pool)
+        assert pool.ask("POST", "/jobs/one/stop").status_code == 200
+        deadline = time.monotonic() + PATIENCE_S
+        while pool.ask("GET", "/jobs/one").json()["state"] != "failed":
+            assert time.monotonic() < deadline, "it can be ended all the same"
+            time.sleep(0.05)

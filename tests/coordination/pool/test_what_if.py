@@ -56,6 +56,7 @@ def test_what_would_follow_is_what_follows_and_asking_changes_nothing(policy: st
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (Add(8187), "8187 nodes cannot come: a pool has 8192 at the most, and this one 6"),
         (Lose("n9"), "there is no node 'n9': the nodes are n1, n2"),
         (Lose("n6"), "node n6 is not there to be lost"),
         (Add(0), "0 nodes cannot come"),

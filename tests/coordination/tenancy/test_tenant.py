@@ -14,7 +14,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobShares, JobStands, NodeUnfit
+from holdfast.protocol.pool.sharing import JobShares, JobStands, NodeUnfit, PoolWish
 from holdfast.protocol.record import Quarantined
 
 
@@ -252,6 +252,17 @@ def test_a_suspended_job_that_is_granted_a_node_before_it_hears_that_it_is_to_st
     job.grants(wish="suspend", n0=2)
     assert job.told[-1].held == frozenset()
     assert job.told[-1].standing == "suspended"
+
+
+@pytest.mark.parametrize("wish", ["stop", "stop_now"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_job_that_is_suspended_when_it_hears_that_it_is_to_end_has_ended(wish: PoolWish, again: bool) -> None:
+    job = suspended()
+    if again:
+        job.boot()
+    job.grants(wish=wish)
+    assert job.told[-1].standing == "stopped"
+    assert job.told[-1].heard == job.held.heard
 
 
 def test_a_job_that_has_ended_says_so_whatever_it_is_told_and_takes_nothing() -> None:

@@ -213,7 +213,7 @@ def stands(standing: JobStanding) -> Iterator[str]:
     if standing.why:
         yield f"why: {standing.why}"
     usual = "" if standing.usual_step_s is None else f"; a step usually takes {standing.usual_step_s:.3f} s"
-    if standing.state not in ("finished", "stopped", "failed"):
+    if standing.step and standing.state not in ("finished", "stopped", "failed"):
         yield f"the newest step was committed {standing.stands_s:.1f} s ago{usual}"
     for awaited in standing.awaited:
         since = "" if awaited.since_s is None else f", for {awaited.since_s:.1f} s"

@@ -11,6 +11,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.job.progress import describe
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import EXIT_ENDED, JobFailedError
@@ -18,7 +19,6 @@ from holdfast.protocol.events import CheckpointSaved, CoordinatorRestarted, JobF
 from holdfast.protocol.pool.record import OVER
 
 _WHY = "holdfast stop"
-_LOOK_AGAIN_S = 0.2
 
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once: do not wait until it is done.")]
 
@@ -62,10 +62,10 @@ def _stop_pooled(pool: PoolClient, name: str, *, now: bool, no_wait: bool, as_js
     """Have a pool end a job, queued or not."""
     with pool as client:
         client.stop(name, now=now)
-        job = client.job(name)
+        job = patiently(lambda: client.job(name))
         while job["state"] not in OVER and not no_wait:
-            time.sleep(_LOOK_AGAIN_S)
-            job = client.job(name)
+            time.sleep(LOOK_AGAIN_S)
+            job = patiently(lambda: client.job(name))
     if as_json:
         print_json({"asked": True, "state": job["state"], "why": job["why"]})
     elif job["state"] in OVER:

@@ -14,6 +14,7 @@ import typer
 from holdfast.cli.connection import Server
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say, warn
+from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
 from holdfast.cli.spec_options import given_job, job_spec
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
@@ -22,7 +23,6 @@ from holdfast.errors import EXIT_FAILED, BadInputError, HoldfastError
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, PaceSpec
 from holdfast.protocol.pool.record import OVER
 
-_LOOK_AGAIN_S = 0.2
 #: the least of all that want nodes: nobody is made smaller for it, whose policy shares by weight or priority
 _WEIGHT, _PRIORITY = 1e-3, -1000
 
@@ -112,7 +112,7 @@ def _measured(
     except HoldfastError as error:
         return found, str(error)
     finally:
-        job = client.job(spec.name)
+        job = patiently(lambda: client.job(spec.name))
         if job["submission"] == number and job["state"] not in OVER:
             client.stop(spec.name)
 
@@ -122,7 +122,7 @@ def _await_size(client: PoolClient, name: str, number: int, size: int, patience:
     until = time.monotonic() + patience
     job: Mapping[str, Any] = {}
     while time.monotonic() < until:
-        job = client.job(name)
+        job = patiently(lambda: client.job(name))
         if job["submission"] != number:
             return f"{name} is another job by now"
         if job["pace"] is not None:
@@ -131,7 +131,7 @@ def _await_size(client: PoolClient, name: str, number: int, size: int, patience:
                 return ""
         if job["state"] in OVER:
             return f"{name} is over: {job['state']}{': ' if job['why'] else ''}{job['why']}"
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(LOOK_AGAIN_S)
     waits = job.get("why") or f"it has {len(job.get('nodes', ()))} nodes"
     return f"no steps with {size} nodes were measured within {patience:g} s: {waits}"
 

@@ -9,12 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.cli.output import on_one_line, print_json, say
+from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import RefusedError, UnreachableError
-
-_LOOK_AGAIN_S = 0.2
-#: for so long a server that is started again is waited for
-_PATIENCE_S = 30.0
 
 
 def drain_of_pool(
@@ -81,11 +78,11 @@ def _roll_nodes(pool: PoolClient, job: str, *, as_json: bool) -> None:
 
 def _roll(client: PoolClient, name: str, told: Callable[[str], None]) -> None:
     """Have one node left, and return once it is back: under its name, or another's in its place."""
-    before = {node["node"]: node["session"] for node in _status(client)["nodes"]}
+    before = {node["node"]: node["session"] for node in patiently(client.status)["nodes"]}
     try:
         client.drain([name])
     except UnreachableError:
-        if name in (node["node"] for node in _status(client)["nodes"]):
+        if name in (node["node"] for node in patiently(client.status)["nodes"]):
             raise
         told(f"{name} has left the pool by itself")
         return
@@ -95,7 +92,7 @@ def _roll(client: PoolClient, name: str, told: Callable[[str], None]) -> None:
         return  # (somebody wants it back already)
     told(f"{name} is nobody's: the next one follows once its agent is started again, or at `holdfast undrain {name}`")
     while True:
-        found = {node["node"]: node for node in _status(client)["nodes"]}
+        found = {node["node"]: node for node in patiently(client.status)["nodes"]}
         mine = found.get(name)
         if mine is None and not found.keys() <= before.keys():
             return  # (an agent without --node-name is another node each time)
@@ -104,7 +101,7 @@ def _roll(client: PoolClient, name: str, told: Callable[[str], None]) -> None:
                 return
             if mine["session"] != before.get(name):
                 client.undrain([name])
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(LOOK_AGAIN_S)
 
 
 def _await_nobodys(client: PoolClient, names: Sequence[str], told: Callable[[str], None]) -> None:
@@ -116,7 +113,7 @@ def _await_nobodys(client: PoolClient, names: Sequence[str], told: Callable[[str
     """
     said: set[str] = set()
     while True:
-        found = {node["node"]: node for node in _status(client)["nodes"] if node["node"] in names}
+        found = {node["node"]: node for node in patiently(client.status)["nodes"] if node["node"] in names}
         if again := [name for name, node in found.items() if not node["drained"]]:
             raise RefusedError(f"node {again[0]} is drained no more: somebody has asked for that")
         for line in _waits(found):
@@ -125,23 +122,7 @@ def _await_nobodys(client: PoolClient, names: Sequence[str], told: Callable[[str
             said.add(line)
         if not any(node["job"] for node in found.values()):
             return
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def _status(client: PoolClient) -> dict[str, Any]:
-    """Return how the pool stands; a server that dies meanwhile is awaited.
-
-    Raises:
-        UnreachableError: nobody has answered for half a minute.
-    """
-    until = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return client.status()
-        except UnreachableError:
-            if time.monotonic() > until:
-                raise
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(LOOK_AGAIN_S)
 
 
 def _waits(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

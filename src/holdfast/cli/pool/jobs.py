@@ -13,16 +13,17 @@ from holdfast.cli.connection import Server
 from holdfast.cli.job.end import NoWait
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say
+from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
 from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import live_jobs, registry_directory
-from holdfast.documents import Given
+from holdfast.documents import Given, build
 from holdfast.errors import EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError, JobFailedError
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.record import OVER
 
-_LOOK_AGAIN_S = 0.2
 #: how a job is over -> the exit code of who has followed it
 _ENDS = {"finished": EXIT_DONE, "stopped": EXIT_ENDED}
 Set = Annotated[
@@ -63,7 +64,7 @@ def submit(
     job = described.settled(os.getcwd())
     with server.pool() as client:
         number = client.submit(job)
-        told = client.job(job.name)
+        told = patiently(lambda: client.job(job.name))
         if as_json:
             print_json({"job": job.name, "submission": number, "state": told["state"], "why": told["why"]})
         else:
@@ -76,7 +77,7 @@ def _followed(client: PoolClient, name: str, number: int, *, as_json: bool) -> i
     """Stay until a job is over; say whenever it stands otherwise."""
     before = ""
     while True:
-        job = client.job(name)
+        job = patiently(lambda: client.job(name))
         if job["submission"] != number:
             raise JobFailedError(f"job {name} is another one by now: how this one ended, the pool's events say")
         line = _line(job)
@@ -85,7 +86,7 @@ def _followed(client: PoolClient, name: str, number: int, *, as_json: bool) -> i
         before = line
         if job["state"] in OVER:
             return _ENDS.get(job["state"], EXIT_FAILED)
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(LOOK_AGAIN_S)
 
 
 def jobs(as_json: AsJson = False, *, server: Server) -> None:
@@ -110,7 +111,8 @@ def _line(job: Mapping[str, Any]) -> str:
     """Return how a job stands, in words."""
     state, nodes, why = job["state"], job["nodes"], job["why"]
     if state == "admitted":
-        many = f"{len(nodes)} of {job['share']} nodes" if len(nodes) != job["share"] else f"{len(nodes)} nodes"
+        of = f" of {job['share']}" if len(nodes) != job["share"] else ""
+        many = f"{len(nodes)}{of} {'node' if job['share'] == 1 else 'nodes'}"
         waiting = job["standbys"]
         beside = f"{len(waiting)} standby" if len(waiting) == 1 else f"{len(waiting)} standbys"
         waits = f"; {beside}: {', '.join(waiting)}" if waiting else ""
@@ -155,6 +157,7 @@ def update(
     changes = {key: value for key, value in given.items() if value is not None}
     if not changes:
         raise BadInputError("nothing is to be changed: give --weight, --priority, --min-nodes or --max-nodes")
+    build(JobSpec, {key: Given(value, f"--{key.replace('_', '-')}") for key, value in changes.items()})
     with server.pool() as client:
         client.update(name, changes)
         _told(client, name, "", no_wait=True, as_json=as_json)
@@ -168,10 +171,10 @@ def _named(server: Server) -> str:
 
 def _told(client: PoolClient, name: str, passing: str, *, no_wait: bool, as_json: bool) -> None:
     """Say how a job stands, once it is no longer in a state that passes."""
-    job = client.job(name)
+    job = patiently(lambda: client.job(name))
     while job["state"] == passing and not no_wait:
-        time.sleep(_LOOK_AGAIN_S)
-        job = client.job(name)
+        time.sleep(LOOK_AGAIN_S)
+        job = patiently(lambda: client.job(name))
     if as_json:
         print_json(job)
     else:

@@ -13,10 +13,9 @@ from rich.table import Table
 from holdfast.cli.connection import Server
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import RefusedError
-
-_LOOK_AGAIN_S = 0.2
 
 
 def register(app: typer.Typer) -> None:
@@ -56,8 +55,8 @@ def move_together(pool: PoolClient, *, dry_run: bool, no_wait: bool, as_json: bo
     """Move a pool's jobs into fewer racks and zones, where that is worth what the moves cost."""
     with pool as client:
         found = client.compact(dry_run=dry_run)
-        while not (dry_run or no_wait) and client.status()["moves_to_come"]:
-            time.sleep(_LOOK_AGAIN_S)
+        while not (dry_run or no_wait) and patiently(client.status)["moves_to_come"]:
+            time.sleep(LOOK_AGAIN_S)
     if as_json:
         print_json(found)
         return

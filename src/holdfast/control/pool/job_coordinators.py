@@ -6,10 +6,10 @@ import asyncio
 import hashlib
 import logging
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 from starlette.types import ASGIApp
 
@@ -19,11 +19,14 @@ from holdfast.control.coordinator.server import open_journal
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.failure_classes import read_rules
+from holdfast.control.pool.beside import in_a_thread
 from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.store.interface import Store
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.inputs import PoolSaid
 from holdfast.errors import BadInputError, SupersededError
+from holdfast.protocol.checkpoints.names import StoredFile
+from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobShares, JobStands
 
@@ -31,12 +34,19 @@ from holdfast.protocol.pool.sharing import JobShares, JobStands
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 5.0
 
+#: What is decoded of several jobs at once. msgspec learns a type's fields where it meets it first, as here: a second
+#: thread that came meanwhile would crash the process.
+_LEARNT = tuple(msgspec.json.Decoder(kind) for kind in (StoredFile, FailureRule))
+
 _log = logging.getLogger("holdfast.pool")
 
 
 @dataclass(slots=True)
 class _Hosted:
-    """A job that is to have a coordinator. `host`: while there is one; `shares`: what it was told last."""
+    """A job that is to have a coordinator.
+
+    host: while there is one. shares: what it was told last. trains: an earlier one has begun the job, and it goes on.
+    """
 
     job: PooledJob
     token: str
@@ -45,7 +55,13 @@ class _Hosted:
     app: ASGIApp | None = None
     shares: JobShares | None = None
     wanted: bool = True
+    trains: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether somebody has asked for that."""
+        return self.shares is not None and self.shares.wish in ("stop", "stop_now")
 
 
 class JobCoordinators:
@@ -54,6 +70,7 @@ class JobCoordinators:
     Args:
         store: the pool's own, where each job has a record of its own. url: the pool's. on_linked: called with the job
             whose coordinator can be told something; on_stand: with the job, and what its coordinator says to the pool.
+        nodes: returns how many the pool has.
     """
 
     def __init__(
@@ -65,6 +82,7 @@ class JobCoordinators:
         *,
         on_linked: Callable[[str], None],
         on_stand: Callable[[str, JobStands], None],
+        nodes: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._store = store
@@ -72,9 +90,8 @@ class JobCoordinators:
         self._url = url
         self._on_linked = on_linked
         self._on_stand = on_stand
+        self._nodes = nodes
         self._hosted: dict[str, _Hosted] = {}
-        #: one job is read at a time (what is decoded for the first time may not be so in two threads at once)
-        self._opening = threading.Lock()
         #: the SHA-256 of what their nodes show -> their names (looked up so, no time tells how much of it was right)
         self._by_token: dict[bytes, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -150,13 +167,16 @@ class JobCoordinators:
         while hosted.wanted:
             began = self._now()
             error = await self._broke(hosted)
-            if isinstance(error, BadInputError):
+            if isinstance(error, BadInputError) and (not hosted.trains or hosted.is_to_end):
                 self._fail(hosted, str(error))
                 return
             if isinstance(error, SupersededError):
                 _log.error("job %s: another pool leads it: %s", hosted.job.name, error)
                 return
-            if error is not None:
+            if isinstance(error, BadInputError):
+                # (what could be used when it was begun: a disk that is away may be back soon, and it trains on)
+                _log.error("job %s trains on without a coordinator, until one can begin: %s", hosted.job.name, error)
+            elif error is not None:
                 _log.error("job %s: its coordinator failed, and is begun again", hosted.job.name, exc_info=error)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S) if self._now() - began < _LAST_PAUSE_S else _FIRST_PAUSE_S
             if hosted.wanted:
@@ -180,7 +200,8 @@ class JobCoordinators:
 
     async def _run(self, hosted: _Hosted) -> None:
         """Be a job's coordinator until it is not wanted, and the job's nodes have heard its last word."""
-        job, made = hosted.job, await asyncio.to_thread(self._opened, hosted.job, hosted.token)
+        job, nodes = hosted.job, self._nodes()
+        made = await in_a_thread(lambda: self._opened(hosted, nodes))
         host = made()
         ticking: asyncio.Task[None] | None = None
         try:
@@ -204,13 +225,15 @@ class JobCoordinators:
                 ticking.cancel()
             await host.close()
 
-    def _opened(self, job: PooledJob, token: str) -> Callable[[], JobHost]:
-        """Read what there is of a job; return what puts its coordinator together. Called in a thread."""
-        with self._opening:
-            return self._read(job, token)
+    def _opened(self, hosted: _Hosted, nodes: int) -> Callable[[], JobHost]:
+        """Read what there is of a job; return what puts its coordinator together.
 
-    def _read(self, job: PooledJob, token: str) -> Callable[[], JobHost]:
-        spec = job.spec
+        Called in a thread: its checkpoints are read to the last byte, and may lie where nobody answers.
+        """
+        job, token, spec = hosted.job, hosted.token, hosted.job.spec
+        keeper = RecordKeeper(self._store, f"{job.name}/{job.submission}")
+        held = keeper.record.held if keeper.record is not None else None
+        hosted.trains = held is not None and held.standing == "going"
         if not spec.output.events:
             events = self._settings.journal_of(job.name, job.submission)
             spec = replace(spec, output=replace(spec.output, events=events))
@@ -219,14 +242,13 @@ class JobCoordinators:
             spec = replace(spec, output=replace(spec.output, log_dir=logs))
         classes = spec.recovery.failure_classes
         if os.path.exists(classes) and not os.path.isfile(classes):
-            # (a pipe that nobody writes to would be waited for by all jobs that are to begin)
+            # (a pipe that nobody writes to would be waited for)
             raise BadInputError(f"recovery.failure_classes is {classes!r}: that is no file; give one, or none")
-        keeper = RecordKeeper(self._store, f"{job.name}/{job.submission}")
-        held = keeper.record.held if keeper.record is not None else None
         config = CoordinatorConfig(
             spec=spec,
             rules=read_rules(spec.recovery.failure_classes),
             submission=job.submission,
+            pool_nodes=nodes,
             takeover=held is not None and held.standing != "suspended",
         )
         checkpoints = intact_checkpoints(spec.checkpoint.dir, _log.warning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,20 @@ from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess, describe_exit, die_with_parent, end_all
-from holdfast.control.registry import JobEntry
+from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.listening import bind
-from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_DONE, EXIT_OUR_FAULT, HoldfastError, RefusedError
+from holdfast.errors import (
+    EXIT_AFTER_SIGNAL,
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_OUR_FAULT,
+    EXIT_REFUSED,
+    BadInputError,
+    HoldfastError,
+    RefusedError,
+    SupersededError,
+)
 
 #: how long nodes may take to end in good order
 _END_S = 15.0
@@ -37,6 +49,11 @@ _SAVE_S = 60.0
 _LOOK_S = 0.1
 #: what ends sooner after its start than this is not started again at once
 _BRIEF_S = 5.0
+#: what a server ends with that another one has followed: it is not started again, which would only take the pool back
+_FOLLOWED = EXIT_REFUSED
+#: who ends so at once is not started again; but a server that has served finds its store well again some time (there is
+#: room on its disk, etcd is back), and the jobs train on until then
+_HOPELESS = (EXIT_BAD_INPUT, EXIT_OUR_FAULT)
 
 _log = logging.getLogger("holdfast.pool")
 
@@ -63,14 +80,42 @@ def run_local_pool(
         nodes: how many, called node-0 on. environment: of the workers.
 
     Raises:
-        BadInputError: the settings or the port cannot be used.
+        BadInputError: the settings or the port cannot be used, or another local pool has the store.
     """
     settings.check()
 
     async def run() -> int:
         return await _LocalPool(settings, nodes, environment, say).run()
 
-    return asyncio.run(run())
+    with _held(settings.store):
+        return asyncio.run(run())
+
+
+@contextlib.contextmanager
+def _held(store: str) -> Generator[None]:
+    """Have a store's file for this pool alone: another one on it would take its jobs away, and never give them nodes.
+
+    Raises:
+        BadInputError: another has it.
+    """
+    kind, _, path = store.partition(":")
+    if kind != "sqlite":
+        yield
+        return
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise BadInputError(f"the store {path} cannot be opened: {error.strerror} ({path}.lock)") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise BadInputError(
+            f"the store {path} is another pool's, which runs on this machine: hand jobs to that one, end it first "
+            "(Ctrl-C), or give another --store"
+        ) from None
+    finally:
+        os.close(lock)
 
 
 class _LocalPool:
@@ -93,7 +138,10 @@ class _LocalPool:
         self._say = say
         self._children: dict[str, ChildProcess] = {}
         #: jobs that were queued when the pool was told to end
-        self._queued: list[str] = []
+        self._queued: dict[str, None] = {}
+        #: it is to end, and its server is needed for that
+        self._saving = False
+        self._served = False
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._again = asyncio.Event()
 
@@ -103,14 +151,17 @@ class _LocalPool:
         for name, code in EXIT_AFTER_SIGNAL.items():
             loop.add_signal_handler(signal.Signals[name], partial(self._told, code))
         names = ["server", *(f"node-{index}" for index in range(self._nodes))]
-        keeping = [asyncio.create_task(self._keep(name)) for name in names]
+        mine = self._settings.registry
+        # (its commands find it while its server is being started again, too)
+        listed = register(mine, self._entry()) if mine is not None else None
+        server, *nodes = [asyncio.create_task(self._keep(name)) for name in names]
         try:
             return await self._over
         finally:
-            for task in keeping:
-                task.cancel()
-            await asyncio.gather(*keeping, return_exceptions=True)
-            await self._end()
+            if listed is not None:
+                unregister(listed)
+            await _cancelled(*nodes)
+            await self._end(server)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _told(self, code: int) -> None:
@@ -121,13 +172,17 @@ class _LocalPool:
                 "holdfast: jobs that keep checkpoints are saved, the others end; then the pool does. Another signal "
                 "ends all at once"
             )
+            self._saving = True
             self._over.set_result(code)
 
-    async def _end(self) -> None:
-        """Have the jobs saved, end the nodes, then the server, which hears of it."""
+    async def _end(self, keeping: asyncio.Task[None]) -> None:
+        """Have the jobs saved, end the nodes, then the server, which hears of it; `keeping`: that one."""
         again = asyncio.ensure_future(self._again.wait())
-        saving = asyncio.ensure_future(asyncio.to_thread(self._end_jobs))
-        await asyncio.wait((saving, again), return_when=asyncio.FIRST_COMPLETED)
+        if self._saving:
+            saving = asyncio.ensure_future(asyncio.to_thread(self._end_jobs))
+            await asyncio.wait((saving, again), return_when=asyncio.FIRST_COMPLETED)
+            self._saving = False
+        await _cancelled(keeping)
         server = self._children.pop("server", None)
         ending = asyncio.ensure_future(end_all(self._children.values(), grace_s=_END_S))
         await asyncio.wait((ending, again), return_when=asyncio.FIRST_COMPLETED)
@@ -143,22 +198,31 @@ class _LocalPool:
     def _end_jobs(self) -> None:
         """Suspend the jobs that keep checkpoints, and stop the others that run, as far as the server still does that.
 
-        Those that are queued are not to begin on what these leave. In a thread of its own.
+        Those that are queued are not to begin on what these leave. A server that is being started again, or has its
+        store away, is asked again. In a thread of its own.
         """
-        until = time.monotonic() + _SAVE_S
-        with contextlib.suppress(HoldfastError), PoolClient(self._entry()) as client:
-            jobs = client.status()["jobs"]
-            self._queued = [job["job"] for job in jobs if job["state"] == "queued"]
-            for name in self._queued:
-                with contextlib.suppress(RefusedError):  # (it has just begun)
-                    client.suspend(name)
-            for job in jobs:
-                if job["state"] == "admitted":
-                    self._end_job(client, job["job"], saves=job["saves"])
+        until, said = time.monotonic() + _SAVE_S, ""
+        with PoolClient(self._entry()) as client:
             while time.monotonic() < until and not self._again.is_set():
-                if not any(job["state"] in ("suspending", "stopping") for job in client.status()["jobs"]):
-                    return
+                try:
+                    if self._all_end(client):
+                        return
+                except HoldfastError as error:
+                    if not said:
+                        self._say(f"holdfast: jobs cannot be saved yet: {error}")
+                    said = said or str(error)
                 time.sleep(_LOOK_S)
+
+    def _all_end(self, client: PoolClient) -> bool:
+        """Ask for the end of what has not been asked yet; return whether there is nothing left to wait for."""
+        jobs = client.status()["jobs"]
+        for job in jobs:
+            if job["state"] == "queued":
+                client.suspend(job["job"])
+                self._queued[job["job"]] = None
+            elif job["state"] == "admitted":
+                self._end_job(client, job["job"], saves=job["saves"])
+        return not any(job["state"] in ("queued", "admitted", "suspending", "stopping") for job in jobs)
 
     def _queue_again(self) -> None:
         """Once there is no node any more, those that were queued are so again: for the next pool of this store."""
@@ -178,7 +242,7 @@ class _LocalPool:
     def _entry(self) -> JobEntry:
         mine = self._settings
         assert mine.token is not None
-        return JobEntry(url=self._url, token=mine.token, job="", pid=0, tls_ca=self._tls_ca, pool=mine.name)
+        return JobEntry(url=self._url, token=mine.token, job="", pid=os.getpid(), tls_ca=self._tls_ca, pool=mine.name)
 
     @property
     def _url(self) -> str:
@@ -191,23 +255,37 @@ class _LocalPool:
     async def _keep(self, name: str) -> None:
         """Start a process, and again whenever it dies."""
         loop = asyncio.get_running_loop()
-        while not self._over.done():
+        while self._is_wanted(name):
             began = loop.time()
             child = self._children[name] = self._start(name)
             code = await child.wait()
-            if self._over.done():
+            if not self._is_wanted(name):
                 return
-            if code in (EXIT_BAD_INPUT, EXIT_OUR_FAULT):
+            if self._over.done():
+                if code == _FOLLOWED:
+                    return
+                await asyncio.sleep(_LOOK_S)  # (it is to end, but not before its jobs are saved)
+                continue
+            brief = loop.time() - began < _BRIEF_S
+            self._served = self._served or (name == "server" and not (brief and code in _HOPELESS))
+            if code in _HOPELESS and not (name == "server" and self._served):
                 self._over.set_result(code)
                 return
+            if name == "server" and code == _FOLLOWED:
+                self._say("holdfast: another server leads this pool by now: this one ends, with its nodes")
+                self._over.set_result(EXIT_FAILED)
+                return
             _log.warning("%s has ended: %s; it is started again", name, describe_exit(code))
-            if loop.time() - began < _BRIEF_S:
+            if brief:
                 await asyncio.sleep(1.0)
+
+    def _is_wanted(self, name: str) -> bool:
+        return not self._over.done() or (name == "server" and self._saving)
 
     def _start(self, name: str) -> ChildProcess:
         order: ServerOrder | NodeOrder
         if name == "server":
-            order = ServerOrder(settings=self._settings, parent=os.getpid())
+            order = ServerOrder(settings=replace(self._settings, registry=None), parent=os.getpid())
         else:
             folder = os.path.join(self._folder, name)
             shutil.rmtree(folder, ignore_errors=True)
@@ -237,6 +315,12 @@ class _LocalPool:
             shows=False,
             parent=os.getpid(),
         )
+
+
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _carry_out(order: ServerOrder | NodeOrder) -> int:
@@ -275,7 +359,7 @@ def main() -> int:
         return _carry_out(order)
     except HoldfastError as error:
         _say(f"holdfast: {error}")
-        return error.exit_code
+        return _FOLLOWED if isinstance(error, SupersededError) else error.exit_code
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -38,6 +38,9 @@ from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.launch import PooledLaunch
 from holdfast.protocol.pool.record import PooledJob
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: a write of the store that takes longer is not waited for: it is away
 WRITE_S = 3.0
@@ -103,6 +106,8 @@ class PoolApi:
         self._metrics = metrics
         self._body_s = body_s
         self._feeding: set[asyncio.Future[bool]] = set()
+        #: what is reckoned beside the server takes memory, and a core: one at a time
+        self._reckoning = asyncio.Lock()
 
     def routes(self) -> list[Route]:
         """Return all HTTP routes."""
@@ -195,7 +200,7 @@ class PoolApi:
         """Move jobs together, where that is worth its cost; the answer is what moves."""
         body, state = await body_of(request, CompactRequest, self._body_s), self._shell.machine.state
         at = await self._shell.between_turns(lambda: occupied(state))
-        found = await asyncio.to_thread(compact, at, body.worth_s)
+        found = await self._reckoned(compact, at, body.worth_s)
         if not body.dry_run and (answer := await self._fed(MoveJobs(found.moves))):
             return answer
         return json_answer(found)
@@ -205,15 +210,15 @@ class PoolApi:
         change, machine = (await body_of(request, WhatIfRequest, self._body_s)).change, self._shell.machine
         now, then = await self._shell.between_turns(lambda: machine.changed(change))
         policy = machine.config.policy
-        found = await asyncio.to_thread(what_if, policy, now, then)
+        found = await self._reckoned(what_if, policy, now, then)
         return json_answer({**asdict(found), "policy": policy.name})
 
     async def drain(self, request: Request) -> Response:
         """Nodes are looked after; or what would come of that."""
         body, state = await body_of(request, DrainRequest, self._body_s), self._shell.machine.state
         if body.dry_run:
-            found = await self._shell.between_turns(lambda: foresee_drain(state, body.nodes))
-            return json_answer({"forecast": found})
+            now = await self._shell.between_turns(state.copy)
+            return json_answer({"forecast": await self._reckoned(foresee_drain, now, body.nodes)})
         return await self._done(DrainNodes(body.nodes))
 
     async def undrain(self, request: Request) -> Response:
@@ -223,6 +228,11 @@ class PoolApi:
     async def forget(self, request: Request) -> Response:
         """A node does not come back."""
         return await self._done(ForgetNode(request.path_params["name"]))
+
+    async def _reckoned(self, reckon: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Reckon something in a thread, after what others have asked for: nodes and jobs are heard meanwhile."""
+        async with self._reckoning:
+            return await asyncio.to_thread(reckon, *args, **kwargs)
 
     async def _done(self, asked: PoolRequest) -> Response:
         return await self._fed(asked) or json_answer({"ok": True})

@@ -40,7 +40,7 @@ from holdfast.coordination.inputs import Tick
 from holdfast.coordination.pool.inputs import JobLinked, JobSaid
 from holdfast.coordination.pool.pool import Pool
 from holdfast.counted_log import CountedLog
-from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, HoldfastError, SupersededError
+from holdfast.errors import EXIT_DONE, BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import PoolJournal
 from holdfast.protocol.messages.pool import FromNode, PoolHello
@@ -58,7 +58,7 @@ def run_pool(settings: PoolSettings) -> int:
 
     Raises:
         BadInputError: the settings, the port, the store or a journal cannot be used; nothing was touched.
-        HoldfastError: it cannot go on: superseded, or its disk fails.
+        SupersededError: another server leads this pool. HoldfastError: it cannot go on, as when its disk fails.
     """
     raise_file_limit()
     return asyncio.run(serve_pool(settings))
@@ -73,7 +73,7 @@ async def serve_pool(
         on_ready: called once nodes and commands can connect, with what they need for it.
 
     Raises:
-        BadInputError, HoldfastError: as `run_pool`.
+        BadInputError, SupersededError, HoldfastError: as `run_pool`.
     """
     settings.check()
     settings = replace(settings, token=settings.token or secrets.token_urlsafe(32))
@@ -134,7 +134,15 @@ class _PoolServer:
         now = steady_time(clock)
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[object]] = set()
-        self._jobs = JobCoordinators(settings, store, now, self._url, on_linked=self._linked, on_stand=self._stands)
+        self._jobs = JobCoordinators(
+            settings,
+            store,
+            now,
+            self._url,
+            on_linked=self._linked,
+            on_stand=self._stands,
+            nodes=lambda: len(self._shell.machine.state.nodes),
+        )
         pool = Pool(settings.config, keeper.record, journal.last_seq)
         self._foreseer = foreseer(lambda found: self._soon(self._shell.feed(found)))
         self._shell = PoolShell(
@@ -182,10 +190,6 @@ class _PoolServer:
 
     def _outcome(self, *tasks: asyncio.Task[None]) -> int:
         if self._over.done():
-            error = self._over.exception()
-            if isinstance(error, SupersededError):
-                _log.error("this server stops: %s", error)
-                return EXIT_FAILED
             return self._over.result()
         for task in tasks:
             if not task.cancelled():

@@ -7,21 +7,18 @@ first one has come through, the second finds its own stamp, and knows.
 from __future__ import annotations
 
 import os
-import ssl
 import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from holdfast.control.store.etcd_gateway import ANSWER_S, EtcdGateway
+from holdfast.control.store.etcd_gateway import ANSWER_S, EtcdGateway, EtcdRefusalError
+from holdfast.control.store.etcd_place import EtcdPlace, place_at
 from holdfast.control.store.interface import Entry, Listing, Store, StoreError, Watch
 from holdfast.errors import BadInputError
 
-#: keys begin with this where the URL names nothing else
-PREFIX = "holdfast"
 #: etcd takes requests of 1.5 MiB unless told otherwise (`--max-request-bytes`); the key and the request's frame are
 #: in that
 MAX_KEPT_BYTES = 1_500_000
@@ -34,15 +31,6 @@ _PLAIN, _COMPRESSED = b"\x01", b"\x02"
 _STAMP_BYTES = 16
 #: An empty etcd is at revision 1, ours begin with 1 at the first write.
 _FIRST = 1
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdPlace:
-    """Where an etcd is, and under what prefix our keys lie there; `ca`: the file of its certificate's authority."""
-
-    endpoints: tuple[str, ...]
-    prefix: str = PREFIX
-    ca: str = ""
 
 
 class _Header(msgspec.Struct):
@@ -80,32 +68,6 @@ class _Unsure:
     stamp: bytes
 
 
-def place_at(url: str) -> EtcdPlace:
-    """Read `etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?ca=FILE]`.
-
-    Raises:
-        BadInputError: it is not of that form; with what is wrong.
-    """
-    kind, _, rest = url.partition(":")
-    try:
-        parts = [urlsplit(part) for part in rest.split(",")]
-        ports = [part.port for part in parts]
-    except ValueError as error:
-        raise BadInputError(f"the store is {url!r}: {error}") from None
-    wrong = f"the store is {url!r}: it must be `etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?ca=FILE]`"
-    last, query = parts[-1], parse_qs(parts[-1].query, keep_blank_values=True)
-    if kind != "etcd" or any(part.scheme not in ("http", "https") or not part.hostname for part in parts):
-        raise BadInputError(wrong)
-    if any(part.username is not None for part in parts):
-        raise BadInputError("a store of etcd is opened without a user's name: holdfast knows no passwords of etcd's")
-    if None in ports or any(part.fragment for part in parts) or set(query) - {"ca"}:
-        raise BadInputError(wrong)
-    if any(part.path or part.query for part in parts[:-1]):
-        raise BadInputError(f"{wrong}; the prefix comes after the last of them")
-    endpoints = tuple(f"{part.scheme}://{part.netloc}" for part in parts)
-    return EtcdPlace(endpoints, last.path.strip("/") or PREFIX, query.get("ca", [""])[0])
-
-
 class EtcdStore(Store):
     """A store under a prefix of an etcd.
 
@@ -113,9 +75,9 @@ class EtcdStore(Store):
         answer_s: how long a member may take to answer, in seconds, before the next one is asked.
 
     Raises:
-        BadInputError: the certificates cannot be read.
+        BadInputError: the certificates cannot be read, or etcd refuses us.
         StoreAwayError: no member answers now.
-        StoreError: etcd refuses us, or what answers is no etcd.
+        StoreError: what answers is no etcd.
     """
 
     def __init__(self, url: str, *, answer_s: float = ANSWER_S) -> None:
@@ -124,11 +86,13 @@ class EtcdStore(Store):
         self._answer_s = answer_s
         self._closed = False
         self._unsure: dict[str, _Unsure] = {}
-        self._gateway = self._connected()
+        self._gateway = EtcdGateway(self._place, answer_s)
         try:
-            self._range(b"", 0)
-        except BaseException:
+            self._gateway.call("kv/range", {"key": self._inside(""), "count_only": True}, _Range)
+        except BaseException as error:
             self._gateway.close()
+            if isinstance(error, EtcdRefusalError):
+                raise BadInputError(f"the store {url} cannot be used: {error}") from None
             raise
 
     def get(self, key: str) -> Entry | None:
@@ -180,7 +144,6 @@ class EtcdStore(Store):
         return self._range(self._inside(prefix), after)
 
     def _range(self, inside: bytes, after: int) -> Listing:
-        inside = inside or self._inside("")
         request: dict[str, object] = {"key": inside, "range_end": inside[:-1] + bytes([inside[-1] + 1])}
         if after:
             request["min_mod_revision"] = str(after + 1 + _FIRST)
@@ -204,13 +167,6 @@ class EtcdStore(Store):
 
     def _inside(self, key: str) -> bytes:
         return f"{self._place.prefix}/{key}".encode()
-
-    def _connected(self) -> EtcdGateway:
-        try:
-            verify = ssl.create_default_context(cafile=self._place.ca or None)
-        except (OSError, ssl.SSLError) as error:
-            raise BadInputError(f"the certificate {self._place.ca} cannot be used: {error}") from None
-        return EtcdGateway(self._place.endpoints, verify, self._answer_s)
 
     def _check(self) -> None:
         if self._closed:

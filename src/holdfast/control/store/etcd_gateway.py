@@ -6,13 +6,12 @@ endpoint only.
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Sequence
 from typing import TypeVar
 
 import httpx
 import msgspec
 
+from holdfast.control.store.etcd_place import EtcdPlace
 from holdfast.control.store.interface import StoreAwayError, StoreError
 
 T = TypeVar("T")
@@ -22,15 +21,28 @@ CONNECT_S = 2.0
 ANSWER_S = 8.0
 
 #: gRPC's codes for what no later try changes: INVALID_ARGUMENT, PERMISSION_DENIED, UNIMPLEMENTED, UNAUTHENTICATED
-_REFUSALS = (3, 7, 12, 16)
+_DENIED, _UNAUTHENTICATED = 7, 16
+_REFUSALS = (3, _DENIED, 12, _UNAUTHENTICATED)
+#: what etcd says (as INVALID_ARGUMENT) to a token of before its users or roles were changed
+_OLD_TOKEN = "revision of auth store is old"
 
 #: what httpx raises when the server has closed a kept connection meanwhile, as one that was started again has
 _STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
 
+class EtcdRefusalError(StoreError):
+    """Etcd answers, and does not let us: no later try changes that, but perhaps somebody who looks after it."""
+
+
 class _Problem(msgspec.Struct):
     code: int
     message: str = ""
+    #: it is about who asks, not about what
+    of_user: bool = False
+
+
+class _Session(msgspec.Struct):
+    token: str
 
 
 class EtcdGateway:
@@ -38,17 +50,25 @@ class EtcdGateway:
 
     Its methods may be called by one thread at a time.
 
+    A user's session ends whenever etcd has it (after five idle minutes, or once a member is started again): then it is
+    opened anew, and the request made again, which etcd had not looked at. Whoever was let in once, and is not any more,
+    waits as for an etcd that is away: passwords and roles are changed by hand, and may be right again soon.
+
     Args:
-        endpoints: URLs of members, http or https. answer_s: how long an answer may take, in seconds.
+        place: where they are. answer_s: how long an answer may take, in seconds.
+
+    Raises:
+        BadInputError: a certificate cannot be used.
     """
 
-    def __init__(
-        self, endpoints: Sequence[str], verify: ssl.SSLContext | bool = True, answer_s: float = ANSWER_S
-    ) -> None:
-        self._endpoints = list(endpoints)
+    def __init__(self, place: EtcdPlace, answer_s: float = ANSWER_S) -> None:
+        self._place = place
+        self._endpoints = list(place.endpoints)
+        self._session = ""
+        self._was_in = False
         # Proxies are for the world outside.
         timeout = httpx.Timeout(answer_s, connect=min(CONNECT_S, answer_s))
-        self._http = httpx.Client(timeout=timeout, verify=verify, trust_env=False)
+        self._http = httpx.Client(timeout=timeout, verify=place.trust(), trust_env=False)
 
     def call(self, path: str, request: object, kind: type[T]) -> T:
         """Ask the members in turn until one answers.
@@ -60,35 +80,83 @@ class EtcdGateway:
 
         Raises:
             StoreAwayError: none answers now; the request may or may not have been carried out.
-            StoreError: etcd refuses the request, or what answers is no etcd.
+            EtcdRefusalError: etcd refuses the request, or its user.
+            StoreError: what answers is no etcd.
         """
         content, failures = msgspec.json.encode(request), list[str]()
         for endpoint in tuple(self._endpoints):
             try:
-                reply = self._post(f"{endpoint}/v3/{path}", content)
+                reply = self._ask(endpoint, path, content)
             except httpx.TransportError as error:
                 failures.append(f"{endpoint}: {str(error) or type(error).__name__}")
                 continue
-            if reply.is_success:
-                self._endpoints.remove(endpoint)
-                self._endpoints.insert(0, endpoint)
-                return _decoded(endpoint, reply, kind)
-            problem = _decoded(endpoint, reply, _Problem)
-            if problem.code in _REFUSALS:
-                raise StoreError(f"etcd at {endpoint} refuses: {problem.message}")
-            failures.append(f"{endpoint}: {problem.message}")
+            if isinstance(reply, _Problem):
+                why = f"{reply.message}{self._remedy(reply)}"
+                if reply.code in _REFUSALS and not (self._was_in and reply.of_user):
+                    raise EtcdRefusalError(f"etcd at {endpoint} refuses: {why}")
+                failures.append(f"{endpoint}: {why}")
+                continue
+            self._was_in = True
+            self._endpoints.remove(endpoint)
+            self._endpoints.insert(0, endpoint)
+            return _decoded(endpoint, reply, kind)
         raise StoreAwayError(f"etcd does not answer: {'; '.join(failures)}")
 
     def close(self) -> None:
         """Let go of the connections; the second call does nothing."""
         self._http.close()
 
-    def _post(self, url: str, content: bytes) -> httpx.Response:
-        headers = {"Content-Type": "application/json"}
+    def _ask(self, endpoint: str, path: str, content: bytes) -> httpx.Response | _Problem:
+        """Ask one member, as the user that was given."""
+        if self._place.user and not self._session and (problem := self._enter(endpoint)):
+            return problem
+        reply = self._post(endpoint, path, content)
+        if isinstance(reply, _Problem) and self._place.user and _is_over(reply):
+            return self._enter(endpoint) or self._post(endpoint, path, content)
+        return reply
+
+    def _enter(self, endpoint: str) -> _Problem | None:
+        """Open a session; return why that cannot be."""
+        self._session = ""
         try:
-            return self._http.post(url, content=content, headers=headers)
+            password = self._place.password()
+        except (OSError, ValueError) as error:
+            return _Problem(_UNAUTHENTICATED, str(getattr(error, "strerror", None) or error), of_user=True)
+        who = {"name": self._place.user, "password": password}
+        reply = self._post(endpoint, "auth/authenticate", msgspec.json.encode(who))
+        if isinstance(reply, _Problem):
+            reply.of_user = True
+            return reply
+        self._session = _decoded(endpoint, reply, _Session).token
+        return None
+
+    def _remedy(self, problem: _Problem) -> str:
+        place = self._place
+        if not place.user:
+            return "; give ?user=NAME&password_file=FILE" if "user name is empty" in problem.message else ""
+        if problem.code == _DENIED:
+            return f"; grant a role of user {place.user} to read and write the prefix {place.prefix}/"
+        return f" (user {place.user}, with the password in {place.password_file})"
+
+    def _post(self, endpoint: str, path: str, content: bytes) -> httpx.Response | _Problem:
+        """Return a member's answer, or its problem; StoreError where it is no etcd."""
+        url, headers = f"{endpoint}/v3/{path}", {"Content-Type": "application/json"}
+        if self._session:
+            headers["Authorization"] = self._session
+        try:
+            reply = self._http.post(url, content=content, headers=headers)
         except _STALE:
-            return self._http.post(url, content=content, headers=headers)
+            reply = self._http.post(url, content=content, headers=headers)
+        if reply.is_success:
+            return reply
+        problem = _decoded(endpoint, reply, _Problem)
+        problem.of_user = problem.code in (_DENIED, _UNAUTHENTICATED)
+        return problem
+
+
+def _is_over(problem: _Problem) -> bool:
+    """Tell whether a session has ended: of a new one etcd may say something else."""
+    return problem.code == _UNAUTHENTICATED or _OLD_TOKEN in problem.message
 
 
 def _decoded(endpoint: str, reply: httpx.Response, kind: type[T]) -> T:

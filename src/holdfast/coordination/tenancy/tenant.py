@@ -118,9 +118,11 @@ class Tenant:
             return
         if held.standing in ("going", "suspended"):
             held = hear(held, said.shares, self._turn.now)
-            if held.wish != "suspend" and held.standing == "suspended" and self._ending.over is None:
+            if held.wish == "run" and held.standing == "suspended" and self._ending.over is None:
                 held = stand(held, "going")  # (this coordinator is another than the one that had it saved)
-            if held.standing == "suspended":
+            if held.wish in ("stop", "stop_now") and held.standing == "suspended":
+                held = stand(held, "stopped")  # (it is saved and runs nowhere: that is its end)
+            elif held.standing == "suspended":
                 held = give_back(held, held.grants)  # (it was to go on, and to stop again, before it heard of either)
             before = self._held
             self._write(held)

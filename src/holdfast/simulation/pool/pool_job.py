@@ -88,7 +88,7 @@ class SimJobCoordinator:
         if disk.standing in ("finished", "stopped", "failed"):
             self._report()
             return
-        if held.wish != "suspend":
+        if held.wish == "run":
             held = stand(held, "going")
         if not self._write(held):
             return
@@ -101,7 +101,9 @@ class SimJobCoordinator:
 
     def _look_at_wish(self) -> None:
         wish = self.disk.held.wish
-        if self.disk.standing == "suspended" and self.disk.held.grants:
+        if self.disk.standing == "suspended" and wish in ("stop", "stop_now"):
+            self._all_go("stopped")
+        elif self.disk.standing == "suspended" and self.disk.held.grants:
             self._all_go("suspended")  # (it was to go on, and to stop again, before it heard of either)
         if self.disk.standing == "going" and wish != "run" and self._doing != wish:
             self._doing = wish

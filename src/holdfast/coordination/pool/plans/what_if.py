@@ -82,6 +82,9 @@ def changed(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, int],
         case Add(nodes):
             if nodes < 1:
                 raise BadInputError(f"{nodes} nodes cannot come: give 1 or more")
+            known, most = len(state.nodes), state.config.most_nodes
+            if known + nodes > most:  # (what plans take grows with the square of that)
+                raise BadInputError(f"{nodes} nodes cannot come: a pool has {most} at the most, and this one {known}")
             return replace(demand, nodes=demand.nodes + nodes)
         case HandIn(spec):
             return _with_job(state, demand, bid_of, spec)

@@ -1,0 +1,116 @@
+"""Where an etcd is, and how it is entered: what the URL of a store says of it, and the files that this names."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qs, urlsplit
+
+from holdfast.errors import BadInputError
+
+#: keys begin with this where the URL names nothing else
+PREFIX = "holdfast"
+#: bytes of a password's file that are read
+_MOST_PASSWORD = 4096
+_KEYS = ("ca", "cert", "key", "user", "password_file")
+_FORM = "etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?KEY=VALUE[&KEY=VALUE ..]]"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdPlace:
+    """Where an etcd is, and under what prefix our keys lie there.
+
+    ca: the file of its certificates' authority. cert, key: files of what we show ourselves. user, password_file: of a
+    user of etcd's, where it has such.
+    """
+
+    endpoints: tuple[str, ...]
+    prefix: str = PREFIX
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password_file: str = ""
+
+    def password(self) -> str:
+        """Read the user's password: each time anew, since it may be another by now.
+
+        Raises:
+            OSError: it cannot be read; ValueError: it is none.
+        """
+        with Path(self.password_file).open("rb") as file:
+            text = file.read(_MOST_PASSWORD + 1).decode().rstrip("\r\n")
+        if not text or len(text) > _MOST_PASSWORD:
+            raise ValueError(f"it holds {len(text)} characters, and 1 to {_MOST_PASSWORD} are a password")
+        return text
+
+    def trust(self) -> ssl.SSLContext:
+        """Return whom to trust over TLS, and what to show.
+
+        Raises:
+            BadInputError: a certificate, or its key, cannot be used.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInputError(f"the certificate {self.ca} cannot be used: {error}") from None
+        if self.cert:
+            try:
+                # (whoever is asked for a passphrase waits for a terminal that a server does not have)
+                context.load_cert_chain(self.cert, self.key or None, password=lambda: "")
+            except (OSError, ssl.SSLError) as error:
+                with_key = f" with the key {self.key}" if self.key else ""
+                raise BadInputError(
+                    f"the certificate {self.cert} cannot be shown{with_key}: {error}; both must be PEM, the key "
+                    "without a passphrase"
+                ) from None
+        return context
+
+
+def place_at(url: str) -> EtcdPlace:
+    """Read `etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?KEY=VALUE[&KEY=VALUE ..]]`.
+
+    Raises:
+        BadInputError: it is not of that form; with what is wrong.
+    """
+    kind, _, rest = url.partition(":")
+    try:
+        parts = [urlsplit(part) for part in rest.split(",")]
+        ports = [part.port for part in parts]
+    except ValueError as error:
+        raise BadInputError(f"the store is {url!r}: {error}") from None
+    if any(part.username is not None for part in parts):
+        raise BadInputError(
+            "a store of etcd is opened without a password in its URL, which others can see: give "
+            "?user=NAME&password_file=FILE"
+        )
+    wrong = f"the store is {url!r}: it must be `{_FORM}`"
+    if kind != "etcd" or any(part.scheme not in ("http", "https") or not part.hostname for part in parts):
+        raise BadInputError(wrong)
+    if None in ports or any(part.fragment for part in parts):
+        raise BadInputError(wrong)
+    if any(part.path or part.query for part in parts[:-1]):
+        raise BadInputError(f"{wrong}; the prefix and keys come after the last of them")
+    last = parts[-1]
+    endpoints = tuple(f"{part.scheme}://{part.netloc}" for part in parts)
+    return EtcdPlace(endpoints, last.path.strip("/") or PREFIX, **_given(url, parts))
+
+
+def _given(url: str, parts: list[SplitResult]) -> dict[str, str]:
+    query = parse_qs(parts[-1].query, keep_blank_values=True)
+    for key, values in query.items():
+        if key == "password":
+            raise BadInputError("a store's URL holds no password, which others can see: give password_file=FILE")
+        if key not in _KEYS or len(values) > 1 or not values[0]:
+            raise BadInputError(
+                f"the store is {url!r}: {key!r} is none of {', '.join(_KEYS)}, given once, with a value"
+            )
+    for one, other in (("key", "cert"), ("user", "password_file"), ("password_file", "user")):
+        if one in query and other not in query:
+            raise BadInputError(f"the store is {url!r}: {one} says nothing without {other}; give both")
+    if "cert" in query and any(part.scheme != "https" for part in parts):
+        raise BadInputError(
+            f"the store is {url!r}: cert is shown over https: only; give https: everywhere, or leave it"
+        )
+    return {key: values[0] for key, values in query.items()}

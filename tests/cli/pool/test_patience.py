@@ -1,0 +1,83 @@
+"""Commands that stay: a server that is started again, or a store that is away, does not end them; training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.cli.job.end import _stop_pooled
+from holdfast.cli.pool import patience
+from holdfast.cli.pool.jobs import _followed, _told
+from holdfast.control.client import SilentError
+from holdfast.control.pool_client import PoolClient
+from holdfast.errors import RefusedError, UnreachableError
+
+SILENT = SilentError("no pool answers at http://127.0.0.1:1: refused")
+AWAY = RefusedError("the store has been away for 7 s, and nothing is decided until it answers (training goes on)")
+
+
+class FakePool(PoolClient):
+    """A pool in which one job stands as it is told to, look after look; or the look fails."""
+
+    def __init__(self, *looks: str | Exception) -> None:
+        self.looks = list(looks)
+
+    def __enter__(self) -> FakePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def job(self, name: str) -> dict[str, Any]:
+        found = self.looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        nodes = {"nodes": ["n0"], "standbys": [], "share": 1}
+        return {"job": name, "submission": 1, "state": found, "why": "", **nodes}
+
+    def stop(self, name: str, *, now: bool = False, why: str = "") -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting takes no time, and is seen to."""
+    now = [0.0]
+    monkeypatch.setattr(patience.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+
+
+def follow(pool: FakePool) -> int:
+    return _followed(pool, "a", 1, as_json=False)
+
+
+def wait(pool: FakePool) -> None:
+    _told(pool, "a", "suspending", no_wait=False, as_json=False)
+
+
+def stop(pool: FakePool) -> None:
+    _stop_pooled(pool, "a", now=False, no_wait=False, as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("stays", "passing", "end"),
+    [(follow, "admitted", "finished"), (wait, "suspending", "suspended"), (stop, "stopping", "stopped")],
+)
+def test_whoever_stays_awaits_the_next_server_and_the_store(
+    stays: Callable[[FakePool], object], passing: str, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = FakePool(SILENT, passing, *[SILENT] * 100, passing, *[AWAY] * 1000, *[SILENT] * 100, end)
+    stays(pool)
+    assert not pool.looks
+    assert capsys.readouterr().err == f"holdfast: {AWAY}\n", "said once"
+
+
+def test_nobody_is_awaited_for_ever_and_a_job_that_is_not_there_is_not_at_all() -> None:
+    with pytest.raises(SilentError):
+        follow(FakePool("admitted", *[SILENT] * 1000))
+    gone = FakePool("admitted", UnreachableError("there is no job 'a'"), "admitted")
+    with pytest.raises(UnreachableError, match="there is no job"):
+        follow(gone)
+    assert gone.looks == ["admitted"]
