@@ -101,7 +101,7 @@ class Coordinator:
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
             turn.change(checkpoints=tuple(checkpoints), term=term)
         output, emulated = self.config.spec.output, self.config.spec.experiments.emulated_seconds
-        told = {"flop_per_sample": output.flop_per_sample, "peak_flop_per_s": output.peak_flop_per_s}
+        told = {"flop_per_sample": output.flop_per_sample or self.record.flop_per_sample, "peak_flop_per_s": output.peak_flop_per_s}
         if first:
             turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, **emulated, **told)
         else:

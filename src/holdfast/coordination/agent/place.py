@@ -20,6 +20,7 @@ from holdfast.protocol.messages.worker import (
     Entered,
     EvaluationDone,
     Finished,
+    FlopTally,
     Loads,
     Prepared,
     Raised,
@@ -42,6 +43,7 @@ STAND = (
     Finished,
     Loads,
     EvaluationDone,
+    FlopTally,
     ScriptFailed,
     Raised,
 )

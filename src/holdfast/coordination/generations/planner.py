@@ -132,6 +132,7 @@ def plan_with(
         secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
         counts=() if experts is not None else counts_for(record, roles, config),
+        counts_flop=not (config.spec.output.flop_per_sample or record.flop_per_sample),
     )
 
 

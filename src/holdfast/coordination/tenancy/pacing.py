@@ -39,13 +39,14 @@ class Pacing:
             nodes, more = divmod(world, workers)
             if not more and abs(seconds - step_s.get(nodes, 0.0)) > _OFF_BY * seconds:
                 step_s[nodes] = seconds
-        if step_s and (self._told is None or step_s != self._told.step_s):
+        flop = self._spec.output.flop_per_sample or record.flop_per_sample
+        if step_s and (self._told is None or (step_s, flop) != (self._told.step_s, self._told.flop_per_sample)):
             self._told = JobPace(
                 step_s=step_s,
                 micro_batches=record.micro_batches,
                 samples=record.global_batch,
                 workers=workers,
-                flop_per_sample=self._spec.output.flop_per_sample,
+                flop_per_sample=flop,
                 experts=record.expert_shape.experts if record.expert_shape is not None else 0,
                 slots=self._spec.experts.slots,
             )
