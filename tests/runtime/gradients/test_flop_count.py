@@ -90,8 +90,9 @@ def test_experts_are_what_each_tokens_experts_take() -> None:
     computed(*MODELS["experts"], count.begin)
     tokens, router = 16, 2 * 16 * 32 * 4
     matrix = 2 * (2 * tokens) * 32 * 64
-    # (the layer's input needs no gradient: the router takes two products; that of the experts' rows is made)
-    assert count.end() == 3 * 2 * matrix + 2 * router
+    # (the layer's input needs no gradient: the router takes two products; that of the experts' rows is made; last the
+    # gradient of the weights by which each token's experts count)
+    assert count.end() == 3 * 2 * matrix + 2 * router + 2 * (2 * tokens) * 32
 
 
 @pytest.mark.parametrize(

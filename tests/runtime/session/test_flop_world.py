@@ -58,13 +58,17 @@ def test_with_experts_it_is_what_all_ranks_compute_together(tmp_path: Path, node
         cluster.wait_done()
     first, router, last = (2 * TOKENS * DIM * out for out in (DIM, EXPERTS, 1))
     experts = TOP * 2 * TOKENS * (DIM * HIDDEN + HIDDEN * DIM)
-    # (the first layer's input needs no gradient)
-    assert counted(cluster) == [2 * first + 3 * (router + last + experts)]
+    # (the first layer's input needs no gradient; the weights by which each token's experts count need one)
+    assert counted(cluster) == [2 * first + 3 * (router + last + experts) + 2 * TOP * TOKENS * DIM]
 
 
 def test_after_a_failure_in_the_round_that_was_to_be_counted_another_is(tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=3, options={"steps": 6}) as cluster:
-        cluster.fail("n2", step=2, phase="compute")
+    with Cluster(tmp_path, nodes=3, options={"steps": 6, "gates": (2,)}) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        plan = cluster.machine.record.plan
+        assert plan is not None
+        cluster.fail(plan.members[0].node, step=2, phase="compute")
+        cluster.go(2)
         cluster.wait_done()
         cluster.assert_replicas_equal()
     assert [event.step > 2 for event in cluster.of(ev.FlopCounted)] == [True]

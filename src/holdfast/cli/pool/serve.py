@@ -52,6 +52,15 @@ class PoolOptions:
             rich_help_panel=RECOVERY,
         ),
     ] = 0
+    allow_starving: Annotated[
+        bool,
+        typer.Option(
+            "--allow-starving",
+            help="With --policy waf: a job that keeps checkpoints may be left with no node, where its nodes do more "
+            "for others.",
+            rich_help_panel=JOB,
+        ),
+    ] = False
     local: Annotated[
         int, typer.Option(metavar="N", help="Run so many nodes on this machine, too.", rich_help_panel=JOB)
     ] = 0
@@ -79,6 +88,8 @@ class PoolOptions:
             BadInputError: naming the option.
         """
         check_policy(self.policy)
+        if self.allow_starving and self.policy != "waf":
+            raise BadInputError(f"--allow-starving is for --policy waf, and the policy is {self.policy}: leave it out")
         for option, value in (("--reserve", self.reserve), ("--local", self.local)):
             if not 0 <= value <= _MOST_HERE:
                 raise BadInputError(f"{option} is {value}: give a number from 0 to {_MOST_HERE}")
@@ -86,6 +97,7 @@ class PoolOptions:
         return PoolSettings(
             name=self.name,
             policy=self.policy,
+            allow_starving=self.allow_starving,
             reserve=self.reserve,
             expected=self.local,
             host=host,

@@ -148,7 +148,7 @@ class _LocalPool:
         until = time.monotonic() + _SAVE_S
         with contextlib.suppress(HoldfastError), PoolClient(self._entry()) as client:
             jobs = client.status()["jobs"]
-            self._queued = [job["job"] for job in jobs if job["state"] == "queued"]
+            self._queued = [job["job"] for job in jobs if job["state"] in ("queued", "waiting")]
             for name in self._queued:
                 with contextlib.suppress(RefusedError):  # (it has just begun)
                     client.suspend(name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class PoolSettings:
     """One pool.
 
-    name: its own. policy: how nodes are shared out. reserve, expected: as of `PoolConfig`. host, port, token, store,
+    name: its own. policy: how nodes are shared out; allow_starving: a job that was begun may be left with none. reserve, expected: as of `PoolConfig`. host, port, token, store,
     tls_cert, tls_key, registry: as of `ServerSettings`. folder: where journals lie, the pool's and its jobs'; None: in
     memory, and gone with the process. logs: where the pool's own nodes keep what jobs print, "" where it has none.
     """
@@ -28,6 +28,7 @@ class PoolSettings:
     name: str = "pool"
     policy: str = "equal"
     reserve: int = 0
+    allow_starving: bool = False
     expected: int = 0
     host: str = "127.0.0.1"
     port: int = 0
@@ -43,10 +44,11 @@ class PoolSettings:
     def config(self) -> PoolConfig:
         """Return what the pool's machine is told."""
         # NumPy, with which policies reckon, takes longer to load than most commands take
+        from holdfast.coordination.pool.share.achieving import Waf
         from holdfast.coordination.pool.share.policies import POLICIES
         from holdfast.coordination.pool.state import PoolConfig
 
-        policy = POLICIES[self.policy]
+        policy = Waf(starves=True) if self.allow_starving else POLICIES[self.policy]
         return PoolConfig(name=self.name, policy=policy, reserve=self.reserve, expected=self.expected)
 
     def token_of(self, job: str, submission: int) -> str:

@@ -12,6 +12,7 @@ from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.plans.deciding import PlanInForce
 from holdfast.coordination.pool.plans.paces import Paces
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Worth
+from holdfast.coordination.pool.share.starving import would_starve
 from holdfast.coordination.pool.state import PoolState
 from holdfast.protocol.pool.events import JobResized, PlanDecided
 from holdfast.protocol.pool.record import PooledJob
@@ -86,6 +87,7 @@ class Granting:
             in_flop=self._paces.in_flop(job),
             change_s=change_s,
             lost_share=self._lost_share(job, nodes, change_s) if reckons else (),
+            may_starve=bool(spec.checkpoint.dir),
         )
 
     def _lost_share(self, job: PooledJob, nodes: int, change_s: float) -> tuple[float, ...]:
@@ -138,10 +140,18 @@ class Granting:
     def _tell(self, demand: Demand, division: Division) -> None:
         plan = (demand.nodes, dict(division.nodes), dict(division.why))
         if plan[1:] != (self._told[1:] if self._told else ({}, {})):
-            self._emit(plan, self._told[1] if self._told else {}, division.worth)
+            self._emit(plan, self._told[1] if self._told else {}, division.worth, self._starved(demand, division))
         self._told = plan
 
-    def _emit(self, plan: _Plan, before: dict[str, int], worth: Worth | None) -> None:
+    def _starved(self, demand: Demand, division: Division) -> dict[str, str]:
+        """Return whom the plan would leave with nothing if nobody had a least to keep, and why."""
+        policy = self._state.config.policy
+        if not policy.reckons or policy.starves:
+            return {}
+        mine = [bid for bid in demand.bids if division.nodes[bid.name]]
+        return would_starve(mine, max(0, demand.nodes - demand.kept_back), demand.failure_rate)
+
+    def _emit(self, plan: _Plan, before: dict[str, int], worth: Worth | None, starved: dict[str, str]) -> None:
         nodes, shares, waiting = plan
         told = asdict(worth) if worth is not None else {}
         told.pop("waf", None)
@@ -153,6 +163,7 @@ class Granting:
             trigger=self._deciding.trigger,
             before=before,
             source=self._deciding.source,
+            starved=starved,
             **told,
         )
 
@@ -166,6 +177,9 @@ class Granting:
             return
         if not size and bid.preemptible:
             self._jobs.preempt(job)
+            return
+        if not size and bid.may_starve and state.config.policy.starves and bid.has:
+            self._jobs.starve(job, why)
             return
         if size != job.share:
             self._resized(job, size, lost=max(0, job.share - bid.has))

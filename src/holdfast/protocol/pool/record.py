@@ -77,6 +77,12 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pace: JobPace | None = None
     unsaved: bool = False
 
+    @property
+    def told_state(self) -> str:
+        """Its state as users are told: one that others' weights have taken out of its nodes is waiting."""
+        starved = self.state == "queued" and self.preempted and not self.spec.preemptible
+        return "waiting" if starved else self.state
+
 
 class PoolRecord(Struct, frozen=True, kw_only=True):
     """The pool's durable state, replaced as a whole by compare-and-swap.

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 #: those of which nothing is multiplied, or next to nothing, have other names
 _MULTIPLIES = re.compile(
-    r"mm|matmul|^linear|conv(?!ert)|attention|rnn|lstm(?!_cell)|gru(?!_cell)|linalg|fft|cdist|trilinear|sparse|mkldnn"
+    r"mm|matmul|^linear|conv(?!ert)|attention|rnn|lstm(?!_cell)|gru(?!_cell)|linalg|fft|cdist|euclidean_dist|trilinear|sparse|mkldnn"
     r"|cholesky|addmv|addr|^mv$|^dot$|^vdot$|lu_solve|triangular_solve|inverse|_gmm"
 )
 #: what torch's own operations are called; of others nobody knows what they do

@@ -56,6 +56,7 @@ class PlanInForce:
             self.paces.look(anew=True)
             self.failure_rate = self._observed()
             return demand, self._decided(found, "table")
+        calm = not why
         if self.paces.look(anew=bool(why)):
             self.trigger = why = why or MEASURED
         if not why and self._plan is not None:
@@ -65,7 +66,7 @@ class PlanInForce:
                 return demand, kept
             self.trigger = f"job {begun[0]} can begin"
         self.failure_rate = self._observed()
-        demand = demanded()
+        demand = replace(demanded(), calm=calm)
         return demand, self._decided(divide(policy, demand), "solved")
 
     def question(self, demand: Demand) -> Foresight | None:
@@ -75,7 +76,7 @@ class PlanInForce:
             return None
         self._number += 1
         self._foreseen.clear()
-        self._asked = Foresight(number=self._number, demand=demand)
+        self._asked = Foresight(number=self._number, demand=demand, starves=self.state.config.policy.starves)
         return self._asked
 
     def foreseen(self, answer: Foreseen) -> None:
@@ -104,7 +105,7 @@ class _Kept:
 
     def __init__(self, policy: Policy, plan: Division) -> None:
         self._policy, self._plan = policy, plan
-        self.name = policy.name
+        self.name, self.starves = policy.name, policy.starves
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         return self._policy.order(bids)
