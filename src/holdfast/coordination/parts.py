@@ -103,6 +103,7 @@ class JobParts:
             self.standbys,
             self.replacing,
             costs,
+            lambda: self.checkpoints.period_s,
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)

@@ -16,6 +16,7 @@ from holdfast.coordination.pool.share.starving import would_starve
 from holdfast.coordination.pool.state import PoolState
 from holdfast.protocol.pool.events import JobResized, PlanDecided
 from holdfast.protocol.pool.record import PooledJob
+from holdfast.protocol.pool.sharing import JobCosts
 
 #: nodes that there are, how many each job is to have, why the others wait
 _Plan = tuple[int, dict[str, int], dict[str, str]]
@@ -62,6 +63,9 @@ class Granting:
         """Return a job as a policy sees it, which has so many nodes to share out."""
         state, spec = self._state, job.spec
         change_s = state.move_s.get(job.name, GUESSED_CHANGE_S)
+        has = state.has(job.name)
+        if job.state == "admitted" and has < job.share:
+            change_s = state.costs.get(job.name, JobCosts()).hit_s or change_s
         reckons = state.config.policy.reckons
         snoozes = job.state == "admitted" and state.now < job.grew_at + spec.snooze
         least = spec.nodes_to_begin
@@ -74,7 +78,7 @@ class Granting:
             sizes=tuple(sorted(set(spec.sizes))),
             weight=spec.weight,
             priority=spec.priority,
-            has=state.has(job.name),
+            has=has,
             admitted=job.state == "admitted",
             limit_s=limit_s,
             ends_by=job.admitted_at + limit_s,
@@ -92,7 +96,9 @@ class Granting:
 
     def _lost_share(self, job: PooledJob, nodes: int, change_s: float) -> tuple[float, ...]:
         """Return the share of a job's time that going back takes, with 0.. nodes."""
-        lost_s = RESTART_S + (SAVED_S if job.spec.checkpoint.dir else UNSAVED_S) / 2
+        costs = self._state.costs.get(job.name, JobCosts())
+        saved_s = (costs.saves_every_s or SAVED_S) if job.spec.checkpoint.dir else UNSAVED_S
+        lost_s = costs.rolled_back_s or RESTART_S + saved_s / 2
         return self._paces.lost_share(job, nodes, (self._deciding.failure_rate, change_s, lost_s))
 
     def next_at(self) -> float:
@@ -106,6 +112,7 @@ class Granting:
     def carry_out(self) -> None:
         """Decide who is to have how many nodes, and do of that what can be done now."""
         self._moving.give_up()
+        self._state.tell_rate(self._deciding.observed())
         demand, division = self._deciding.divide(self.demand)
         if self._call(demand, division):
             demand, division = self._deciding.divide(self.demand)

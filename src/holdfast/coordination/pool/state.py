@@ -25,7 +25,7 @@ from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased, RoleChanged
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolNode, PoolRecord
-from holdfast.protocol.pool.sharing import JobShares, JobStands, NodeUnfit, PoolWish
+from holdfast.protocol.pool.sharing import JobCosts, JobShares, JobStands, NodeUnfit, PoolWish
 
 E = TypeVar("E", bound=AnyPoolEvent)
 
@@ -33,6 +33,8 @@ E = TypeVar("E", bound=AnyPoolEvent)
 MOST_NODES = 8192
 #: of jobs that are over, so many are remembered
 KEPT_JOBS = 256
+#: jobs are told how often nodes fail once that is off by so much: each writes it down
+RATE_OFF_BY = 0.25
 _WISHES: dict[str, PoolWish] = {"suspending": "suspend", "stopping": "stop"}
 
 
@@ -97,6 +99,10 @@ class PoolState:
         self.trains: dict[str, frozenset[int]] = {}
         #: what a move costs a job, where it has said so
         self.move_s: dict[str, float] = {}
+        #: what failures have cost each job, as far as it has said so
+        self.costs: dict[str, JobCosts] = {}
+        #: how often a node fails, per second, as jobs were told last; 0: nobody was told
+        self.failure_rate = 0.0
         self._term, self._seq = record.term, record.seq
         self._last_grant, self._last_submission = record.last_grant, record.last_submission
         self.failures, self.began_at = record.failures, record.began_at
@@ -111,7 +117,7 @@ class PoolState:
         """Return how the pool stands, to see what would come of something: nobody is told of that."""
         other = PoolState(self.config, self.record)
         other.now = self.now
-        for name in ("here", "by_connection", "away", "refused", "trains", "move_s", "_unfit", "_anew"):
+        for name in ("here", "by_connection", "away", "refused", "trains", "move_s", "costs", "_unfit", "_anew"):
             setattr(other, name, dict(getattr(self, name)))
         other.stranded = self.stranded
         return other
@@ -183,6 +189,7 @@ class PoolState:
         self.refused[job] = frozenset(self.unfit(job))
         if report.move_s is not None:
             self.move_s[job] = report.move_s
+        self.costs[job] = report.costs
 
     def unfit(self, job: str) -> dict[str, str]:
         """Return the nodes that a job would not take, as they are, and why."""
@@ -198,8 +205,16 @@ class PoolState:
 
     def said_no_more(self, job: str) -> None:
         """Forget what a job has said."""
-        for said in (self._unfit, self.refused, self.trains, self.move_s):
+        for said in (self._unfit, self.refused, self.trains, self.move_s, self.costs):
             said.pop(job, None)
+
+    def tell_rate(self, failure_rate: float) -> None:
+        """Let jobs know how often nodes fail, where that is much else than they know."""
+        known = self.failure_rate
+        if abs(failure_rate - known) > RATE_OFF_BY * known:
+            self.failure_rate = failure_rate
+            for job in self.jobs:
+                self.tell_job(job)
 
     def strand(self, jobs: frozenset[str]) -> None:
         """These jobs, and no other ones, have too few nodes that would do for them: they are told."""
@@ -394,4 +409,5 @@ class PoolState:
             standbys=frozenset(grant.number for grant in grants.values() if grant.standby),
             wish="stop_now" if job.state == "stopping" and job.unsaved else _WISHES.get(job.state, "run"),
             stranded=job.name in self.stranded,
+            failure_rate=self.failure_rate,
         )

@@ -54,7 +54,7 @@ class PlanInForce:
         if why and (found := self._foreseen.get(situation(demand))) is not None:
             # (what follows it is foreseen by what is known now)
             self.paces.look(anew=True)
-            self.failure_rate = self._observed()
+            self.failure_rate = self.observed()
             return demand, self._decided(found, "table")
         calm = not why
         if self.paces.look(anew=bool(why)):
@@ -65,7 +65,7 @@ class PlanInForce:
             if not begun:
                 return demand, kept
             self.trigger = f"job {begun[0]} can begin"
-        self.failure_rate = self._observed()
+        self.failure_rate = self.observed()
         demand = replace(demanded(), calm=calm)
         return demand, self._decided(divide(policy, demand), "solved")
 
@@ -91,7 +91,7 @@ class PlanInForce:
         self._plan, self.source = plan, source
         return plan
 
-    def _observed(self) -> float:
+    def observed(self) -> float:
         """Return how often a node fails, per second, by what was seen so far."""
         state = self.state
         seen_s = max(0.0, state.now - state.began_at) * len(state.nodes)
