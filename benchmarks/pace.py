@@ -1,11 +1,11 @@
-"""How well T(t, x) is predicted for numbers of nodes that were not measured: a dense job and one with experts, really run.
+"""How well T(t, x) is predicted for numbers of nodes that were not measured, of jobs that are really run.
 
     make bench-pace
 
-Each job trains with 1 to 8 nodes, one number after the other, with an accelerator that is emulated: each micro-batch
-takes a stated time. What a step then takes is compared with what the pool's planner (`planning/waf/pace.py`) predicts
-from every choice of some of these numbers. Everything but the micro-batches is as it is: sums of gradients, exchanges of
-tokens, commits, with up to eight workers on this machine's cores.
+A dense job and one with experts train with 1 to 8 nodes, one number after the other, with an accelerator that is
+emulated: each micro-batch takes a stated time. What a step then takes is compared with what the pool's planner
+(`planning/waf/pace.py`) predicts from every choice of some of these numbers. Everything but the micro-batches is as it
+is: sums of gradients, exchanges of tokens, commits, with up to eight workers on this machine's cores.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ JOBS = (
         args=(*_SMALL, "--hidden", "64", "--experts", "8"),
         options=("--expert-slots", "8", "--rebalance-every", "0"),
     ),
+    Job(
+        name="large sums",
+        script="dense_gpt.py",
+        args=("--dim", "384", "--heads", "4", "--layers", "2", "--context", "4"),
+    ),
 )
 
 
@@ -60,6 +65,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=8, help="nodes")
     parser.add_argument("--steps", type=int, default=9, help="that are measured with each number of nodes")
     parser.add_argument("--seconds", type=float, default=0.15, help="that a micro-batch takes")
+    parser.add_argument("--job", choices=[job.name for job in JOBS], action="append", help="by default all")
     parser.add_argument("--output", type=Path, help="write what was measured, as JSON")
     parser.add_argument("--measured", type=Path, help="compare what was written before, and run nothing")
     options = parser.parse_args()
@@ -69,7 +75,9 @@ def main() -> int:
     else:
         numbers = range(1, options.most + 1)
         found = {
-            job.name: {nodes: measured(job, nodes, options.steps, options.seconds) for nodes in numbers} for job in JOBS
+            job.name: {nodes: measured(job, nodes, options.steps, options.seconds) for nodes in numbers}
+            for job in JOBS
+            if not options.job or job.name in options.job
         }
     if options.output:
         options.output.write_text(json.dumps(found))
@@ -93,9 +101,10 @@ def measured(job: Job, nodes: int, steps: int, seconds: float) -> float:
 
 
 def compare(name: str, step_s: Mapping[int, float]) -> bool:
-    """Print how far predictions are off, by how many numbers of nodes were measured; tell whether all from 2 on are good.
+    """Print how far predictions are off, by how many numbers of nodes were measured; every choice of so many is tried.
 
-    Every choice of so many is tried that has the smallest number: a job grows from that.
+    Returns:
+        Whether all are within what is to be reached where two or more were measured.
     """
     most, good = max(step_s), True
     print(f"\n{name}: predicted for numbers of nodes that were not measured, error of the seconds of a step")

@@ -298,7 +298,9 @@ def rule(key: Key) -> str:
             return f"a {'whole ' if isinstance(kind, inspect.IntType) else ''}number{_range(kind)}"
         case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
             one = item.type if isinstance(item, inspect.Metadata) else item
-            return f"a list of {f'whole numbers{_range(one)}' if isinstance(one, inspect.IntType) else 'texts'}"
+            if not isinstance(one, inspect.IntType | inspect.FloatType):
+                return "a list of texts"
+            return f"a list of {'whole ' if isinstance(one, inspect.IntType) else ''}numbers{_range(one)}"
         case inspect.StrType(pattern=str()):
             return "letters, digits, dots and dashes, at most 64"
         case _:

@@ -40,7 +40,13 @@ class PlayedPool:
     """A pool whose store, journal, nodes and jobs are in the test's hands."""
 
     def __init__(
-        self, nodes: int = 0, *, policy: str = "equal", reserve: int = 0, starves: bool = False, **settings: float
+        self,
+        nodes: int = 0,
+        *,
+        policy: str = "equal",
+        reserve: int = 0,
+        starves: bool = False,
+        **settings: float | bool,
     ) -> None:
         shared = Waf(starves=True) if starves else POLICIES[policy]
         self.config = PoolConfig(name="p", policy=shared, reserve=reserve, **settings)  # pyright: ignore

@@ -203,9 +203,7 @@ def test_whom_it_would_have_starved_is_whom_it_starves(weight: float) -> None:
     one = Bid(name="a", order=1, least=2, most=8, has=2, had=2, admitted=True, achieves=linear, in_flop=True)
     two = dataclasses.replace(one, name="b", order=2, weight=weight)
     bids = (one, two)
-    found = divide(
-        Waf(starves=True), Demand(nodes=4, bids=tuple(map(starvable, bids)), failure_rate=1e-6)
-    ).nodes
+    found = divide(Waf(starves=True), Demand(nodes=4, bids=tuple(map(starvable, bids)), failure_rate=1e-6)).nodes
     assert {name for name, nodes in found.items() if not nodes} == set(would_starve(bids, 4, 1e-6))
 
 

@@ -1,4 +1,4 @@
-"""How many FLOP a sample takes: what all have counted that were to, told once, and known to whoever coordinates next."""
+"""How many FLOP a sample takes: what all have counted that were to, told once, and known to whoever comes next."""
 
 from __future__ import annotations
 

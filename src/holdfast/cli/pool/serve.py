@@ -9,7 +9,7 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -45,13 +45,14 @@ class PoolOptions:
         ),
     ] = "equal"
     reserve: Annotated[
-        int,
+        str,
         typer.Option(
-            metavar="N",
-            help="Keep so many nodes for jobs that lose one: they wait in jobs, warm.",
+            metavar="N|auto",
+            help="Keep so many nodes for jobs that lose one: they wait in jobs, warm. auto, with --policy waf: as many "
+            "as are worth more there than in jobs.",
             rich_help_panel=RECOVERY,
         ),
-    ] = 0
+    ] = "0"
     allow_starving: Annotated[
         bool,
         typer.Option(
@@ -81,6 +82,19 @@ class PoolOptions:
         ),
     ] = None
 
+    @property
+    def _reserve(self) -> int | Literal["auto"]:
+        if self.reserve == "auto":
+            if self.policy != "waf":
+                raise BadInputError(
+                    f"--reserve auto is for --policy waf, which knows what a node is worth, and the policy is "
+                    f"{self.policy}: give a number of nodes"
+                )
+            return "auto"
+        if not self.reserve.isdecimal() or int(self.reserve) > _MOST_HERE:
+            raise BadInputError(f"--reserve is {self.reserve}: give a number from 0 to {_MOST_HERE}, or auto")
+        return int(self.reserve)
+
     def settings(self, listen: ListenOptions) -> PoolSettings:
         """Return what the pool is told.
 
@@ -90,15 +104,14 @@ class PoolOptions:
         check_policy(self.policy)
         if self.allow_starving and self.policy != "waf":
             raise BadInputError(f"--allow-starving is for --policy waf, and the policy is {self.policy}: leave it out")
-        for option, value in (("--reserve", self.reserve), ("--local", self.local)):
-            if not 0 <= value <= _MOST_HERE:
-                raise BadInputError(f"{option} is {value}: give a number from 0 to {_MOST_HERE}")
+        if not 0 <= self.local <= _MOST_HERE:
+            raise BadInputError(f"--local is {self.local}: give a number from 0 to {_MOST_HERE}")
         host, port = listen.place()
         return PoolSettings(
             name=self.name,
             policy=self.policy,
             allow_starving=self.allow_starving,
-            reserve=self.reserve,
+            reserve=self._reserve,
             expected=self.local,
             host=host,
             port=port,

@@ -18,8 +18,8 @@ from holdfast.protocol.pool.events import JobResized, PlanDecided
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobCosts
 
-#: nodes that there are, how many each job is to have, why the others wait
-_Plan = tuple[int, dict[str, int], dict[str, str]]
+#: nodes that there are, how many each job is to have, why the others wait, how many are kept back
+_Plan = tuple[int, dict[str, int], dict[str, str], int]
 #: until a job's own changes were measured, seconds
 GUESSED_CHANGE_S = 1.0
 #: a job whose last copy is lost begins again, which takes so long, from what it saved, so long ago at the most; one
@@ -49,7 +49,7 @@ class Granting:
         state = self._state
         there = [node for node, grant in state.grants.items() if not (grant.replaced or state.nodes[node].drained)]
         nodes = len(there) + len(state.free())
-        for_jobs = max(0, len(state.nodes) - state.config.reserve)
+        for_jobs = max(0, len(state.nodes) - state.reserve)
         bids = (self.bid(job, nodes) for job in state.jobs.values() if job.state in ("queued", "admitted"))
         return Demand(
             nodes=nodes,
@@ -101,6 +101,11 @@ class Granting:
         lost_s = costs.rolled_back_s or RESTART_S + saved_s / 2
         return self._paces.lost_share(job, nodes, (self._deciding.failure_rate, change_s, lost_s))
 
+    @property
+    def reserve_why(self) -> str:
+        """Why so many nodes are kept back, "" where a person has said how many."""
+        return self._deciding.reserve_why
+
     def next_at(self) -> float:
         """Return when a job has snoozed long enough, or a node is no more awaited, unix seconds; inf where none is."""
         state = self._state
@@ -145,8 +150,8 @@ class Granting:
         return called
 
     def _tell(self, demand: Demand, division: Division) -> None:
-        plan = (demand.nodes, dict(division.nodes), dict(division.why))
-        if plan[1:] != (self._told[1:] if self._told else ({}, {})):
+        plan = (demand.nodes, dict(division.nodes), dict(division.why), self._state.reserve)
+        if plan[1:] != (self._told[1:] if self._told else ({}, {}, self._state.reserve)):
             self._emit(plan, self._told[1] if self._told else {}, division.worth, self._starved(demand, division))
         self._told = plan
 
@@ -159,7 +164,7 @@ class Granting:
         return would_starve(mine, max(0, demand.nodes - demand.kept_back), demand.failure_rate)
 
     def _emit(self, plan: _Plan, before: dict[str, int], worth: Worth | None, starved: dict[str, str]) -> None:
-        nodes, shares, waiting = plan
+        nodes, shares, waiting, reserve = plan
         told = asdict(worth) if worth is not None else {}
         told.pop("waf", None)
         self._state.emit(
@@ -171,6 +176,8 @@ class Granting:
             before=before,
             source=self._deciding.source,
             starved=starved,
+            reserve=reserve,
+            reserve_why=self._deciding.reserve_why,
             **told,
         )
 

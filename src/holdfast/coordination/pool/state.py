@@ -33,6 +33,8 @@ E = TypeVar("E", bound=AnyPoolEvent)
 MOST_NODES = 8192
 #: of jobs that are over, so many are remembered
 KEPT_JOBS = 256
+#: of nodes that were away, the newest count
+KEPT_REPAIRS = 64
 #: jobs are told how often nodes fail once that is off by so much: each writes it down
 RATE_OFF_BY = 0.25
 _WISHES: dict[str, PoolWish] = {"suspending": "suspend", "stopping": "stop"}
@@ -42,7 +44,8 @@ _WISHES: dict[str, PoolWish] = {"suspending": "suspend", "stopping": "stop"}
 class PoolConfig:
     """Settings of a pool; times in seconds.
 
-    reserve: nodes that no job but preemptible ones is given, for those that lose one. expected: nodes that are known to
+    reserve: nodes that no job but preemptible ones is given, for those that lose one; auto_reserve: how many is decided
+    by what they are worth there (then `reserve` counts for nothing). expected: nodes that are known to
     come. lease_s: a node that says nothing for so long is gone. back_s: so long it may well be about to come back.
     forget_s: so long it is known; one whose name is of its process alone only for `back_s`. settle_s: so long a pool
     that has been started again waits for its nodes before it decides anything new. most_nodes: no more are known.
@@ -51,6 +54,7 @@ class PoolConfig:
     name: str
     policy: Policy
     reserve: int = 0
+    auto_reserve: bool = False
     expected: int = 0
     lease_s: float = 3.0
     settle_s: float = 5.0
@@ -106,6 +110,11 @@ class PoolState:
         self._term, self._seq = record.term, record.seq
         self._last_grant, self._last_submission = record.last_grant, record.last_submission
         self.failures, self.began_at = record.failures, record.began_at
+        #: nodes that are kept back for jobs that lose one
+        self.reserve = record.reserve if config.auto_reserve else config.reserve
+        #: how long nodes were away that had failed, the newest; and since when the others are
+        self.repairs: tuple[float, ...] = record.repairs
+        self._failed_at: dict[str, float] = {}
         self._changed = False
         self._events: list[AnyPoolEvent] = []
         self._first: list[PoolInstruction] = []
@@ -154,6 +163,7 @@ class PoolState:
         """Forget a node that nobody owns."""
         assert name not in self.grants, name
         del self.nodes[name]
+        self.repaired(name)
         self._anew.pop(name, None)
         self.away.pop(name, None)
         self._changed = True
@@ -207,6 +217,19 @@ class PoolState:
         """Forget what a job has said."""
         for said in (self._unfit, self.refused, self.trains, self.move_s, self.costs):
             said.pop(job, None)
+
+    def keep_back(self, nodes: int) -> bool:
+        """Keep so many nodes back for jobs that lose one; return whether these are others than before."""
+        if nodes == self.reserve:
+            return False
+        self.reserve, self._changed = nodes, True
+        return True
+
+    def repaired(self, node: str) -> None:
+        """A node is back, or given up: if it had failed, so long that has taken."""
+        failed_at = self._failed_at.pop(node, None)
+        if failed_at is not None:
+            self.repairs = (*self.repairs, max(0.0, self.now - failed_at))[-KEPT_REPAIRS:]
 
     def tell_rate(self, failure_rate: float) -> None:
         """Let jobs know how often nodes fail, where that is much else than they know."""
@@ -269,6 +292,8 @@ class PoolState:
     def release(self, grant: Grant, by: str, *, failed: bool = False) -> None:
         """A grant is over, as its job's record or the node itself has said; `failed`: nobody had asked for that."""
         self.failures += failed
+        if failed and grant.node not in self.here:
+            self._failed_at[grant.node] = self.away.get(grant.node, self.now)
         del self.grants[grant.node]
         del self.of_job[grant.job][grant.node]
         self._told(grant)
@@ -362,6 +387,8 @@ class PoolState:
                 outbox=tuple(self._events),
                 failures=self.failures,
                 began_at=self.began_at,
+                reserve=self.reserve if self.config.auto_reserve else 0,
+                repairs=self.repairs,
             )
             out.append(PersistPool(self.record))
         out += [EmitPool(event) for event in self._events]

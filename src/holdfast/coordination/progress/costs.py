@@ -95,9 +95,9 @@ class MeasuredCosts:
         self._unwritten.clear()
 
     def _keep_loss(self, recovery: RecoveryCost, committed: float) -> None:
-        """Write down what a failure has cost: one that was only seen some time after it was."""
-        if recovery.detected <= recovery.failed or recovery.swap:
-            return  # (it was asked for)
+        """Write down what a failure has cost."""
+        if recovery.asked or recovery.swap:
+            return
         kind = Cost.ROLLED_BACK if recovery.restart else _RECOVERED.get(recovery.action)
         if kind is not None:
             self.measured(kind, max(0.0, committed - recovery.failed - self.step_s))

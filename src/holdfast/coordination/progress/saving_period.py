@@ -3,9 +3,9 @@ was needed.
 
 A save costs training what it stood for the copy, or what steps took longer while it was written, whichever is more. A
 save is needed where the job goes back to one. How often that is, is estimated from this run, with one day in which it
-happened once before that: so a job that has just begun is neither saved all the time nor hardly ever. Where a pool says
-how often its nodes fail, that day is shorter if a job of so few nodes, or of so few copies of its experts, would by that
-have gone back more often.
+happened once before that: so a job that has just begun is neither saved all the time nor hardly ever. Where a pool
+says how often its nodes fail, that day is shorter if a job of so few nodes, or of so few copies of its experts, would
+by that have gone back more often.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ _LEAST_COST_S = 1e-3
 _AVERAGED = 8
 
 
-def saving_period_s(
-    saving: Saving, lived_s: float, bounds: PeriodBounds, prior_s: float = PRIOR_S
-) -> float:
+def saving_period_s(saving: Saving, lived_s: float, bounds: PeriodBounds, prior_s: float = PRIOR_S) -> float:
     """Return how long after a save the next one is due, in seconds.
 
     Args:

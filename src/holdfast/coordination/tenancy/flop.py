@@ -13,15 +13,27 @@ class FlopBook:
 
     def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
         self._turn = turn
-        self._declared = config.spec.output.flop_per_sample > 0
+        self._output = config.spec.output
         #: of one round, by worker
         self._tallies: dict[str, FlopTally] = {}
+
+    @property
+    def per_sample(self) -> float:
+        """What training on a sample takes, declared or counted; 0 where neither is so."""
+        return self._output.flop_per_sample or self._turn.record.flop_per_sample
+
+    @property
+    def told(self) -> dict[str, float]:
+        """What is told of it as a coordinator begins."""
+        return {"flop_per_sample": self.per_sample, "peak_flop_per_s": self._output.peak_flop_per_s}
 
     def take(self, tally: FlopTally) -> None:
         """Take in what a member has counted."""
         turn = self._turn
-        plan, known = turn.record.plan, self._declared or turn.record.flop_per_sample > 0
-        if known or plan is None or tally.generation != plan.generation or not plan.is_counting(tally.worker):
+        plan = turn.record.plan
+        if self.per_sample or plan is None:
+            return
+        if tally.generation != plan.generation or not plan.is_counting(tally.worker):
             return
         of_round = {
             worker: other

@@ -1,4 +1,4 @@
-"""Whom the weights leave with nothing, as Eq. 3 is printed (errata 4): for whose sake, and by how much it falls short."""
+"""Whom the weights leave with nothing, as Eq. 3 is printed (errata 4): for whose sake, and how much it falls short."""
 
 from __future__ import annotations
 

@@ -138,6 +138,7 @@ class PlanDecided(PoolEvent, frozen=True, kw_only=True, tag="plan_decided"):
 
     `trigger`: what has led to it; `before`: how many each had to have. `source`: whether it was looked up (table) or
     found only now (solved). `starved`: whom the plan would leave with no node if nobody had a least to keep, and why.
+    `reserve`: nodes kept back for jobs that lose one; `reserve_why`: where the pool decides how many, why.
     Of a policy that reckons with it, in weighted FLOP until the next failure: `gain`, what is
     done with these shares, `cost`, what the changes keep from being done, `next_best`, the best other division, and
     `given_up`, how much less that is worth.
@@ -154,6 +155,8 @@ class PlanDecided(PoolEvent, frozen=True, kw_only=True, tag="plan_decided"):
     next_best: dict[str, int] | None = None
     given_up: float | None = None
     starved: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    reserve: int = 0
+    reserve_why: str = ""
 
 
 class PoolStoreReturned(PoolEvent, frozen=True, kw_only=True, tag="store_returned"):

@@ -78,7 +78,8 @@ class JobStands(Struct, frozen=True, kw_only=True):
 
     `heard`: the version of the newest shares that are in its record. `standbys`: of those held, by which nodes wait;
     `trains`: by which they are members of its plan. `refuses`: nodes that it would not take. `move_s`: what it costs of
-    its training that a node joins and another leaves, as far as that was measured. `costs`: what failures have cost. `pace`: None before steps were.
+    its training that a node joins and another leaves, as far as that was measured. `costs`: what failures have cost.
+    `pace`: None before steps were.
     """
 
     submission: Count

@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,  # pyright: ignore[reportPrivateUsage] (there is no other way to ask)
+)
 from torch.utils.flop_counter import flop_registry
 
 #: those of which nothing is multiplied, or next to nothing, have other names
@@ -57,7 +60,7 @@ class FlopCount:
         if _get_current_dispatch_mode() is not mode:
             mode.over = True  # (a script has begun a mode of its own, and not left it: ours lies below that)
             return None
-        mode.__exit__(None, None, None)
+        mode.__exit__(None, None, None)  # pyright: ignore[reportUnknownMemberType] (torch has no types for it)
         return None if mode.unknown or may_be_compiled() else mode.flop
 
 
@@ -98,7 +101,7 @@ class _Counting(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.flop = 0
         #: operations of which nobody knows what they take
         self.unknown: set[str] = set()
@@ -112,9 +115,7 @@ class _Counting(TorchDispatchMode):
         out = func(*args, **kwargs)
         if self.over:
             return out
-        if any(kind not in _PLAIN for kind in types):
-            self.unknown.add(str(func))
-        elif not isinstance(func, torch._ops.OpOverload):
+        if any(kind not in _PLAIN for kind in types) or getattr(func, "overloadpacket", None) is None:
             self.unknown.add(str(func))
         else:
             self._add(func, args, kwargs, out)

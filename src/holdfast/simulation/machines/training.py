@@ -133,7 +133,7 @@ def tally(machine: WorkerMachine, plan: FaultPlan, micro_batches: int) -> FlopTa
         micro_batches: that it had in the step.
     """
     generation = machine.plan
-    if generation is None or not generation.is_counting(machine.worker) or machine.step % 2:
+    if not plan.counts_flop or generation is None or not generation.is_counting(machine.worker) or machine.step % 2:
         return None
     samples = plan.micro_batch if micro_batches else 0
     flop = FLOP_PER_SAMPLE * samples

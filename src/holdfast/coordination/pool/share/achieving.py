@@ -1,9 +1,10 @@
 """The policy of most weighted achieved FLOP/s (Unicron, section 5): what is gained less what changes cost, of all jobs.
 
-Whoever is begun keeps its least (errata 4), unless a pool is told otherwise; the rest is divided by `planning.waf`, whose plan is the best of all. A job
-of which no step was measured yet is taken to achieve as much on a node as the others do, and to lose a little with each
-more: so that of two alike none is left with the least. So is one that has not said how many FLOP a sample takes: with
-its fewest nodes it counts as much for each as the others do, and how that changes with more was measured.
+Whoever is begun keeps its least (errata 4), unless a pool is told otherwise; the rest is divided by `planning.waf`,
+whose plan is the best of all. A job of which no step was measured yet is taken to achieve as much on a node as the
+others do, and to lose a little with each more: so that of two alike none is left with the least. So is one that has not
+said how many FLOP a sample takes: with its fewest nodes it counts as much for each as the others do, and how that
+changes with more was measured.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class Bid:
     admitted. preemptible: it runs on what all others leave over. may_wait: standbys are of use to it. standbys: so many
     it asks for. waiting: so many it has. had: nodes that it was to have when that was decided last. achieves: FLOP/s
     with 0.. nodes, () where that is not known; in_flop: else it is samples/s. change_s: how long a change of its nodes
-    keeps it from training. lost_share: of its time, what roll-backs undo, with 0.. nodes; () for nothing. may_starve: it
-    keeps what it has done, so that it may be left with no node where a policy does that.
+    keeps it from training. lost_share: of its time, what roll-backs undo, with 0.. nodes; () for nothing. may_starve:
+    it keeps what it has done, so that it may be left with no node where a policy does that.
     """
 
     name: str
@@ -147,8 +147,8 @@ class Policy(Protocol):
         """Share out what is left over once all that are begun have their least.
 
         Args:
-            nodes: of each job that is begun, 0 for one that the policy may leave with none. bids: theirs, but of those that lack of their least. free: how many nodes
-                are left over. failure_rate: of a node, per second.
+            nodes: of each job that is begun, 0 for one that the policy may leave with none. bids: theirs, but of those
+                that lack of their least. free: how many nodes are left over. failure_rate: of a node, per second.
 
         Returns:
             How many each is to have, no fewer than before, and together at most `free` more.

@@ -47,8 +47,8 @@ def in_words(short: Shortfall) -> str:
     whom = " and ".join(f"{name} ({nodes})" for name, nodes in sorted(short.to.items())) or "nobody else"
     would = f"{short.times:.3g} times its weight would do" if short.times else "no weight would do: it achieves nothing"
     return (
-        f"by the weights its nodes are worth more to {whom}: with its least the plan is worth {short.short:.3g} weighted "
-        f"FLOP less until the next failure; {would}"
+        f"by the weights its nodes are worth more to {whom}: with its least the plan is worth {short.short:.3g} "
+        f"weighted FLOP less until the next failure; {would}"
     )
 
 
@@ -57,6 +57,6 @@ def _keeps(bid: Bid) -> bool:
 
 
 def _found(bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, failure_rate: float) -> dict[str, Shortfall]:
-    if not bids or nodes < 1:
+    if not bids or nodes < max(1, sum(floors[bid.name] for bid in bids)):
         return {}
     return starved(tasks(bids, floors, nodes), nodes, running_s(nodes, failure_rate, LONGEST_S))
