@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 # without bytecode each of a job's processes would compile what it imports again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-waf bench-ladder bench-faults bench-peers bench-precision \
+.PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-waf bench-pace bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-outer bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-agreement bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
@@ -81,6 +81,10 @@ bench-waf: install
 
 bench-pool: install
 	$(BIN)/python benchmarks/pool.py
+
+# how long steps take with numbers of nodes that were not measured, as predicted and as they then do: four minutes
+bench-pace: install
+	$(BIN)/python benchmarks/pace.py
 
 # what a pool's server costs with 1,024 nodes and 32 jobs: fake nodes, no training
 bench-pool-scale: install

@@ -56,6 +56,7 @@ CONTRACT = {
         "metrics",
         "grad_norm",
     },
+    "flop_counted": {"step", "flop_per_sample"},
     "evaluated": {"name", "step", "samples", "metrics"},
     "failure_detected": {
         "node",

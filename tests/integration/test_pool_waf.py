@@ -51,3 +51,31 @@ def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool:
     assert plan["shares"] == {"one": 3}
     assert plan["gain"] > plan["cost"] >= 0
     pool.end()
+
+
+RAISES = """
+import torch, holdfast
+job = holdfast.init()
+model = torch.nn.Linear(4, 1)
+data = torch.utils.data.TensorDataset(torch.ones(32, 4), torch.ones(32, 1))
+job.protect(model, torch.optim.SGD(model.parameters(), lr=1e-3), data, global_batch=8, micro_batch=2)
+for step in job.steps(1_000_000):
+    if job.world_size > 1:
+        raise RuntimeError("it cannot do that with two")
+    for x, y in step.micro_batches():
+        step.backward((model(x) - y).square().mean())
+    step.apply()
+"""
+
+
+def test_a_calibration_that_a_failure_interrupts_keeps_what_it_has(pool: LocalPool, tmp_path: Path) -> None:
+    script, spec, found = tmp_path / "raises.py", tmp_path / "job.toml", tmp_path / "pace.toml"
+    script.write_text(RAISES)
+    spec.write_text(f'script = "{script}"\nname = "two"\n[experiments]\nemulate_compute = "0.02/micro-batch"\n')
+    said = pool.call("calibrate", str(spec), "--nodes", "1:3", "-o", str(found), code=1)
+    assert "1 node: " in said
+    assert "the calibration is kept as far as it came: two-calibrate is over: failed" in said
+    pace = tomllib.loads(found.read_text())["pace"]
+    assert len(pace["step_s"]) == 1
+    assert pace["micro_batches"] == 4
+    pool.end()

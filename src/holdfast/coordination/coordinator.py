@@ -100,8 +100,7 @@ class Coordinator:
             # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
             turn.change(checkpoints=tuple(checkpoints), term=term)
-        output, emulated = self.config.spec.output, self.config.spec.experiments.emulated_seconds
-        told = {"flop_per_sample": output.flop_per_sample, "peak_flop_per_s": output.peak_flop_per_s}
+        emulated, told = self.config.spec.experiments.emulated_seconds, self.parts.flop.told
         if first:
             turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, **emulated, **told)
         else:

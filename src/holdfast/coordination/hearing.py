@@ -246,6 +246,10 @@ class Hearing:
         if self._turn.is_member(message.worker) and self.plausible(node, *steps):
             self._parts.evaluations.take(message)
 
+    def _flop(self, node: Node, message: msg.FlopTally) -> None:
+        if self._turn.is_member(message.worker) and self.plausible(node, message.step - 1):
+            self._parts.flop.take(message)
+
     def _script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
         if self._turn.is_member(message.worker):
             self._parts.closing.fail(message.why)
@@ -331,6 +335,7 @@ class Hearing:
         **dict.fromkeys((msg.SnapshotTaken, msg.SnapshotLeftOut, msg.SnapshotDamaged), while_it_goes_on(_snapshot)),
         msg.Loads: while_it_goes_on(_loads),
         msg.EvaluationDone: while_it_goes_on(_evaluated),
+        msg.FlopTally: while_it_goes_on(_flop),
         msg.ScriptFailed: while_it_goes_on(_script_failed),
         msg.Raised: while_it_goes_on(_raised),
         msg.Post: while_it_goes_on(ignore),  # its agent says it in a bundle: Posts

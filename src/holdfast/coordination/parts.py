@@ -32,6 +32,7 @@ from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.telling.rendezvous import KeyBundles
+from holdfast.coordination.tenancy.flop import FlopBook
 from holdfast.coordination.tenancy.tenant import Tenant
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.plan import ExpertPlan, GenerationPlan
@@ -63,6 +64,7 @@ class JobParts:
         self.checkpoints = CheckpointBook(turn, config, costs)
         self.snapshots = SnapshotBook(turn, config)
         self.evaluations = EvaluationBook(turn)
+        self.flop = FlopBook(turn, config)
         self.ending = Ending(turn)
         self.standbys = Standbys(turn, config, costs)
         self.absences = Absences(turn)
@@ -101,6 +103,7 @@ class JobParts:
             self.standbys,
             self.replacing,
             costs,
+            lambda: self.checkpoints.period_s,
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)

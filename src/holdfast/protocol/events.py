@@ -103,6 +103,13 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     grad_norm: float | None = None
 
 
+class FlopCounted(Event, frozen=True, kw_only=True, tag_field="event", tag="flop_counted"):
+    """Training on a sample takes `flop_per_sample`, as a round of `step` was counted; nobody had declared it."""
+
+    step: int
+    flop_per_sample: float
+
+
 class Evaluated(Event, frozen=True, kw_only=True, tag_field="event", tag="evaluated"):
     """The state of `step` was evaluated on `samples` samples; once for each step and `name`, unless a roll-back came.
 
@@ -398,6 +405,7 @@ AnyEvent = (
     | StragglerFound
     | GenerationStarted
     | StepCommitted
+    | FlopCounted
     | Evaluated
     | FailureDetected
     | LimitRaised

@@ -201,6 +201,18 @@ class PaceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     micro_batches: Annotated[int, Meta(ge=0, le=MOST, description="Of a step.")] = 0
     samples: Annotated[int, Meta(ge=0, le=MOST, description="Of a step.")] = 0
 
+    @property
+    def slower(self) -> dict[int, int]:
+        """Numbers of nodes with which a step takes longer than with fewer, by each the fastest of those."""
+        found: dict[int, int] = {}
+        fastest = 0
+        for nodes, seconds in enumerate(self.step_s, 1):
+            if seconds and fastest and seconds > self.step_s[fastest - 1]:
+                found[nodes] = fastest
+            elif seconds:
+                fastest = nodes
+        return found
+
 
 class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Baselines, emulation and checks; nothing that training needs."""

@@ -150,7 +150,8 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     `witnesses`: the ranks of those that tell of a step as it passes, ascending. `last`: nothing is computed in it. Its
     members save what they have, where they save anything, and finish. `counts`: how many micro-batches of a step each
     unit computes, () for as many as the others, or one more. A unit is one member, unless the job has a layout: then
-    it is those that have a replica between them, in a row, by their places (docs/layouts.md).
+    it is those that have a replica between them, in a row, by their places (docs/layouts.md). `counts_flop`: it is to
+    be counted what a round takes.
     """
 
     term: Count
@@ -162,6 +163,7 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     witnesses: tuple[Count, ...] = ()
     last: bool = False
     counts: tuple[Count, ...] = ()
+    counts_flop: bool = False
 
     def rank(self, worker: str) -> int | None:
         """Return the rank of a worker, None where it is no member."""
@@ -170,6 +172,10 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     def is_witness(self, worker: str) -> bool:
         """Tell whether a worker tells of a step as it passes."""
         return self.rank(worker) in self.witnesses
+
+    def is_counting(self, worker: str) -> bool:
+        """Tell whether a worker is to count what a round takes: one has its own; with experts all have parts of it."""
+        return self.counts_flop and (self.expert_plan is not None or self.rank(worker) == 0)
 
     def source_of(self, worker: str, decision: Decision | None) -> StateSource | None:
         """Return where a member gets the state from with which the generation begins, None where it has it.

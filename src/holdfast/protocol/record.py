@@ -174,6 +174,7 @@ class Record(Struct, frozen=True, kw_only=True):
     `wanted`: how many nodes the job has had at the most, less those that were drained.
     `places`: rack and zone of the world's nodes and of those that it misses, if they named any; the newest lost last.
     `costs`: what was measured last of starts, warm-ups and moves, by what it is.
+    `flop_per_sample`: that training on one takes, as it was counted; 0 before that.
     `held`: what it has of the pool that it runs in, None outside of pools.
     `bases`: the newest lineages, oldest first: the generation in which each began, and the step that it began with.
     """
@@ -220,6 +221,7 @@ class Record(Struct, frozen=True, kw_only=True):
     wanted: int = 0
     places: Mapping[str, tuple[str, str]] = msgspec.field(default_factory=dict[str, tuple[str, str]])
     costs: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict[str, tuple[float, ...]])
+    flop_per_sample: float = 0.0
     held: Held | None = None
     outcome: str = ""  # "", finished, failed
 

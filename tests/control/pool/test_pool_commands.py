@@ -276,3 +276,78 @@ def test_a_node_that_is_refused_was_told_why(pool: PoolProcess) -> None:
         told = hear(node)
         assert not isinstance(told, NodeGrant)
         assert "--node-name" in told.why
+
+
+@pytest.mark.parametrize("words", [("submit",), ("whatif", "submit")])
+@pytest.mark.parametrize(
+    ("pace", "said"),
+    [
+        ("step_s = []\nmicro_batches = 8\nsamples = 8", "pace.step_s is empty, with 8 micro_batches of 8 samples"),
+        ("step_s = [0, 0]\nmicro_batches = 8\nsamples = 8", "pace says nothing of a step with 8 micro_batches"),
+        ("step_s = [2.0]", "pace says nothing of a step with 0 micro_batches of 0 samples that takes 2 s"),
+        (
+            "step_s = [2.0, -1.0]\nmicro_batches = 8\nsamples = 8",
+            "pace.step_s is [2.0, -1.0]: it must be a list of numbers from 0 to 1000000000",
+        ),
+        ("step_s = [nan]\nmicro_batches = 8\nsamples = 8", "pace.step_s is [nan]: it must be a list of numbers from 0"),
+        ("step_s = [2.0]\nmicro_batches = -8\nsamples = 8", "pace.micro_batches is -8"),
+    ],
+)
+def test_a_table_of_throughput_that_is_none_is_refused(
+    call: Call, words: tuple[str, ...], pace: str, said: str
+) -> None:
+    Path("job.toml").write_text(f'script = "train.py"\n[pace]\n{pace}\n')
+    found, told = call(*words, "job.toml")
+    assert found == 2, told
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_table_by_which_a_job_is_slower_with_more_nodes_is_taken_and_that_is_said(call: Call) -> None:
+    table = "step_s = [4.0, 2.0, 2.5, 0, 1.5]\nmicro_batches = 8\nsamples = 8"
+    Path("job.toml").write_text(
+        f'script = "train.py"\nname = "humped"\nmin_nodes = 1\nmax_nodes = 2\n[pace]\n{table}\n'
+    )
+    found, told = call("submit", "job.toml")
+    assert found == 0, told
+    assert "with 3 nodes a step of humped takes 2.5 s, and with 2 only 2 s: the policy waf leaves it 2" in told
+    assert "with 5 nodes" not in told
+    assert call("stop", "-j", "humped", "--now", "--no-wait")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--allow-starving",), "--allow-starving is for --policy waf, and the policy is equal"),
+        (("--reserve", "auto", "--policy", "weighted"), "--reserve auto is for --policy waf"),
+        (("--reserve", "-1"), "--reserve is -1: give a number from 0 to 256, or auto"),
+        (("--reserve", "some"), "--reserve is some: give a number from 0 to 256, or auto"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_not_served(call: Call, words: tuple[str, ...], said: str) -> None:
+    found, told = call("pool", *words)
+    assert found == 2, told
+    assert said in told
+
+
+@pytest.fixture(scope="module")
+def weighing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcess]:
+    """A pool that shares its two nodes out by what jobs achieve."""
+    with PoolProcess(tmp_path_factory.mktemp("waf"), policy="waf") as pool, nodes(pool, "n0", "n1"):
+        yield pool
+
+
+def test_weights_that_would_starve_a_job_say_whom_because_of_whom_and_by_how_much(
+    weighing: PoolProcess, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_ADDRESS", weighing.entry.url)
+    monkeypatch.setenv("HOLDFAST_TOKEN", weighing.entry.token)
+    table = "[pace]\nstep_s = [8.0, 4.0]\nmicro_batches = 8\nsamples = 8\n[output]\nflop_per_sample = 1e12\n"
+    for name, weight in (("light", 1.0), ("heavy", 3.0)):
+        about = f'script = "train.py"\nname = "{name}"\nweight = {weight}\nmin_nodes = 1\nmax_nodes = 2\n'
+        Path(f"{name}.toml").write_text(about + table)
+    assert call("submit", "light.toml")[0] == 0
+    found, told = call("whatif", "submit", "heavy.toml")
+    assert found == 0, told
+    assert "without its min_nodes light would have none: by the weights its nodes are worth more to heavy (1)" in told
+    assert "times its weight would do" in told

@@ -18,6 +18,7 @@ from holdfast.coordination.pool.instructions import (
     TellNode,
 )
 from holdfast.coordination.pool.pool import Pool
+from holdfast.coordination.pool.share.achieving import Waf
 from holdfast.coordination.pool.share.next_plans import Foresight
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
@@ -38,8 +39,17 @@ def a_job(name: str, least: int = 1, most: int = 8, *, saves: bool = True, **key
 class PlayedPool:
     """A pool whose store, journal, nodes and jobs are in the test's hands."""
 
-    def __init__(self, nodes: int = 0, *, policy: str = "equal", reserve: int = 0, **settings: float) -> None:
-        self.config = PoolConfig(name="p", policy=POLICIES[policy], reserve=reserve, **settings)  # pyright: ignore
+    def __init__(
+        self,
+        nodes: int = 0,
+        *,
+        policy: str = "equal",
+        reserve: int = 0,
+        starves: bool = False,
+        **settings: float | bool,
+    ) -> None:
+        shared = Waf(starves=True) if starves else POLICIES[policy]
+        self.config = PoolConfig(name="p", policy=shared, reserve=reserve, **settings)  # pyright: ignore
         self.now = 1000.0
         self.stored: bytes | None = None
         self.events: list[AnyPoolEvent] = []

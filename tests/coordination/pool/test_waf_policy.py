@@ -91,6 +91,17 @@ def test_what_is_measured_again_and_is_much_the_same_changes_nothing() -> None:
     assert kept.step_s[1] == 8.5
 
 
+def test_that_the_flop_of_a_sample_are_known_by_now_makes_another_plan() -> None:
+    pool = two_jobs()
+    settled(pool)
+    pool.stands("one", pace=GROWS)
+    pool.stands("two", pace=replace(GROWS, flop_per_sample=0.0))
+    assert settled(pool) == [4, 2]
+    pool.stands("two", pace=replace(GROWS, flop_per_sample=1e15))
+    assert settled(pool) == [2, 4], "each of its samples is a thousand of the other's"
+    assert newest(pool).trigger == "what was measured of a job"
+
+
 def test_what_was_measured_outlives_the_server() -> None:
     pool = two_jobs()
     settled(pool)

@@ -56,6 +56,7 @@ def test_schedules_try_everything() -> None:
     }
     assert {plan.together for plan in plans} == {True, False}
     assert any(plan.reserve for plan in plans)
+    assert {plan.starves for plan in plans if plan.policy == "waf"} == {True, False}
     assert any(job.unfit for plan in plans for job in plan.jobs)
     assert any(job.spec.preemptible for plan in plans for job in plan.jobs)
 

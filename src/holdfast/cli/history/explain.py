@@ -76,6 +76,7 @@ def explain_command(
         return
     for line in stands(standing):
         say(on_one_line(line))
+    _say_kept_back(pooled)
     _say_unfit(pooled)
 
 
@@ -87,7 +88,15 @@ def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
     say(f"job {job['job']} is {job['state']}{': ' if job['why'] else ''}{job['why']}")
     for would in job["would"]:
         say(f"it would begin with: {would}")
+    _say_kept_back(job)
     _say_unfit(job)
+
+
+def _say_kept_back(job: Mapping[str, Any]) -> None:
+    """Say how many nodes its pool keeps back, where it decides that itself."""
+    reserve = dict(job.get("reserve") or {})
+    if reserve.get("why"):
+        say(on_one_line(f"reserve of the pool: {reserve['nodes']}, {reserve['why']}"))
 
 
 def _say_unfit(job: Mapping[str, Any]) -> None:

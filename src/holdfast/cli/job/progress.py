@@ -143,6 +143,7 @@ _WORDS = dict(
             lambda e: f"generation {e.generation}: {e.world_size} workers on {_nodes(e.members)} ({e.reason})",
         ),
         _line(StepCommitted, _committed),
+        _line(ev.FlopCounted, lambda e: f"training on a sample takes {e.flop_per_sample:.4g} FLOP, as counted"),
         _line(ev.Evaluated, _evaluated),
         _line(ev.FailureDetected, _failed),
         _line(ev.StacksTaken, _stood),

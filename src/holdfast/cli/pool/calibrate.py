@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -60,9 +61,20 @@ def calibrate(
         say(_toml(document))
     if document["step_s"] and output is not None:
         output.write_text(_toml(document))
+    warn_of_pace(msgspec.structs.replace(given, pace=PaceSpec(step_s=tuple(document["step_s"]))))
     if why:
         warn(f"the calibration is kept as far as it came: {why}")
         raise typer.Exit(EXIT_FAILED)
+
+
+def warn_of_pace(spec: JobSpec) -> None:
+    """Say with how many nodes a job is slower than with fewer: no plan by what it achieves gives it so many."""
+    step_s = spec.pace.step_s
+    for nodes, fewer in spec.pace.slower.items():
+        warn(
+            f"pace: with {nodes} nodes a step of {spec.name or 'the job'} takes {step_s[nodes - 1]:g} s, and with "
+            f"{fewer} only {step_s[fewer - 1]:g} s: the policy waf leaves it {fewer}, unless it needs more"
+        )
 
 
 def _quiet(_: str) -> None:
@@ -112,9 +124,10 @@ def _measured(
     except HoldfastError as error:
         return found, str(error)
     finally:
-        job = patiently(lambda: client.job(spec.name))
-        if job["submission"] == number and job["state"] not in OVER:
-            client.stop(spec.name)
+        with contextlib.suppress(HoldfastError):  # (whoever is out of reach loses nothing of what was measured by that)
+            job = patiently(lambda: client.job(spec.name))
+            if job["submission"] == number and job["state"] not in OVER:
+                client.stop(spec.name)
 
 
 def _await_size(client: PoolClient, name: str, number: int, size: int, patience: float, found: dict[str, Any]) -> str:

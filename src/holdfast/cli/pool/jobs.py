@@ -13,6 +13,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.job.end import NoWait
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say
+from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
 from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec
 from holdfast.control.launch.modules import with_script
@@ -62,6 +63,7 @@ def submit(
     described = with_script(job_spec(given), os.getcwd())
     check_script(described.script)
     job = described.settled(os.getcwd())
+    warn_of_pace(job)
     with server.pool() as client:
         number = client.submit(job)
         told = patiently(lambda: client.job(job.name))

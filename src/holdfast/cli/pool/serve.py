@@ -9,7 +9,7 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -45,13 +45,23 @@ class PoolOptions:
         ),
     ] = "equal"
     reserve: Annotated[
-        int,
+        str,
         typer.Option(
-            metavar="N",
-            help="Keep so many nodes for jobs that lose one: they wait in jobs, warm.",
+            metavar="N|auto",
+            help="Keep so many nodes for jobs that lose one: they wait in jobs, warm. auto, with --policy waf: as many "
+            "as are worth more there than in jobs.",
             rich_help_panel=RECOVERY,
         ),
-    ] = 0
+    ] = "0"
+    allow_starving: Annotated[
+        bool,
+        typer.Option(
+            "--allow-starving",
+            help="With --policy waf: a job that keeps checkpoints may be left with no node, where its nodes do more "
+            "for others.",
+            rich_help_panel=JOB,
+        ),
+    ] = False
     local: Annotated[
         int, typer.Option(metavar="N", help="Run so many nodes on this machine, too.", rich_help_panel=JOB)
     ] = 0
@@ -72,6 +82,19 @@ class PoolOptions:
         ),
     ] = None
 
+    @property
+    def _reserve(self) -> int | Literal["auto"]:
+        if self.reserve == "auto":
+            if self.policy != "waf":
+                raise BadInputError(
+                    f"--reserve auto is for --policy waf, which knows what a node is worth, and the policy is "
+                    f"{self.policy}: give a number of nodes"
+                )
+            return "auto"
+        if not self.reserve.isdecimal() or int(self.reserve) > _MOST_HERE:
+            raise BadInputError(f"--reserve is {self.reserve}: give a number from 0 to {_MOST_HERE}, or auto")
+        return int(self.reserve)
+
     def settings(self, listen: ListenOptions) -> PoolSettings:
         """Return what the pool is told.
 
@@ -79,14 +102,16 @@ class PoolOptions:
             BadInputError: naming the option.
         """
         check_policy(self.policy)
-        for option, value in (("--reserve", self.reserve), ("--local", self.local)):
-            if not 0 <= value <= _MOST_HERE:
-                raise BadInputError(f"{option} is {value}: give a number from 0 to {_MOST_HERE}")
+        if self.allow_starving and self.policy != "waf":
+            raise BadInputError(f"--allow-starving is for --policy waf, and the policy is {self.policy}: leave it out")
+        if not 0 <= self.local <= _MOST_HERE:
+            raise BadInputError(f"--local is {self.local}: give a number from 0 to {_MOST_HERE}")
         host, port = listen.place()
         return PoolSettings(
             name=self.name,
             policy=self.policy,
-            reserve=self.reserve,
+            allow_starving=self.allow_starving,
+            reserve=self._reserve,
             expected=self.local,
             host=host,
             port=port,

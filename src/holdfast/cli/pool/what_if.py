@@ -13,6 +13,7 @@ from rich.table import Table
 from holdfast.cli.connection import Server
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.spec_options import given_job, job_spec
 from holdfast.control.launch.modules import with_script
 from holdfast.errors import BadInputError
@@ -62,8 +63,9 @@ _ASKED: dict[str, Callable[[str], dict[str, object]]] = {"lose": _lose, "add": _
 
 
 def _job_of(source: str) -> JobSpec:
-    described = with_script(job_spec(given_job(source, (), (), {})), os.getcwd())
-    return described.settled(os.getcwd())
+    described = with_script(job_spec(given_job(source, (), (), {})), os.getcwd()).settled(os.getcwd())
+    warn_of_pace(described)
+    return described
 
 
 def _show(found: Mapping[str, Any]) -> None:
@@ -74,6 +76,8 @@ def _show(found: Mapping[str, Any]) -> None:
     for job in sorted({*found["shares_now"], *shares}):
         table.add_row(job, str(found["shares_now"].get(job, 0)), str(shares.get(job, 0)), found["waiting"].get(job, ""))
     Console().print(table)
+    for job, why in sorted(found["starved"].items()):
+        say(f"without its min_nodes {job} would have none: {why}")
     if worth is None:
         return
     say(

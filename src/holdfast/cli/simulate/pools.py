@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.output import print_json, say
+from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.spares.report import duration, percent, table
 from holdfast.cli.spec_options import job_spec
 from holdfast.documents import open_given, read_toml
@@ -81,6 +82,7 @@ def tasks_asked(files: Sequence[Path], nodes: int) -> list[FleetTask]:
 def _task(path: Path) -> FleetTask:
     spec = job_spec(read_toml(path, JobSpec))
     pace = spec.pace
+    warn_of_pace(spec)
     if not any(pace.step_s) or not (pace.micro_batches and pace.samples):
         raise BadInputError(
             f"{path}: pace says nothing of how long a step takes: measure it (holdfast calibrate {path} --nodes 1:N)"

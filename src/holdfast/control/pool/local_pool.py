@@ -217,12 +217,12 @@ class _LocalPool:
         """Ask for the end of what has not been asked yet; return whether there is nothing left to wait for."""
         jobs = client.status()["jobs"]
         for job in jobs:
-            if job["state"] == "queued":
+            if job["state"] in ("queued", "waiting"):
                 client.suspend(job["job"])
                 self._queued[job["job"]] = None
             elif job["state"] == "admitted":
                 self._end_job(client, job["job"], saves=job["saves"])
-        return not any(job["state"] in ("queued", "admitted", "suspending", "stopping") for job in jobs)
+        return not any(job["state"] in ("queued", "waiting", "admitted", "suspending", "stopping") for job in jobs)
 
     def _queue_again(self) -> None:
         """Once there is no node any more, those that were queued are so again: for the next pool of this store."""

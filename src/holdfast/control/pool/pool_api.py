@@ -156,8 +156,10 @@ class PoolApi:
         return json_answer(told)
 
     def _told(self, name: str) -> dict[str, Any]:
-        state = self._shell.machine.state
-        return {**_job(self._shell, self._known(name)), "would": self._shell.machine.explain(name), "now": state.now}
+        machine = self._shell.machine
+        kept_back = {"nodes": machine.state.reserve, "why": machine.reserve_why}
+        told = {"would": machine.explain(name), "reserve": kept_back, "now": machine.state.now}
+        return {**_job(self._shell, self._known(name)), **told}
 
     async def submit(self, request: Request) -> Response:
         """Hand in a job; the answer is its number."""
@@ -292,7 +294,8 @@ def pool_status(shell: PoolShell) -> dict[str, Any]:
         "pool": state.record.pool,
         "term": state.record.term,
         "policy": state.config.policy.name,
-        "reserve": state.config.reserve,
+        "reserve": state.reserve,
+        "reserve_why": shell.machine.reserve_why,
         "nodes": nodes,
         "moves_to_come": shell.machine.moving.to_come,
         "jobs": [_job(shell, job) for job in jobs],
@@ -305,7 +308,7 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
     return {
         "job": job.name,
         "submission": job.submission,
-        "state": job.state,
+        "state": job.told_state,
         "nodes": sorted(grant.node for grant in state.grants_of(job.name) if not grant.standby),
         "standbys": sorted(grant.node for grant in state.grants_of(job.name) if grant.standby),
         "share": job.share,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from holdfast.control.coordinator.settings import check_listening
 from holdfast.control.registry import check_name
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 class PoolSettings:
     """One pool.
 
-    name: its own. policy: how nodes are shared out. reserve, expected: as of `PoolConfig`. host, port, token, store,
-    tls_cert, tls_key, registry: as of `ServerSettings`. folder: where journals lie, the pool's and its jobs'; None: in
+    name: its own. policy: how nodes are shared out; allow_starving: a job that was begun may be left with none.
+    reserve ("auto": the pool says how many), expected: as of `PoolConfig`. host, port, token, store, tls_cert, tls_key,
+    registry: as of `ServerSettings`. folder: where journals lie, the pool's and its jobs'; None: in
     memory, and gone with the process. logs: where the pool's own nodes keep what jobs print, "" where it has none.
     """
 
     name: str = "pool"
     policy: str = "equal"
-    reserve: int = 0
+    reserve: int | Literal["auto"] = 0
+    allow_starving: bool = False
     expected: int = 0
     host: str = "127.0.0.1"
     port: int = 0
@@ -43,11 +45,18 @@ class PoolSettings:
     def config(self) -> PoolConfig:
         """Return what the pool's machine is told."""
         # NumPy, with which policies reckon, takes longer to load than most commands take
+        from holdfast.coordination.pool.share.achieving import Waf
         from holdfast.coordination.pool.share.policies import POLICIES
         from holdfast.coordination.pool.state import PoolConfig
 
-        policy = POLICIES[self.policy]
-        return PoolConfig(name=self.name, policy=policy, reserve=self.reserve, expected=self.expected)
+        policy = Waf(starves=True) if self.allow_starving else POLICIES[self.policy]
+        return PoolConfig(
+            name=self.name,
+            policy=policy,
+            reserve=0 if self.reserve == "auto" else self.reserve,
+            auto_reserve=self.reserve == "auto",
+            expected=self.expected,
+        )
 
     def token_of(self, job: str, submission: int) -> str:
         """Return what a job's nodes show its coordinator: the same from each of the pool's servers."""

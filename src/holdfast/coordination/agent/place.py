@@ -23,6 +23,7 @@ from holdfast.protocol.messages.worker import (
     Entered,
     EvaluationDone,
     Finished,
+    FlopTally,
     Loads,
     Prepared,
     Raised,
@@ -45,6 +46,7 @@ STAND = (
     Finished,
     Loads,
     EvaluationDone,
+    FlopTally,
     ScriptFailed,
     Raised,
 )

@@ -140,6 +140,8 @@ def plan_with(
         secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
         counts=() if experts is not None else counts_for(record, list(roles)[::places], config),
+        # (of a replica that is spread over several workers nobody knows what the others compute of it)
+        counts_flop=places == 1 and not (config.spec.output.flop_per_sample or record.flop_per_sample),
     )
 
 

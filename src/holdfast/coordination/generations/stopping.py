@@ -47,7 +47,7 @@ class Stopping:
             self.reason = reason if reason == FAILURE else self.reason
             return
         self.reason = reason
-        self._progress.failed(failed_at)
+        self._progress.failed(failed_at, asked=reason != FAILURE)
         self.stop = Stop(term=turn.record.term, generation=turn.record.generation)
         self.reports, self.complaints, self.refused = {}, {}, ""
         self._silent = deque(turn.planned)

@@ -12,12 +12,14 @@ from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.plans.deciding import PlanInForce
 from holdfast.coordination.pool.plans.paces import Paces
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Worth
+from holdfast.coordination.pool.share.starving import would_starve
 from holdfast.coordination.pool.state import PoolState
 from holdfast.protocol.pool.events import JobResized, PlanDecided
 from holdfast.protocol.pool.record import PooledJob
+from holdfast.protocol.pool.sharing import JobCosts
 
-#: nodes that there are, how many each job is to have, why the others wait
-_Plan = tuple[int, dict[str, int], dict[str, str]]
+#: nodes that there are, how many each job is to have, why the others wait, how many are kept back
+_Plan = tuple[int, dict[str, int], dict[str, str], int]
 #: until a job's own changes were measured, seconds
 GUESSED_CHANGE_S = 1.0
 #: a job whose last copy is lost begins again, which takes so long, from what it saved, so long ago at the most; one
@@ -47,7 +49,7 @@ class Granting:
         state = self._state
         there = [node for node, grant in state.grants.items() if not (grant.replaced or state.nodes[node].drained)]
         nodes = len(there) + len(state.free())
-        for_jobs = max(0, len(state.nodes) - state.config.reserve)
+        for_jobs = max(0, len(state.nodes) - state.reserve)
         bids = (self.bid(job, nodes) for job in state.jobs.values() if job.state in ("queued", "admitted"))
         return Demand(
             nodes=nodes,
@@ -61,6 +63,9 @@ class Granting:
         """Return a job as a policy sees it, which has so many nodes to share out."""
         state, spec = self._state, job.spec
         change_s = state.move_s.get(job.name, GUESSED_CHANGE_S)
+        has = state.has(job.name)
+        if job.state == "admitted" and has < job.share:
+            change_s = state.costs.get(job.name, JobCosts()).hit_s or change_s
         reckons = state.config.policy.reckons
         snoozes = job.state == "admitted" and state.now < job.grew_at + spec.snooze
         least = spec.nodes_to_begin
@@ -73,7 +78,7 @@ class Granting:
             sizes=tuple(sorted(set(spec.sizes))),
             weight=spec.weight,
             priority=spec.priority,
-            has=state.has(job.name),
+            has=has,
             admitted=job.state == "admitted",
             limit_s=limit_s,
             ends_by=job.admitted_at + limit_s,
@@ -86,12 +91,20 @@ class Granting:
             in_flop=self._paces.in_flop(job),
             change_s=change_s,
             lost_share=self._lost_share(job, nodes, change_s) if reckons else (),
+            may_starve=bool(spec.checkpoint.dir),
         )
 
     def _lost_share(self, job: PooledJob, nodes: int, change_s: float) -> tuple[float, ...]:
         """Return the share of a job's time that going back takes, with 0.. nodes."""
-        lost_s = RESTART_S + (SAVED_S if job.spec.checkpoint.dir else UNSAVED_S) / 2
+        costs = self._state.costs.get(job.name, JobCosts())
+        saved_s = (costs.saves_every_s or SAVED_S) if job.spec.checkpoint.dir else UNSAVED_S
+        lost_s = costs.rolled_back_s or RESTART_S + saved_s / 2
         return self._paces.lost_share(job, nodes, (self._deciding.failure_rate, change_s, lost_s))
+
+    @property
+    def reserve_why(self) -> str:
+        """Why so many nodes are kept back, "" where a person has said how many."""
+        return self._deciding.reserve_why
 
     def next_at(self) -> float:
         """Return when a job has snoozed long enough, or a node is no more awaited, unix seconds; inf where none is."""
@@ -104,6 +117,7 @@ class Granting:
     def carry_out(self) -> None:
         """Decide who is to have how many nodes, and do of that what can be done now."""
         self._moving.give_up()
+        self._state.tell_rate(self._deciding.observed())
         demand, division = self._deciding.divide(self.demand)
         if self._call(demand, division):
             demand, division = self._deciding.divide(self.demand)
@@ -136,13 +150,21 @@ class Granting:
         return called
 
     def _tell(self, demand: Demand, division: Division) -> None:
-        plan = (demand.nodes, dict(division.nodes), dict(division.why))
-        if plan[1:] != (self._told[1:] if self._told else ({}, {})):
-            self._emit(plan, self._told[1] if self._told else {}, division.worth)
+        plan = (demand.nodes, dict(division.nodes), dict(division.why), self._state.reserve)
+        if plan[1:] != (self._told[1:] if self._told else ({}, {}, self._state.reserve)):
+            self._emit(plan, self._told[1] if self._told else {}, division.worth, self._starved(demand, division))
         self._told = plan
 
-    def _emit(self, plan: _Plan, before: dict[str, int], worth: Worth | None) -> None:
-        nodes, shares, waiting = plan
+    def _starved(self, demand: Demand, division: Division) -> dict[str, str]:
+        """Return whom the plan would leave with nothing if nobody had a least to keep, and why."""
+        policy = self._state.config.policy
+        if not policy.reckons or policy.starves:
+            return {}
+        mine = [bid for bid in demand.bids if division.nodes[bid.name]]
+        return would_starve(mine, max(0, demand.nodes - demand.kept_back), demand.failure_rate)
+
+    def _emit(self, plan: _Plan, before: dict[str, int], worth: Worth | None, starved: dict[str, str]) -> None:
+        nodes, shares, waiting, reserve = plan
         told = asdict(worth) if worth is not None else {}
         told.pop("waf", None)
         self._state.emit(
@@ -153,6 +175,9 @@ class Granting:
             trigger=self._deciding.trigger,
             before=before,
             source=self._deciding.source,
+            starved=starved,
+            reserve=reserve,
+            reserve_why=self._deciding.reserve_why,
             **told,
         )
 
@@ -166,6 +191,9 @@ class Granting:
             return
         if not size and bid.preemptible:
             self._jobs.preempt(job)
+            return
+        if not size and bid.may_starve and state.config.policy.starves and bid.has:
+            self._jobs.starve(job, why)
             return
         if size != job.share:
             self._resized(job, size, lost=max(0, job.share - bid.has))

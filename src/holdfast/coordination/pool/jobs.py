@@ -47,10 +47,14 @@ class PooledJobs:
         """Have a job leave its nodes for others."""
         self.leave(job, preempted=True)
 
-    def leave(self, job: PooledJob, *, preempted: bool = False) -> None:
+    def starve(self, job: PooledJob, why: str) -> None:
+        """Have a job leave its nodes, which do more for others; it waits until they no longer do."""
+        self.leave(job, preempted=True, why=why)
+
+    def leave(self, job: PooledJob, *, preempted: bool = False, why: str = "") -> None:
         """Have a job saved, and leave its nodes."""
         self._state.put_job(
-            job, state="suspending", preempted=preempted, share=0, wished_at=self._state.version, why=""
+            job, state="suspending", preempted=preempted, share=0, wished_at=self._state.version, why=why
         )
 
     def stop(self, job: PooledJob, why: str, *, unsaved: bool = False) -> None:
@@ -87,7 +91,7 @@ class PooledJobs:
         """A job is saved, and has given back all that it was told of: since then it was granted nothing."""
         state = self._state
         state.emit(ev.JobSuspended, job=job.name, preempted=job.preempted)
-        why = _PREEMPTED if job.preempted else ""
+        why = (job.why or _PREEMPTED) if job.preempted else ""
         state.put_job(job, state="queued" if job.preempted else "suspended", submitted_at=state.now, why=why)
         state.close_job(job)
 

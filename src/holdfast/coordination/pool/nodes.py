@@ -63,6 +63,7 @@ class PooledNodes:
         if known is not None and known.session != hello.session:
             state.came_anew(node.name)
         state.away.pop(node.name, None)
+        state.repaired(node.name)
         state.here[node.name] = state.by_connection[connection] = Connected(node.name, connection, state.now)
         grant = state.grants.get(node.name)
         if grant is not None and grant.session != hello.session:

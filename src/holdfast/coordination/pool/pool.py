@@ -65,7 +65,7 @@ class Pool:
         state.away = dict.fromkeys(state.nodes, now)
         state.new_term()
         state.began_at = state.began_at or now
-        state.emit(PoolStarted, url=url, pid=pid, policy=config.policy.name, reserve=config.reserve)
+        state.emit(PoolStarted, url=url, pid=pid, policy=config.policy.name, reserve=state.reserve)
         self._jobs.restart()
         self._advance()
         return state.flush([EmitPool(event) for event in self._lost])
@@ -91,6 +91,11 @@ class Pool:
                 return []  # (nothing has happened)
         self._advance()
         return self.state.flush()
+
+    @property
+    def reserve_why(self) -> str:
+        """Why so many nodes are kept back, where the pool decides how many; else "" ."""
+        return self._granting.reserve_why
 
     def explain(self, job: str) -> list[str]:
         """Return what would each let a job begin that waits, in words; why it waits is in the record."""

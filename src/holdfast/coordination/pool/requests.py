@@ -48,6 +48,11 @@ def check_sharing(spec: JobSpec) -> None:
             f"sizes is {sizes}: none lies within min_nodes and max_nodes ({least} to {most}); change either"
         )
     pace = spec.pace
+    if not pace.step_s and (pace.micro_batches or pace.samples):
+        raise BadInputError(
+            f"pace.step_s is empty, with {pace.micro_batches} micro_batches of {pace.samples} samples: give how long a "
+            "step takes with 1, 2, ... nodes (0 where that was not measured), or leave [pace] out"
+        )
     if pace.step_s and not (any(pace.step_s) and pace.micro_batches and pace.samples):
         raise BadInputError(
             f"pace says nothing of a step with {pace.micro_batches} micro_batches of {pace.samples} samples that takes "
@@ -111,7 +116,7 @@ def check_fits(state: PoolState, spec: JobSpec) -> None:
         BadInputError: with what would fit.
     """
     there = max(len(state.nodes), state.config.expected)
-    reserve = 0 if spec.preemptible else state.config.reserve
+    reserve = 0 if spec.preemptible or state.config.auto_reserve else state.config.reserve
     room = there - reserve
     bid = Bid(name=spec.name, order=0, least=spec.nodes_to_begin, most=spec.max_nodes, sizes=tuple(sorted(spec.sizes)))
     need = bid.smallest if spec.preemptible else state.config.policy.begins_with(bid)

@@ -25,7 +25,7 @@ from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased, RoleChanged
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolNode, PoolRecord
-from holdfast.protocol.pool.sharing import JobShares, JobStands, NodeUnfit, PoolWish
+from holdfast.protocol.pool.sharing import JobCosts, JobShares, JobStands, NodeUnfit, PoolWish
 
 E = TypeVar("E", bound=AnyPoolEvent)
 
@@ -33,6 +33,10 @@ E = TypeVar("E", bound=AnyPoolEvent)
 MOST_NODES = 8192
 #: of jobs that are over, so many are remembered
 KEPT_JOBS = 256
+#: of nodes that were away, the newest count
+KEPT_REPAIRS = 64
+#: jobs are told how often nodes fail once that is off by so much: each writes it down
+RATE_OFF_BY = 0.25
 _WISHES: dict[str, PoolWish] = {"suspending": "suspend", "stopping": "stop"}
 
 
@@ -40,7 +44,8 @@ _WISHES: dict[str, PoolWish] = {"suspending": "suspend", "stopping": "stop"}
 class PoolConfig:
     """Settings of a pool; times in seconds.
 
-    reserve: nodes that no job but preemptible ones is given, for those that lose one. expected: nodes that are known to
+    reserve: nodes that no job but preemptible ones is given, for those that lose one; auto_reserve: how many is decided
+    by what they are worth there (then `reserve` counts for nothing). expected: nodes that are known to
     come. lease_s: a node that says nothing for so long is gone. back_s: so long it may well be about to come back.
     forget_s: so long it is known; one whose name is of its process alone only for `back_s`. settle_s: so long a pool
     that has been started again waits for its nodes before it decides anything new. most_nodes: no more are known.
@@ -49,6 +54,7 @@ class PoolConfig:
     name: str
     policy: Policy
     reserve: int = 0
+    auto_reserve: bool = False
     expected: int = 0
     lease_s: float = 3.0
     settle_s: float = 5.0
@@ -97,9 +103,18 @@ class PoolState:
         self.trains: dict[str, frozenset[int]] = {}
         #: what a move costs a job, where it has said so
         self.move_s: dict[str, float] = {}
+        #: what failures have cost each job, as far as it has said so
+        self.costs: dict[str, JobCosts] = {}
+        #: how often a node fails, per second, as jobs were told last; 0: nobody was told
+        self.failure_rate = 0.0
         self._term, self._seq = record.term, record.seq
         self._last_grant, self._last_submission = record.last_grant, record.last_submission
         self.failures, self.began_at = record.failures, record.began_at
+        #: nodes that are kept back for jobs that lose one
+        self.reserve = record.reserve if config.auto_reserve else config.reserve
+        #: how long nodes were away that had failed, the newest; and since when the others are
+        self.repairs: tuple[float, ...] = record.repairs
+        self._failed_at: dict[str, float] = {}
         self._changed = False
         self._events: list[AnyPoolEvent] = []
         self._first: list[PoolInstruction] = []
@@ -111,7 +126,7 @@ class PoolState:
         """Return how the pool stands, to see what would come of something: nobody is told of that."""
         other = PoolState(self.config, self.record)
         other.now = self.now
-        for name in ("here", "by_connection", "away", "refused", "trains", "move_s", "_unfit", "_anew"):
+        for name in ("here", "by_connection", "away", "refused", "trains", "move_s", "costs", "_unfit", "_anew"):
             setattr(other, name, dict(getattr(self, name)))
         other.stranded = self.stranded
         return other
@@ -148,6 +163,7 @@ class PoolState:
         """Forget a node that nobody owns."""
         assert name not in self.grants, name
         del self.nodes[name]
+        self.repaired(name)
         self._anew.pop(name, None)
         self.away.pop(name, None)
         self._changed = True
@@ -183,6 +199,7 @@ class PoolState:
         self.refused[job] = frozenset(self.unfit(job))
         if report.move_s is not None:
             self.move_s[job] = report.move_s
+        self.costs[job] = report.costs
 
     def unfit(self, job: str) -> dict[str, str]:
         """Return the nodes that a job would not take, as they are, and why."""
@@ -198,8 +215,29 @@ class PoolState:
 
     def said_no_more(self, job: str) -> None:
         """Forget what a job has said."""
-        for said in (self._unfit, self.refused, self.trains, self.move_s):
+        for said in (self._unfit, self.refused, self.trains, self.move_s, self.costs):
             said.pop(job, None)
+
+    def keep_back(self, nodes: int) -> bool:
+        """Keep so many nodes back for jobs that lose one; return whether these are others than before."""
+        if nodes == self.reserve:
+            return False
+        self.reserve, self._changed = nodes, True
+        return True
+
+    def repaired(self, node: str) -> None:
+        """A node is back, or given up: if it had failed, so long that has taken."""
+        failed_at = self._failed_at.pop(node, None)
+        if failed_at is not None:
+            self.repairs = (*self.repairs, max(0.0, self.now - failed_at))[-KEPT_REPAIRS:]
+
+    def tell_rate(self, failure_rate: float) -> None:
+        """Let jobs know how often nodes fail, where that is much else than they know."""
+        known = self.failure_rate
+        if abs(failure_rate - known) > RATE_OFF_BY * known:
+            self.failure_rate = failure_rate
+            for job in self.jobs:
+                self.tell_job(job)
 
     def strand(self, jobs: frozenset[str]) -> None:
         """These jobs, and no other ones, have too few nodes that would do for them: they are told."""
@@ -254,6 +292,8 @@ class PoolState:
     def release(self, grant: Grant, by: str, *, failed: bool = False) -> None:
         """A grant is over, as its job's record or the node itself has said; `failed`: nobody had asked for that."""
         self.failures += failed
+        if failed and grant.node not in self.here:
+            self._failed_at[grant.node] = self.away.get(grant.node, self.now)
         del self.grants[grant.node]
         del self.of_job[grant.job][grant.node]
         self._told(grant)
@@ -347,6 +387,8 @@ class PoolState:
                 outbox=tuple(self._events),
                 failures=self.failures,
                 began_at=self.began_at,
+                reserve=self.reserve if self.config.auto_reserve else 0,
+                repairs=self.repairs,
             )
             out.append(PersistPool(self.record))
         out += [EmitPool(event) for event in self._events]
@@ -394,4 +436,5 @@ class PoolState:
             standbys=frozenset(grant.number for grant in grants.values() if grant.standby),
             wish="stop_now" if job.state == "stopping" and job.unsaved else _WISHES.get(job.state, "run"),
             stranded=job.name in self.stranded,
+            failure_rate=self.failure_rate,
         )

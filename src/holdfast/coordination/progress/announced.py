@@ -112,13 +112,19 @@ class Progress:
         here = (node.connection for node in turn.members.nodes.values())
         turn.broadcast(here, Committed(term=turn.record.term, step=self._told))
 
-    def failed(self, failed_at: float) -> None:
-        """A recovery begins; one that is still under way goes on counting from its first failure."""
+    def failed(self, failed_at: float, *, asked: bool = False) -> None:
+        """A recovery begins; one that is still under way goes on counting from its first failure.
+
+        Args:
+            asked: nothing has failed, somebody leaves in good order.
+        """
         if self.recovery is not None and self.recovery.restart:
             self.recovery.regrouped = 0.0  # what the restart has lost is still being done again
         elif self.recovery is None or self.recovery.regrouped:
             taken = self.recovery.taken if self.recovery is not None else {}  # (of which nobody has told yet)
-            self.recovery = RecoveryCost(failed=failed_at, detected=self._turn.now, action="shrink", taken=taken)
+            self.recovery = RecoveryCost(
+                failed=failed_at, detected=self._turn.now, action="shrink", taken=taken, asked=asked
+            )
 
     def restarts(self) -> None:
         """The recovery under way is a restart: it lasts until a step is committed that never was before."""

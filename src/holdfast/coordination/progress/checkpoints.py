@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.progress.costs import MeasuredCosts
-from holdfast.coordination.progress.saving_period import gone_back, saved, saving_period_s
+from holdfast.coordination.progress.costs import Cost, MeasuredCosts
+from holdfast.coordination.progress.saving_period import PRIOR_S, gone_back, prior_s, saved, saving_period_s
 from holdfast.coordination.snapshots.book import on_lineage
 from holdfast.coordination.turn import Turn
 from holdfast.errors import BadInputError
@@ -71,6 +71,8 @@ class CheckpointBook:
         self._asked = 0
         #: when all were asked for one because it was time
         self._asked_at = 0.0
+        #: `_prior_s`, and of which generation, and failure rate, that is
+        self._prior, self._prior_of = PRIOR_S, (0, 0.0)
 
     def take(
         self,
@@ -109,7 +111,22 @@ class CheckpointBook:
         record = self._turn.record
         if not (record.saves and record.saves_in_time):
             return None
-        return saving_period_s(record.saving, self._turn.now - record.run_since, self._config.period)
+        return saving_period_s(record.saving, self._turn.now - record.run_since, self._config.period, self._prior_s)
+
+    @property
+    def _prior_s(self) -> float:
+        """For how long it counts that a save was needed once: by how often the pool's nodes fail, if it is in one."""
+        record = self._turn.record
+        plan, rate = record.plan, record.held.failure_rate if record.held is not None else 0.0
+        if plan is None or not rate:
+            return PRIOR_S
+        if self._prior_of != (plan.generation, rate):
+            exposed_s = sum(map(self._costs.of, (Cost.DECISION, Cost.BUILD, Cost.TRANSFER)))
+            nodes, shape = len({member.node for member in plan.members}), record.expert_shape
+            experts = shape.experts if shape is not None else 0
+            self._prior = prior_s(nodes, rate, exposed_s, experts=experts, slots=self._config.spec.experts.slots)
+            self._prior_of = plan.generation, rate
+        return self._prior
 
     def _ask_in_time(self, committed: int) -> None:
         """Have all save after the same step, the next one to pass, where it is time for that."""

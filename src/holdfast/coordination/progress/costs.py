@@ -35,6 +35,9 @@ class Cost(StrEnum):
     SWAP = "swap_s"  # what a join takes of the steps, beside a step's own time
     TRANSFER = "transfer_s"  # a whole node's state, to one that had none
     STATE = "state_bytes"  # what it received
+    HIT = "hit_s"  # a node was lost, and nobody took its place: from then to the first step, beside a usual one
+    REPLACED = "replaced_s"  # likewise, and a standby did
+    ROLLED_BACK = "rolled_back_s"  # likewise, and the job went back to what was saved: with what was done again
     LOSS = "lost_at"  # when nodes were lost, unix seconds
 
 
@@ -47,8 +50,13 @@ PRIORS = {
     Cost.SWAP: LEAST_PAUSE_S,
     Cost.TRANSFER: 0.5,
     Cost.STATE: 0.0,
+    Cost.HIT: 1.0,
+    Cost.REPLACED: 1.0,
+    Cost.ROLLED_BACK: 0.0,
     Cost.LOSS: 0.0,
 }
+#: what a recovery from a failure measures, by what it did
+_RECOVERED = {"shrink": Cost.HIT, "replace": Cost.REPLACED}
 #: the first loss is expected after so long
 FIRST_LOSS_S = 3600.0
 #: losses that lie closer together are one
@@ -85,6 +93,14 @@ class MeasuredCosts:
         newest = {str(cost): (*self._known(cost), value)[-_NEWEST:]}
         self._turn.change(costs={**self._turn.record.costs, **self._unwritten, **newest})
         self._unwritten.clear()
+
+    def _keep_loss(self, recovery: RecoveryCost, committed: float) -> None:
+        """Write down what a failure has cost."""
+        if recovery.asked or recovery.swap:
+            return
+        kind = Cost.ROLLED_BACK if recovery.restart else _RECOVERED.get(recovery.action)
+        if kind is not None:
+            self.measured(kind, max(0.0, committed - recovery.failed - self.step_s))
 
     def of(self, cost: Cost) -> float:
         """Return what something costs: the median of what was measured last, before that a guess."""
@@ -152,6 +168,7 @@ class MeasuredCosts:
         elif recovery.decided and recovery.regrouped and not recovery.restart:
             self.measured(Cost.DECISION, max(0.0, recovery.decided - recovery.detected))
             self.measured(Cost.BUILD, max(0.0, recovery.regrouped - recovery.decided - recovery.transfer_s))
+        self._keep_loss(recovery, committed)
         if recovery.most_bytes and recovery.action in ("grow", "replace"):
             self.measured(Cost.TRANSFER, recovery.transfer_s)
             self.measured(Cost.STATE, recovery.most_bytes)

@@ -26,7 +26,8 @@ class RecoveryCost:
     """Times of one recovery (or join) under way; seconds on the coordinator's clock.
 
     It ends with the first committed step after `after_step`. `swap`: a join at a step boundary, without a failure.
-    `restart`: all workers are started again; what they have lost is done again before it ends.
+    `restart`: all workers are started again; what they have lost is done again before it ends. `asked`: nothing has
+    failed.
     """
 
     failed: float
@@ -36,6 +37,7 @@ class RecoveryCost:
     after_step: int = 0
     swap: bool = False
     restart: bool = False
+    asked: bool = False
     #: 0 for a join: it was decided before its costs begin
     decided: float = 0.0
     regrouped: float = 0.0

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from msgspec.structs import replace
 
 from holdfast.protocol.pool.held import Held, HeldGrant
-from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, JobStands, NodeUnfit
+from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStanding, JobStands, NodeUnfit
 
 
 def hear(held: Held, shares: JobShares, now: float) -> Held:
@@ -40,6 +40,7 @@ def hear(held: Held, shares: JobShares, now: float) -> Held:
         grants=grants,
         returned=held.returned & told,
         wish=shares.wish,
+        failure_rate=shares.failure_rate or held.failure_rate,
     )
 
 
@@ -91,11 +92,12 @@ def report(
     members: Collection[str] = (),
     move_s: float | None = None,
     pace: JobPace | None = None,
+    costs: JobCosts | None = None,
 ) -> JobStands:
     """Return what the pool is told.
 
     Args:
-        members: of its plan. move_s: what a move costs, None where that is not known yet. pace: likewise.
+        members: of its plan. move_s: what a move costs, None where that is not known yet. pace, costs: likewise.
     """
     return JobStands(
         submission=held.submission,
@@ -108,4 +110,5 @@ def report(
         refuses=dict(refuses or {}),
         move_s=move_s,
         pace=pace,
+        costs=costs or JobCosts(),
     )

@@ -1,11 +1,16 @@
-"""How fast a job trains, for its pool's plan: told when it is known, and again once it is off by a tenth."""
+"""How fast a job trains, and what failures cost it, for its pool's plan: told when it is known, and again once it is
+off by a tenth."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from msgspec.structs import asdict
+
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.progress.costs import MeasuredCosts
+from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.pool.sharing import JobPace
+from holdfast.protocol.pool.sharing import JobCosts, JobPace
 
 #: the steps are looked at every so many seconds: each of a pool's many jobs is asked at every tick
 _EVERY_S = 2.0
@@ -16,11 +21,15 @@ _OFF_BY = 0.1
 class Pacing:
     """Keeps what was told."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
+    def __init__(
+        self, turn: Turn, config: CoordinatorConfig, costs: MeasuredCosts, saves_every_s: Callable[[], float | None]
+    ) -> None:
         self._turn = turn
         self._spec = config.spec
         self._costs = costs
         self._told: JobPace | None = None
+        self._costs_told = JobCosts()
+        self._saves_every_s = saves_every_s
         self._looks_at = 0.0
 
     @property
@@ -32,20 +41,38 @@ class Pacing:
             self._look()
         return self._told
 
+    @property
+    def costs(self) -> JobCosts:
+        """What failures have cost; the same object as long as it is much the same."""
+        return self._costs_told
+
+    def _look_at_costs(self) -> None:
+        found = {
+            cost.value: self._costs.of(cost)
+            for cost in (Cost.HIT, Cost.REPLACED, Cost.ROLLED_BACK)
+            if self._costs.is_measured(cost)
+        }
+        found["saves_every_s"] = self._saves_every_s() or 0.0
+        told = asdict(self._costs_told)
+        if any(abs(seconds - told[name]) > _OFF_BY * seconds for name, seconds in found.items()):
+            self._costs_told = JobCosts(**found)
+
     def _look(self) -> None:
+        self._look_at_costs()
         workers, record = self._spec.workers_per_node, self._turn.record
         step_s = dict(self._told.step_s) if self._told is not None else {}
         for world, seconds in self._costs.paces().items():
             nodes, more = divmod(world, workers)
             if not more and abs(seconds - step_s.get(nodes, 0.0)) > _OFF_BY * seconds:
                 step_s[nodes] = seconds
-        if step_s and (self._told is None or step_s != self._told.step_s):
+        flop = self._spec.output.flop_per_sample or record.flop_per_sample
+        if step_s and (self._told is None or (step_s, flop) != (self._told.step_s, self._told.flop_per_sample)):
             self._told = JobPace(
                 step_s=step_s,
                 micro_batches=record.micro_batches,
                 samples=record.global_batch,
                 workers=workers,
-                flop_per_sample=self._spec.output.flop_per_sample,
+                flop_per_sample=flop,
                 experts=record.expert_shape.experts if record.expert_shape is not None else 0,
                 slots=self._spec.experts.slots,
             )

@@ -6,6 +6,7 @@ what the pool wants, that nodes leave, that the job is saved or ends, is done as
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import is_
 
@@ -73,6 +74,7 @@ class Tenant:
         standbys: Standbys,
         replacing: Replacing,
         costs: MeasuredCosts,
+        saves_every_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._turn = turn
         self._config = config
@@ -85,7 +87,7 @@ class Tenant:
         self._standbys = standbys
         self._replacing = replacing
         self._costs = costs
-        self._pacing = Pacing(turn, config, costs)
+        self._pacing = Pacing(turn, config, costs, saves_every_s)
         #: nodes that came and do not fit the job, as far as this coordinator has seen; the newest last
         self._unfit: dict[str, NodeUnfit] = {}
         #: standbys that the pool wants to join, and that wait still
@@ -306,14 +308,14 @@ class Tenant:
             self._turn.change(held=held)
 
     def _tell(self, held: Held) -> None:
-        record, move_s, pace = self._turn.record, self._move_s, self._pacing.pace
+        record, move_s, pace, costs = self._turn.record, self._move_s, self._pacing.pace, self._pacing.costs
         # (none of these is ever changed in its place)
         made_of = held, record.plan, record.pending, record.leaving, record.quarantined, record.given_up
-        made_of = *made_of, pace, tuple(self._unfit.items()), move_s
-        if self._told is not None and all(map(is_, made_of[:7], self._told_of)) and made_of[7:] == self._told_of[7:]:
+        made_of = *made_of, pace, costs, tuple(self._unfit.items()), move_s
+        if self._told is not None and all(map(is_, made_of[:8], self._told_of)) and made_of[8:] == self._told_of[8:]:
             return
         self._told_of = made_of
-        said = report(held, self._refuses, self._turn.nodes_planned, move_s, pace)
+        said = report(held, self._refuses, self._turn.nodes_planned, move_s, pace, costs)
         if said != self._told:
             self._told = said
             self._turn.tell_pool(said)

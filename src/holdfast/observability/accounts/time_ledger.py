@@ -15,6 +15,7 @@ from holdfast.protocol.events import (
     CheckpointSaved,
     CoordinatorRestarted,
     FailureDetected,
+    FlopCounted,
     GenerationStarted,
     JobStarted,
     JobWaiting,
@@ -153,6 +154,8 @@ class TimeLedger:
         match event:
             case JobStarted() | CoordinatorRestarted():
                 self._begin(event)
+            case FlopCounted():
+                self._flop_per_sample = event.flop_per_sample
             case JournalRepaired():
                 span.lost = True
                 end = max(event.step_time, span.began)

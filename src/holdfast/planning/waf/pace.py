@@ -5,7 +5,7 @@ A step of M micro-batches on N workers has ceil(M / N) rounds; then gradients ar
 `a ceil(M / N) + b (N - 1) / N + c`, none of a, b and c below zero (non-negative least squares of relative errors). With
 two sizes measured, b is left out; with one, the rounds are taken to explain all of it but a twentieth (`UNSHARED`): a
 job is thought to grow well until it was seen not to. No size is believed to be faster than the fastest that was
-measured, but in proportion to its nodes.
+measured, but in proportion to its rounds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class StepTimes:
         fitted = self._terms(1 + indices(nodes))[:, : known.size] @ known
         fastest = int(seconds.argmin())
         # (steps that took longer with more nodes may be explained by the sum alone, which a single one does not need)
-        return np.maximum(fitted, seconds[fastest] * np.minimum(1.0, sizes[fastest] / (1.0 + indices(nodes))))
+        rounds = self._terms(1 + indices(nodes))[:, 0] / self._terms(sizes)[fastest, 0]
+        return np.maximum(fitted, seconds[fastest] * np.minimum(1.0, rounds))
 
     def throughput(self, nodes: int) -> FloatArray:
         """Return FLOP/s with 0..nodes nodes, `(nodes + 1,)`: as measured where it was, else as fitted."""

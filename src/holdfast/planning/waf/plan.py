@@ -156,11 +156,10 @@ def price(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: fl
         sizes: of each job. nodes: that there are. running_s: until the next failure.
     """
     waf = sum(float(task.waf(nodes)[size]) for task, size in zip(tasks, sizes, strict=True))
-    moved = [task for task, size in zip(tasks, sizes, strict=True) if task.hit or size != task.had]
     return WafPlan(
         sizes={task.name: int(size) for task, size in zip(tasks, sizes, strict=True)},
         gain=waf * running_s,
-        cost=sum(task.loss for task in moved),
+        cost=sum(task.loss_with(size) for task, size in zip(tasks, sizes, strict=True)),
         waf=waf,
     )
 

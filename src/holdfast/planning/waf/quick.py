@@ -16,6 +16,29 @@ from holdfast.planning.waf.plan import WafPlan, check_tasks, price
 from holdfast.planning.waf.task import Task
 
 
+class QuickPlans:
+    """The best division of any number of nodes up to some, by tables that are made once."""
+
+    def __init__(self, tasks: Sequence[Task], nodes: int, running_s: float) -> None:
+        """Make the tables."""
+        value = np.zeros(nodes + 1)
+        self._took: list[IntArray] = []
+        for task in tasks:
+            reward = task.reward(nodes, running_s)
+            value, taken = _with(value, reward, worth_having(reward, task.had))
+            self._took.append(taken)
+        #: `(nodes + 1,)`: what the best division of so many is worth, -inf where there is none
+        self.value = value
+
+    def sizes(self, nodes: int) -> list[int]:
+        """Return what each job has of so many nodes, of which there is a division."""
+        sizes: list[int] = []
+        for taken in reversed(self._took):
+            sizes.append(int(taken[nodes]))
+            nodes -= sizes[-1]
+        return sizes[::-1]
+
+
 def quick_best(tasks: Sequence[Task], nodes: int, running_s: float) -> WafPlan:
     """Return the plan that `plan.best` makes, without its next best.
 
@@ -23,19 +46,7 @@ def quick_best(tasks: Sequence[Task], nodes: int, running_s: float) -> WafPlan:
         BadInputError: as of `plan.best`.
     """
     check_tasks(tasks, nodes)
-    value = np.zeros(nodes + 1)
-    took: list[IntArray] = []
-    for task in tasks:
-        reward = task.reward(nodes, running_s)
-        numbers = worth_having(reward, task.had)
-        value, taken = _with(value, reward, numbers)
-        took.append(taken)
-    sizes: list[int] = []
-    left = nodes
-    for taken in reversed(took):
-        sizes.append(int(taken[left]))
-        left -= sizes[-1]
-    return price(tasks, sizes[::-1], nodes, running_s)
+    return price(tasks, QuickPlans(tasks, nodes, running_s).sizes(nodes), nodes, running_s)
 
 
 def worth_having(reward: FloatArray, had: int) -> IntArray:

@@ -23,7 +23,8 @@ class Task:
     it can run on, () for all from `least` to `most`. floor: the plan gives it no fewer, whatever the others would make
     of them: as printed, Eq. 3 starves jobs (errata 4). had: nodes before what has happened (x_i). hit: a
     node of it has failed (Eq. 4). transition_s: how
-    long a change of its nodes keeps it from training. lost_share: `(n + 1,)`, the share of its time that goes into
+    long a change of its nodes keeps it from training; left_s: so much longer where it is left with none, for it
+    is saved, and begun again some day. lost_share: `(n + 1,)`, the share of its time that goes into
     computing anew what roll-backs have undone (`survival`); None where none does.
     """
 
@@ -37,6 +38,7 @@ class Task:
     had: int = 0
     hit: bool = False
     transition_s: float = 0.0
+    left_s: float = 0.0
     lost_share: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +67,7 @@ class Task:
         reward = self.waf(nodes) * running_s
         changed = (indices(nodes + 1) != self.had) | self.hit
         reward[changed] -= self.loss
+        reward[0] -= self.loss_with(0) - self.loss if changed[0] else 0.0
         reward[1:][~self.fits(nodes)[1:]] = -np.inf
         reward[: self.floor] = -np.inf
         return reward
@@ -73,6 +76,12 @@ class Task:
     def loss(self) -> float:
         """What a transition costs, weighted FLOP: F(t, x) of the nodes that it had, for that long."""
         return float(self.waf(self.had)[self.had]) * self.transition_s
+
+    def loss_with(self, nodes: int) -> float:
+        """What it costs that it comes to have so many nodes, weighted FLOP."""
+        if nodes == self.had and not self.hit:
+            return 0.0
+        return self.loss + (0.0 if nodes else float(self.waf(self.had)[self.had]) * self.left_s)
 
     @property
     def kept(self) -> int:

@@ -323,6 +323,19 @@ class Loads(Struct, frozen=True, kw_only=True):
     token_s: Annotated[float, Meta(ge=0.0)]
 
 
+class FlopTally(Struct, frozen=True, kw_only=True):
+    """What the first round of `step` took here, forward and backward: `flop`, for `samples` of this worker's own.
+
+    With experts a round is all ranks' together: what each computes is of all ranks' tokens.
+    """
+
+    worker: WorkerId
+    generation: Count
+    step: Count
+    flop: Annotated[float, Meta(ge=0.0, le=1e30)]
+    samples: Count
+
+
 class EvaluationResult(Struct, frozen=True, kw_only=True):
     """What an evaluation of the state of `step` came to."""
 
@@ -376,6 +389,7 @@ WorkerMessage = (
     | SnapshotDamaged
     | Loads
     | EvaluationDone
+    | FlopTally
     | ScriptFailed
     | Raised
     | Post

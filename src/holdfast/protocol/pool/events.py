@@ -137,7 +137,9 @@ class PlanDecided(PoolEvent, frozen=True, kw_only=True, tag="plan_decided"):
     """How many nodes each job is to have. `nodes`: that there are; `waiting`: who waits, and why.
 
     `trigger`: what has led to it; `before`: how many each had to have. `source`: whether it was looked up (table) or
-    found only now (solved). Of a policy that reckons with it, in weighted FLOP until the next failure: `gain`, what is
+    found only now (solved). `starved`: whom the plan would leave with no node if nobody had a least to keep, and why.
+    `reserve`: nodes kept back for jobs that lose one; `reserve_why`: where the pool decides how many, why.
+    Of a policy that reckons with it, in weighted FLOP until the next failure: `gain`, what is
     done with these shares, `cost`, what the changes keep from being done, `next_best`, the best other division, and
     `given_up`, how much less that is worth.
     """
@@ -152,6 +154,9 @@ class PlanDecided(PoolEvent, frozen=True, kw_only=True, tag="plan_decided"):
     cost: float | None = None
     next_best: dict[str, int] | None = None
     given_up: float | None = None
+    starved: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    reserve: int = 0
+    reserve_why: str = ""
 
 
 class PoolStoreReturned(PoolEvent, frozen=True, kw_only=True, tag="store_returned"):

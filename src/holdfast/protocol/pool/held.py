@@ -25,6 +25,7 @@ class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a job's record has of its pool: grants by node, and those given back of which the pool still speaks.
 
+    `failure_rate`: how often a node of the pool fails, per second; 0 before it has said so.
     `term`, `heard`: of the newest shares that were heard. `standing`, `why`: what the pool is told of the job.
     """
 
@@ -36,6 +37,7 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wish: PoolWish = "run"
     standing: JobStanding = "going"
     why: str = ""
+    failure_rate: float = 0.0
 
     @property
     def numbers(self) -> frozenset[int]:

@@ -77,6 +77,12 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pace: JobPace | None = None
     unsaved: bool = False
 
+    @property
+    def told_state(self) -> str:
+        """Its state as users are told: one that others' weights have taken out of its nodes is waiting."""
+        starved = self.state == "queued" and self.preempted and not self.spec.preemptible
+        return "waiting" if starved else self.state
+
 
 class PoolRecord(Struct, frozen=True, kw_only=True):
     """The pool's durable state, replaced as a whole by compare-and-swap.
@@ -84,7 +90,8 @@ class PoolRecord(Struct, frozen=True, kw_only=True):
     `version` counts its changes: what jobs and nodes are told carries it. `last_grant`, `last_submission`: the highest
     numbers ever given. `grants`: those in force, by node: a node has one or none. `seq`: of the newest event;
     `outbox`: the events of the transition that wrote this record. `failures`: so often a job has lost a node since the
-    pool was first begun, `began_at` (unix seconds).
+    pool was first begun, `began_at` (unix seconds). `reserve`: nodes kept back, where the pool decides how many;
+    `repairs`: for how long nodes were away that had failed, seconds, the newest last.
     """
 
     schema: int
@@ -100,3 +107,5 @@ class PoolRecord(Struct, frozen=True, kw_only=True):
     outbox: tuple[AnyPoolEvent, ...] = ()
     failures: int = 0
     began_at: float = 0.0
+    reserve: int = 0
+    repairs: tuple[float, ...] = ()

@@ -21,6 +21,7 @@ class JobShares(Struct, frozen=True, kw_only=True):
 
     `standbys`: those of nodes that wait to take the place of one that is lost. The job says itself when one has; one
     that was among them, and is no more, is to join.
+    `failure_rate`: how often a node fails, per second, as the pool has seen it; 0: it has said nothing of that.
     `stranded`: so many nodes of the pool are of no use to the job that it cannot be begun on the others.
     `term`, `version`: of that record; an older one than was heard counts no more.
     """
@@ -33,6 +34,7 @@ class JobShares(Struct, frozen=True, kw_only=True):
     standbys: frozenset[Count] = frozenset()
     wish: PoolWish = "run"
     stranded: bool = False
+    failure_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
 class NodeUnfit(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,12 +60,26 @@ class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     slots: Count = 0
 
 
+class JobCosts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What failures have cost a job, as measured, in seconds beside a usual step; 0 for what was not.
+
+    `hit_s`: it has lost a node, and gone on without; `replaced_s`: a standby took the place; `rolled_back_s`: it has
+    gone back to what it had saved, what was done again among it. `saves_every_s`: how long it lets pass between saves.
+    """
+
+    hit_s: Seconds = 0.0
+    replaced_s: Seconds = 0.0
+    rolled_back_s: Seconds = 0.0
+    saves_every_s: Seconds = 0.0
+
+
 class JobStands(Struct, frozen=True, kw_only=True):
     """What a job holds by its own record. A grant that it was told of, and does not hold, it never takes again.
 
     `heard`: the version of the newest shares that are in its record. `standbys`: of those held, by which nodes wait;
     `trains`: by which they are members of its plan. `refuses`: nodes that it would not take. `move_s`: what it costs of
-    its training that a node joins and another leaves, as far as that was measured. `pace`: None before steps were.
+    its training that a node joins and another leaves, as far as that was measured. `costs`: what failures have cost.
+    `pace`: None before steps were.
     """
 
     submission: Count
@@ -75,4 +91,5 @@ class JobStands(Struct, frozen=True, kw_only=True):
     why: Annotated[Text, Meta(description="of one that is over")] = ""
     refuses: Mapping[Name, NodeUnfit] = msgspec.field(default_factory=dict[str, NodeUnfit])
     move_s: Seconds | None = None
+    costs: JobCosts = JobCosts()
     pace: JobPace | None = None

@@ -88,6 +88,23 @@ def plan_standbys(case: StandbyCase) -> StandbyPlan:
     )
 
 
+def none_ready(standbys: IntArray, load: float) -> FloatArray:
+    """Return how likely it is that none of `standbys` (S,) is ready, where no node comes from elsewhere.
+
+    As `load` nodes are in repair on the average, each by itself and whatever the distribution of repair times, so many
+    are there as a Poisson distribution says; a failure finds none ready where that many have failed before it.
+    """
+    from_none = 1.0 - in_repair(int(standbys.max(initial=0)), load).cumsum()
+    return np.clip(np.where(standbys > 0, from_none[np.maximum(standbys, 1) - 1], 1.0), 0.0, 1.0)
+
+
+def in_repair(most: int, load: float) -> FloatArray:
+    """Return how likely it is that 0, 1, ... `most` nodes are in repair, `(most + 1,)`, where `load` are on average."""
+    terms = np.ones(most + 1)
+    terms[1:] = load / np.arange(1, most + 1)
+    return math.exp(-load) * terms.cumprod()
+
+
 def erlang_b(servers: IntArray, load: FloatArray) -> FloatArray:
     """Return Erlang's loss probability for `servers` (S,) and offered `load` (S,), each pair on its own.
 

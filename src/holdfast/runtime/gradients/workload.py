@@ -17,6 +17,7 @@ from holdfast.protocol.commit import Commit
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
 from holdfast.runtime.gradients.emulation import MicroBatchTime
+from holdfast.runtime.gradients.flop_count import FirstRound
 from holdfast.runtime.gradients.logged_values import LoggedValues
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
@@ -87,6 +88,7 @@ class Workload:
         self.sums = LocalSums()
         #: how long a micro-batch is to take; None: as long as it takes
         self.time: MicroBatchTime | None = None
+        self.flop = FirstRound()
         self.logged = LoggedValues()
         self._notes = Notes((*noted, self.logged), self.micro_batches, place)
         self._statistics = next((source for source in noted if isinstance(source, RunningStatistics)), None)

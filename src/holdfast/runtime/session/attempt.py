@@ -13,6 +13,7 @@ from holdfast.coordination.generations.assignment import share_of
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.progress import Activity
+from holdfast.protocol.messages.worker import FlopTally
 from holdfast.protocol.plan import Phase
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
@@ -54,6 +55,7 @@ class Attempt:
         self._compute = compute
         self._generation = generation
         workload.begin(compute.step, compute.summed)
+        workload.flop.attempt(generation, compute.step, asked=self._counts_flop)
         #: the name of the optimizer that the step updates
         self.update = workload.update.name
         workload.loader.expect(self._coming())
@@ -82,6 +84,7 @@ class Attempt:
             yield micro_batch
             self._faults.drag(began)
             self.at_hand = None
+            self._tell_flop(self._workload.samples.micro_batch)
             self._workload.note(micro_batch)
             if self._broken_off:
                 return
@@ -103,6 +106,23 @@ class Attempt:
                 machine.withdrawn(micro_batch)
         return went
 
+    @property
+    def _counts_flop(self) -> bool:
+        """Whether this worker is to count what a round takes in this generation."""
+        with self._shared.changed:
+            machine = self._shared.machine
+            plan = machine.generations.plan_of(self._generation)
+            return plan is not None and plan.is_counting(machine.worker)
+
+    def _tell_flop(self, samples: int) -> None:
+        """Tell what the round that is over took here, if that was counted."""
+        flop = self._workload.flop.end()
+        if flop is None or self._broken_off:
+            return
+        worker, generation = self._shared.machine.worker, self._generation
+        tally = FlopTally(worker=worker, generation=generation, step=self.step, flop=float(flop), samples=samples)
+        self._shared.tell(tally)
+
     def _coming(self) -> Iterator[tuple[int, int]]:
         """Yield the micro-batches that will be loaded here, with their steps, if nothing changes."""
         compute = self._compute
@@ -117,7 +137,9 @@ class Attempt:
 
     def load(self, micro_batch: int) -> Any:
         """Fetch a micro-batch, and seed everything for it."""
-        return self._workload.load(micro_batch)
+        batch = self._workload.load(micro_batch)
+        self._workload.flop.begin()
+        return batch
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
         """Add a micro-batch's gradients."""
@@ -175,7 +197,9 @@ class Attempt:
             if self.undone:
                 return False
             self._shared.progress.at(Activity.COMPUTE)
+            self._workload.flop.begin()
             experts.serve(self.step, number)
+            self._tell_flop(0)
             if self._broken_off:
                 return False
         return True

@@ -309,6 +309,7 @@ class Session:
     def ending(self) -> None:
         """The script has ended, by an exception or by itself: what it was about is over."""
         self._ending = True
+        self.workload.flop.end()
         self._shared.progress.at(Activity.ENDING)
 
     def locate(self, error: ScriptError) -> ScriptError:

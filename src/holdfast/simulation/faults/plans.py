@@ -96,8 +96,9 @@ class FaultPlan:
     raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
     slow_work, slow_work_s: which (step, micro-batch) take so much longer wherever they are computed.
     work_s: so much longer each takes. stragglers: what becomes of nodes that compute slower than others.
-    logs: scripts log values in every step. snapshot_every: steps, 0 for no snapshots; copies: of each part, on as many
-    nodes (and of each expert).
+    logs: scripts log values in every step. counts_flop: workers tell what a round
+    takes where their plan asks for that.
+    snapshot_every: steps, 0 for no snapshots; copies: of each part, on as many nodes (and of each expert).
     saves_in_time: where checkpoints are kept, the coordinator says when.
     standbys: nodes beside `nodes`, that wait to take others' places; cold_warm_ups: so many of their warm-ups fail, the
     first. on_loss: what becomes of the job where a node is lost, unless all `restart`.
@@ -140,6 +141,7 @@ class FaultPlan:
     work_s: float = 0.0
     stragglers: Literal["ask", "move", "off"] = "ask"
     logs: bool = False
+    counts_flop: bool = False
     snapshot_every: int = 0
     copies: int = 2
     standbys: int = 0

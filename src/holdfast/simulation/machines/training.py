@@ -19,9 +19,13 @@ from msgspec.structs import replace
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.commit import Commit, Wish, flag_numbers, from_lanes, lane_numbers, lanes_of
 from holdfast.protocol.events import StepCommitted
+from holdfast.protocol.messages.worker import FlopTally
 from holdfast.protocol.plan import Passed
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.step_samples import StepSamples
+
+#: that a round counts for each of its samples
+FLOP_PER_SAMPLE = 7.0
 
 
 class SimGradient(NamedTuple):
@@ -133,6 +137,22 @@ def logged(parts: Sequence[int]) -> dict[str, float]:
     """Return what the script has logged of the micro-batches of a step: one value, and one that may be no number."""
     total = sum(part % 1009 for part in parts)
     return {"doubtful": math.nan if total % 3 == 0 else math.inf, "mean": total / max(1, len(parts))}
+
+
+def tally(machine: WorkerMachine, plan: FaultPlan, micro_batches: int) -> FlopTally | None:
+    """Return what a worker tells of the FLOP of its first round, None where nobody counts them in this step.
+
+    Args:
+        micro_batches: that it had in the step.
+    """
+    generation = machine.plan
+    if not plan.counts_flop or generation is None or not generation.is_counting(machine.worker) or machine.step % 2:
+        return None
+    samples = plan.micro_batch if micro_batches else 0
+    flop = FLOP_PER_SAMPLE * samples
+    return FlopTally(
+        worker=machine.worker, generation=generation.generation, step=machine.step, flop=flop, samples=samples
+    )
 
 
 def same_bits(one: Commit, other: Commit) -> bool:

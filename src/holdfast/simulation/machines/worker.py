@@ -307,6 +307,8 @@ class SimWorker(Process):
         if self.boundary("reducing"):
             return
         self.reduced = None
+        if (tally := training.tally(self.machine, self.world.plan, len(self.gradients))) is not None:
+            self.tell(tally)
         generation = self.machine.generation
         combine = partial(training.reduce_parts, plan=self.world.plan, generation=generation)
         self.issue("reduce", training.summed(self.gradients), combine)
@@ -405,10 +407,8 @@ class SimWorker(Process):
             self.raised("" if self.raise_next else "Oops")
             return
         self.busy = ""
-        reduced = self.reduced
         assert commit is not None
-        if reduced is None:
-            reduced = training.SimReduced((self.world.garbage(),), self.world.garbage(), commit)
+        reduced = self.reduced or training.SimReduced((self.world.garbage(),), self.world.garbage(), commit)
         self.state, self.whole = training.next_state(before, reduced, commit), True
         plan = self.machine.plan
         assert plan is not None

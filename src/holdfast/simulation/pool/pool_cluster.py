@@ -17,6 +17,7 @@ from holdfast.coordination.pool.inputs import (
 )
 from holdfast.coordination.pool.places.compacting import WORTH_S, compact
 from holdfast.coordination.pool.places.moving import occupied
+from holdfast.coordination.pool.share.achieving import Waf
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.pool.held import Held
@@ -40,7 +41,8 @@ class PoolCluster:
         self.plan = plan
         self.parts = parts or PoolParts()
         self.world = PoolWorld(plan)
-        self.config = PoolConfig(name="pool", policy=POLICIES[plan.policy], reserve=plan.reserve, expected=plan.nodes)
+        policy = Waf(starves=True) if plan.starves else POLICIES[plan.policy]
+        self.config = PoolConfig(name="pool", policy=policy, reserve=plan.reserve, expected=plan.nodes)
         self.checker = PoolChecker(self)
         self.server: SimPoolServer | None = None
         self.nodes: dict[str, SimPoolNode] = {}

@@ -66,7 +66,7 @@ class PlannedJob:
 class PoolPlan:
     """One schedule. `crashes`: before which of its writes the server (or a job's coordinator) dies, by who it is.
 
-    `together`: the jobs' coordinators are in the server's process, and die with it.
+    `together`: the jobs' coordinators are in the server's process, and die with it. `starves`: as of the policy `waf`.
     """
 
     seed: int
@@ -77,6 +77,7 @@ class PoolPlan:
     faults: tuple[PoolFault, ...]
     crashes: Mapping[str, frozenset[int]]
     together: bool
+    starves: bool = False
 
 
 def pool_plan(seed: int) -> PoolPlan:
@@ -99,6 +100,7 @@ def pool_plan(seed: int) -> PoolPlan:
         faults=faults,
         crashes=crashes,
         together=rng.random() < 0.7,
+        starves=policy == "waf" and rng.random() < 0.5,
     )
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.coordination.pool.inputs import Foreseen
 from holdfast.coordination.pool.plans.paces import Paces
-from holdfast.coordination.pool.plans.triggers import MEASURED, Outline, outline, trigger
+from holdfast.coordination.pool.plans.reserving import best_reserve, observed_repair_s, stops_of
+from holdfast.coordination.pool.plans.triggers import MEASURED, RESERVE, Outline, outline, trigger
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Grown, Policy, Worth
 from holdfast.coordination.pool.share.next_plans import Foresight, Situation, futures, situation
 from holdfast.coordination.pool.state import PoolState
 from holdfast.planning.waf.durations import observed_rate
+from holdfast.protocol.pool.sharing import JobCosts
 
 #: how often a node fails, per second, until enough was seen: 400 servers that trained language models had 4.18 faults
 #: of all kinds in 1000 node-days (StepFun, 349 days); it counts as much as one failure that was seen
@@ -37,6 +39,10 @@ class PlanInForce:
     trigger: str = ""
     source: str = "solved"
     failure_rate: float = KNOWN_RATE
+    #: why so many nodes are kept back, where the pool decides that itself
+    reserve_why: str = ""
+    #: a plan was looked up: whether another reserve is better now is looked at once that is carried out
+    _look_at_reserve: bool = False
     _seen: Outline | None = None
     _plan: Division | None = None
     _number: int = 0
@@ -54,18 +60,25 @@ class PlanInForce:
         if why and (found := self._foreseen.get(situation(demand))) is not None:
             # (what follows it is foreseen by what is known now)
             self.paces.look(anew=True)
-            self.failure_rate = self._observed()
+            self.failure_rate = self.observed()
+            self._look_at_reserve = True
             return demand, self._decided(found, "table")
+        calm = not why
         if self.paces.look(anew=bool(why)):
             self.trigger = why = why or MEASURED
+        if not why and self._look_at_reserve and self._keep_back(demand):
+            self.trigger = why = RESERVE
+            calm, self._seen = False, outline(demanded())
         if not why and self._plan is not None:
             kept = divide(_Kept(policy, self._plan), demand)
             begun = [name for name, nodes in kept.nodes.items() if nodes and not self._plan.nodes.get(name)]
             if not begun:
                 return demand, kept
             self.trigger = f"job {begun[0]} can begin"
-        self.failure_rate = self._observed()
-        demand = demanded()
+        self.failure_rate = self.observed()
+        if why != RESERVE and self._keep_back(demanded()):
+            self._seen = outline(demanded())
+        demand = replace(demanded(), calm=calm)
         return demand, self._decided(divide(policy, demand), "solved")
 
     def question(self, demand: Demand) -> Foresight | None:
@@ -75,7 +88,7 @@ class PlanInForce:
             return None
         self._number += 1
         self._foreseen.clear()
-        self._asked = Foresight(number=self._number, demand=demand)
+        self._asked = Foresight(number=self._number, demand=demand, starves=self.state.config.policy.starves)
         return self._asked
 
     def foreseen(self, answer: Foreseen) -> None:
@@ -86,11 +99,24 @@ class PlanInForce:
         if len(expected) == len(answer.divisions):
             self._foreseen = dict(zip(map(situation, expected), answer.divisions, strict=True))
 
+    def _keep_back(self, demand: Demand) -> bool:
+        """Decide anew how many nodes are kept back, where that is the pool's to say; return whether it is another."""
+        state = self.state
+        self._look_at_reserve = False
+        if not state.config.auto_reserve:
+            return False
+        there = sum(not node.drained for node in state.nodes.values())
+        stops = {bid.name: stops_of(state.costs.get(bid.name, JobCosts()), bid.change_s) for bid in demand.bids}
+        repair_s = observed_repair_s(state.repairs)
+        found = best_reserve(demand.bids, there, self.failure_rate, repair_s, stops, state.reserve)
+        self.reserve_why = found.why
+        return state.keep_back(found.nodes)
+
     def _decided(self, plan: Division, source: str) -> Division:
         self._plan, self.source = plan, source
         return plan
 
-    def _observed(self) -> float:
+    def observed(self) -> float:
         """Return how often a node fails, per second, by what was seen so far."""
         state = self.state
         seen_s = max(0.0, state.now - state.began_at) * len(state.nodes)
@@ -104,7 +130,7 @@ class _Kept:
 
     def __init__(self, policy: Policy, plan: Division) -> None:
         self._policy, self._plan = policy, plan
-        self.name = policy.name
+        self.name, self.starves = policy.name, policy.starves
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         return self._policy.order(bids)

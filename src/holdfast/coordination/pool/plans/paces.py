@@ -106,7 +106,7 @@ class Paces:
 
 
 def _is_off(taken: JobPace | None, known: JobPace) -> bool:
-    if taken is None or _samples(taken) != _samples(known):
+    if taken is None or (*_samples(taken), taken.flop_per_sample) != (*_samples(known), known.flop_per_sample):
         return bool(known.step_s)
     return any(
         nodes not in taken.step_s or abs(seconds - taken.step_s[nodes]) > _OFF_BY * taken.step_s[nodes]

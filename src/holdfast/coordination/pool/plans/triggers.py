@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.coordination.pool.share.interface import Bid, Demand
 
 MEASURED = "what was measured of a job"
+RESERVE = "another reserve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def trigger(before: Outline | None, now: Outline) -> str:
     changed = {name for name, asks in now.asks.items() if asks != before.asks[name]}
     if changed:
         return f"{_named(changed)} changed"
-    return "" if now == before else "another reserve"
+    return "" if now == before else RESERVE
 
 
 def _asks(bid: Bid) -> tuple[Any, ...]:

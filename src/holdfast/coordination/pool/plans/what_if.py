@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from holdfast.coordination.pool.plans.paces import declared
 from holdfast.coordination.pool.requests import check_fits, check_sharing
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand, Policy, Worth
+from holdfast.coordination.pool.share.starving import would_starve
 from holdfast.coordination.pool.state import PoolState
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec
@@ -43,7 +44,8 @@ Change = Lose | Add | HandIn
 class WhatIf:
     """The plan as it is and as it would be: nodes that there are, and each job's.
 
-    waiting: who would wait, and why. worth: None where the policy reckons with none.
+    waiting: who would wait, and why. worth: None where the policy reckons with none. starved: whom it would leave with
+    no node if nobody had a least to keep, and why.
     """
 
     nodes_now: int
@@ -52,11 +54,14 @@ class WhatIf:
     shares: Mapping[str, int]
     waiting: Mapping[str, str]
     worth: Worth | None = None
+    starved: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def what_if(policy: Policy, now: Demand, then: Demand) -> WhatIf:
     """Return the plan that would follow once things stand otherwise."""
     division = divide(policy, then)
+    mine = [bid for bid in then.bids if division.nodes[bid.name]]
+    there = max(0, then.nodes - then.kept_back)
     return WhatIf(
         nodes_now=now.nodes,
         nodes=then.nodes,
@@ -64,6 +69,7 @@ def what_if(policy: Policy, now: Demand, then: Demand) -> WhatIf:
         shares=division.nodes,
         waiting=division.why,
         worth=division.worth,
+        starved=would_starve(mine, there, then.failure_rate) if policy.reckons and not policy.starves else {},
     )
 
 

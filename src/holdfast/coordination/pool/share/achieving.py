@@ -1,9 +1,10 @@
 """The policy of most weighted achieved FLOP/s (Unicron, section 5): what is gained less what changes cost, of all jobs.
 
-Whoever is begun keeps its least (errata 4); the rest is divided by `planning.waf`, whose plan is the best of all. A job
-of which no step was measured yet is taken to achieve as much on a node as the others do, and to lose a little with each
-more: so that of two alike none is left with the least. So is one that has not said how many FLOP a sample takes: with
-its fewest nodes it counts as much for each as the others do, and how that changes with more was measured.
+Whoever is begun keeps its least (errata 4), unless a pool is told otherwise; the rest is divided by `planning.waf`,
+whose plan is the best of all. A job of which no step was measured yet is taken to achieve as much on a node as the
+others do, and to lose a little with each more: so that of two alike none is left with the least. So is one that has not
+said how many FLOP a sample takes: with its fewest nodes it counts as much for each as the others do, and how that
+changes with more was measured.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from holdfast.planning.waf.task import Task
 
 #: no plan counts on more than this until something changes, failures or not: jobs come and end
 LONGEST_S = 86400.0
+#: a job that is left with no node is saved and begun again, which takes so long
+LEFT_S = 30.0
 
 
 class Waf:
@@ -28,6 +31,10 @@ class Waf:
 
     name = "waf"
     reckons = True
+
+    def __init__(self, *, starves: bool = False) -> None:
+        """Keep each job's least, or (`starves`) do as Eq. 3 is printed: whose nodes do more elsewhere has none."""
+        self.starves = starves
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs as they came."""
@@ -64,6 +71,7 @@ def tasks(bids: Sequence[Bid], floors: Mapping[str, int], nodes: int) -> list[Ta
             had=bid.had,
             hit=bid.has < bid.had,
             transition_s=bid.change_s,
+            left_s=LEFT_S,
             lost_share=np.array(bid.lost_share) if bid.lost_share else None,
         )
         for bid in bids

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from holdfast.coordination.pool.share.admission import admit
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Grown, Policy, first_come
 from holdfast.coordination.pool.share.policies import rise
+from holdfast.coordination.pool.share.starving import why_starved
 from holdfast.coordination.pool.share.warm import keep_warm
 
 
 def divide(policy: Policy, demand: Demand) -> Division:
     """Return how many nodes each job is to have.
 
-    Nobody that is begun goes below its least for another, but preemptible jobs, which live on what is left over.
+    Nobody that is begun goes below its least for another, but preemptible jobs, which live on what is left over, and
+    whom a policy starves.
     """
     firm = [bid for bid in demand.bids if not bid.preemptible]
     loose = [bid for bid in demand.bids if bid.preemptible]
-    grown, why = _firm(policy, firm, max(0, demand.nodes - demand.kept_back), demand)
+    shared = _freely if policy.starves else _firm
+    grown, why = shared(policy, firm, max(0, demand.nodes - demand.kept_back), demand)
     nodes = grown.nodes
     rest = demand.nodes - sum(nodes.values())
     standbys = keep_warm([bid for bid in firm if _served(bid, nodes[bid.name])], nodes, demand.kept_back, rest)
@@ -44,6 +47,29 @@ def _firm(policy: Policy, bids: Sequence[Bid], nodes: int, demand: Demand) -> tu
     if free > 0:
         grown = policy.grow(sizes, _full(running, sizes) + begun, free, demand.failure_rate)
     return Grown({**dict.fromkeys((bid.name for bid in queue), 0), **grown.nodes}, grown.worth), fresh.why
+
+
+def _freely(policy: Policy, bids: Sequence[Bid], nodes: int, demand: Demand) -> tuple[Grown, dict[str, str]]:
+    """Let the policy say who has none: of those that keep what they have done, and of those that are not begun.
+
+    Where nothing has happened but that something was measured, nobody is left with none, and nobody begun for it: two
+    jobs that are worth much the same would have each other's nodes in turn.
+    """
+    kept = [bid for bid in bids if bid.admitted and (demand.calm or not bid.may_starve)]
+    floors = _floors(kept, nodes)
+    full = _full(kept, floors)
+    open_to_all = [] if demand.calm else [bid for bid in bids if bid not in kept]
+    sizes = {**dict.fromkeys((bid.name for bid in bids), 0), **floors}
+    free = nodes - sum(floors.values())
+    mine = {bid.name: sizes[bid.name] for bid in (*full, *open_to_all)}
+    grown = policy.grow(mine, [*full, *open_to_all], free, demand.failure_rate) if free > 0 else Grown(mine)
+    sizes |= grown.nodes
+    for bid in bids:
+        if not bid.admitted and sizes[bid.name] < bid.smallest:
+            sizes[bid.name] = 0  # (whoever is not begun cannot run below its least)
+    left = [bid.name for bid in bids if not sizes[bid.name]]
+    why = why_starved(bids, sizes, nodes, demand.failure_rate) if left else {}
+    return Grown(sizes, grown.worth), why
 
 
 def _floors(running: Sequence[Bid], nodes: int) -> dict[str, int]:

@@ -21,7 +21,8 @@ class Bid:
     admitted. preemptible: it runs on what all others leave over. may_wait: standbys are of use to it. standbys: so many
     it asks for. waiting: so many it has. had: nodes that it was to have when that was decided last. achieves: FLOP/s
     with 0.. nodes, () where that is not known; in_flop: else it is samples/s. change_s: how long a change of its nodes
-    keeps it from training. lost_share: of its time, what roll-backs undo, with 0.. nodes; () for nothing.
+    keeps it from training. lost_share: of its time, what roll-backs undo, with 0.. nodes; () for nothing. may_starve:
+    it keeps what it has done, so that it may be left with no node where a policy does that.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Bid:
     in_flop: bool = False
     change_s: float = 0.0
     lost_share: tuple[float, ...] = ()
+    may_starve: bool = False
 
     def above(self, nodes: int) -> int | None:
         """Return the next larger number of nodes that it can run on; None where there is none."""
@@ -67,7 +69,8 @@ class Demand:
     """The nodes that there are to be shared out, and who wants some.
 
     nodes: for all jobs. kept_back: of these, for preemptible jobs alone (the reserve). now: unix seconds. failure_rate:
-    how often a node fails, per second.
+    how often a node fails, per second. calm: nobody has come, gone, failed or asked: nobody is left with no node now,
+    and nobody begun who was, where a policy does that.
     """
 
     nodes: int
@@ -75,6 +78,7 @@ class Demand:
     kept_back: int = 0
     now: float = 0.0
     failure_rate: float = 0.0
+    calm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +130,11 @@ class Policy(Protocol):
         """Whether it asks what jobs achieve."""
         ...
 
+    @property
+    def starves(self) -> bool:
+        """Whether it may leave a job that was begun with no node, and says itself who is begun."""
+        ...
+
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs in the order in which they are begun."""
         ...
@@ -138,8 +147,8 @@ class Policy(Protocol):
         """Share out what is left over once all that are begun have their least.
 
         Args:
-            nodes: of each job that is begun. bids: theirs, but of those that lack of their least. free: how many nodes
-                are left over. failure_rate: of a node, per second.
+            nodes: of each job that is begun, 0 for one that the policy may leave with none. bids: theirs, but of those
+                that lack of their least. free: how many nodes are left over. failure_rate: of a node, per second.
 
         Returns:
             How many each is to have, no fewer than before, and together at most `free` more.

@@ -24,14 +24,18 @@ WITHIN_S = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foresight:
-    """What can happen next? number: of the plan in force, to which answers belong. demand: as it stands by that."""
+    """What can happen next? number: of the plan in force, to which answers belong. demand: as it stands by that.
+
+    starves: as of `Policy`.
+    """
 
     number: int
     demand: Demand
+    starves: bool = False
 
     def solve(self) -> list[Division]:
         """Return the plan for each of `futures`, in that order."""
-        policy = _Foreseeing()
+        policy = _Foreseeing(starves=self.starves)
         divide(policy, self.demand)
         return [divide(policy, future) for future in futures(self.demand)]
 
@@ -78,7 +82,8 @@ def _with(demand: Demand, bid: Bid, **changes: int) -> Demand:
 class _Foreseeing(Waf):
     """The same policy: but tables made for one future answer all those that differ from it in one job."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, starves: bool) -> None:
+        super().__init__(starves=starves)
         self._planners: list[_Made] = []
 
     def _best(self, bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, running_s: float) -> WafPlan:

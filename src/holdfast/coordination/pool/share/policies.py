@@ -15,6 +15,7 @@ class Weighted:
 
     name = "weighted"
     reckons = False
+    starves = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs as they came."""
@@ -46,6 +47,7 @@ class ByPriority:
 
     name = "priority"
     reckons = False
+    starves = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return the greatest priority first, those of one as they came."""
@@ -65,6 +67,7 @@ class Sized:
 
     name = "sized"
     reckons = False
+    starves = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs as they came."""

@@ -1,0 +1,51 @@
+"""How many FLOP training on a sample takes, where its user has not said so: what workers have counted of a round."""
+
+from __future__ import annotations
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.events import FlopCounted
+from holdfast.protocol.messages.worker import FlopTally
+
+
+class FlopBook:
+    """Adds up what all have counted that are to count. Whoever cannot says nothing: then nothing is known."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
+        self._turn = turn
+        self._output = config.spec.output
+        #: of one round, by worker
+        self._tallies: dict[str, FlopTally] = {}
+
+    @property
+    def per_sample(self) -> float:
+        """What training on a sample takes, declared or counted; 0 where neither is so."""
+        return self._output.flop_per_sample or self._turn.record.flop_per_sample
+
+    @property
+    def told(self) -> dict[str, float]:
+        """What is told of it as a coordinator begins."""
+        return {"flop_per_sample": self.per_sample, "peak_flop_per_s": self._output.peak_flop_per_s}
+
+    def take(self, tally: FlopTally) -> None:
+        """Take in what a member has counted."""
+        turn = self._turn
+        plan = turn.record.plan
+        if self.per_sample or plan is None:
+            return
+        if tally.generation != plan.generation or not plan.is_counting(tally.worker):
+            return
+        of_round = {
+            worker: other
+            for worker, other in self._tallies.items()
+            if (other.generation, other.step) == (tally.generation, tally.step)
+        }
+        self._tallies = {**of_round, tally.worker: tally}
+        if not all(worker in self._tallies for worker in plan.workers if plan.is_counting(worker)):
+            return
+        samples = sum(one.samples for one in self._tallies.values())
+        flop = sum(one.flop for one in self._tallies.values())
+        self._tallies = {}
+        if samples and flop:
+            turn.change(flop_per_sample=flop / samples)
+            turn.emit(FlopCounted, step=tally.step, flop_per_sample=flop / samples)

@@ -1,0 +1,75 @@
+"""A calibration that something interrupts keeps what it has, and says why it is not all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.cli.pool import calibrate
+from holdfast.errors import UnreachableError
+from holdfast.protocol.job_spec import JobSpec
+
+
+class Client:
+    """A pool's interface: after so many looks at the job it is not what it was."""
+
+    def __init__(self, looks: int, then: dict[str, Any] | Exception) -> None:
+        self._looks, self._then = looks, then
+        self.most = 0
+        self.stopped: list[str] = []
+
+    def submit(self, spec: JobSpec) -> int:
+        return 7
+
+    def update(self, name: str, changes: dict[str, int]) -> None:
+        self.most = changes["max_nodes"]
+
+    def job(self, name: str) -> dict[str, Any]:
+        self._looks -= 1
+        if self._looks >= 0:
+            step_s = {str(nodes): 8.0 / nodes for nodes in range(1, self.most + 1)}
+            pace = {"step_s": step_s, "micro_batches": 8, "samples": 8}
+            return {"submission": 7, "state": "admitted", "why": "", "nodes": ["n1"], "pace": pace}
+        if isinstance(self._then, Exception):
+            raise self._then
+        return self._then
+
+    def stop(self, name: str) -> None:
+        self.stopped.append(name)
+
+
+OVER = {"submission": 7, "state": "failed", "why": "no node is left", "nodes": [], "pace": None}
+WAITS = {"submission": 7, "state": "queued", "why": "it needs 1 node", "nodes": [], "pace": None}
+ANOTHER = {"submission": 8, "state": "admitted", "why": "", "nodes": [], "pace": None}
+
+
+def measured(client: Client) -> tuple[dict[str, Any], str]:
+    spec = JobSpec(name="one")
+    return calibrate._measured(client, spec, (1, 4), 0.5, say=lambda _: None)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        (OVER, "one is over: failed: no node is left"),
+        (WAITS, "no steps with 3 nodes were measured within 0.5 s: it needs 1 node"),
+        (ANOTHER, "one is another job by now"),
+        (UnreachableError("nobody answers at http://gone"), "nobody answers at http://gone"),
+    ],
+)
+def test_what_was_measured_before_is_kept(then: dict[str, Any] | Exception, why: str) -> None:
+    client = Client(2, then)
+    found, said = measured(client)
+    assert said == why
+    assert found["step_s"] == {"1": 8.0, "2": 4.0}
+    assert calibrate._document(found, 4) == {"step_s": [8.0, 4.0], "micro_batches": 8, "samples": 8}  # pyright: ignore
+    assert bool(client.stopped) == (then is WAITS), "what still waits is stopped, and nobody else's job is"
+
+
+def test_nothing_is_missing_where_nothing_interrupts_it() -> None:
+    client = Client(100, OVER)
+    found, said = measured(client)
+    assert said == ""
+    assert len(found["step_s"]) == 4
+    assert client.stopped == ["one"]

@@ -1,0 +1,103 @@
+"""What jobs have measured of failures, and what the pool has seen of them, goes into its plans and back to its jobs."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from played_pool import PlayedPool
+
+from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAVED_S
+from holdfast.coordination.pool.inputs import JobSaid
+from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
+from holdfast.coordination.pool.share.interface import Bid
+from holdfast.protocol.pool.sharing import JobCosts, JobStands
+
+
+def stands(pool: PlayedPool, job: str, costs: JobCosts, without: frozenset[str] = frozenset()) -> None:
+    told = pool.job_told[job]
+    held = frozenset(number for node, number in told.grants.items() if node not in without)
+    pool.feed(
+        JobSaid(
+            job,
+            JobStands(submission=told.submission, heard=told.version, held=held, trains=held, move_s=2.0, costs=costs),
+        )
+    )
+
+
+def bid_of(pool: PlayedPool, job: str) -> Bid:
+    demand = pool.pool._granting.demand()  # pyright: ignore[reportPrivateUsage]
+    return next(bid for bid in demand.bids if bid.name == job)
+
+
+def played() -> PlayedPool:
+    pool = PlayedPool(4, policy="waf")
+    pool.submit("one")
+    pool.stands("one")
+    return pool
+
+
+def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a_move() -> None:
+    pool = played()
+    assert bid_of(pool, "one").change_s == GUESSED_CHANGE_S
+    costs = JobCosts(hit_s=30.0)
+    stands(pool, "one", costs)
+    assert bid_of(pool, "one").change_s == 2.0
+    lost = frozenset({min(pool.nodes_of("one"))})
+    pool.go(min(lost))
+    told = pool.job_told["one"]
+    state = pool.pool.state
+    state.of_job["one"] = {node: grant for node, grant in state.of_job["one"].items() if node not in lost}
+    assert bid_of(pool, "one").change_s == 30.0
+    assert told.submission == 1
+
+
+def test_what_going_back_has_cost_and_how_often_it_saves_take_the_place_of_guesses() -> None:
+    pool = played()
+
+    def undone(costs: JobCosts) -> float:
+        stands(pool, "one", costs)
+        return bid_of(pool, "one").lost_share[1]
+
+    guessed = undone(JobCosts())
+    assert undone(JobCosts(saves_every_s=60.0)) == pytest.approx(
+        guessed * (RESTART_S + 30.0) / (RESTART_S + SAVED_S / 2)
+    )
+    assert undone(JobCosts(rolled_back_s=33.0)) == pytest.approx(guessed * 33.0 / (RESTART_S + SAVED_S / 2))
+
+
+def test_jobs_are_told_how_often_nodes_fail_and_again_only_where_that_is_much_else() -> None:
+    pool = played()
+    first = pool.job_told["one"].failure_rate
+    assert first == pytest.approx(KNOWN_RATE, rel=0.01)
+    before = pool.job_told["one"]
+    pool.lives(20)
+    pool.stands("one")
+    assert pool.job_told["one"] is before
+    lost = min(pool.nodes_of("one"))
+    pool.go(lost)
+    pool.stands("one", without={lost})
+    assert pool.job_told["one"].failure_rate > 1.25 * first
+
+
+@pytest.mark.parametrize("policy", ["equal", "waf"])
+def test_they_are_told_under_any_policy_and_by_the_next_server(policy: str) -> None:
+    pool = PlayedPool(2, policy=policy)
+    pool.submit("one")
+    pool.stands("one")
+    assert pool.job_told["one"].failure_rate > 0
+    nodes = sorted(pool.connections)
+    pool.job_told.clear()
+    pool.restart()
+    for node in nodes:
+        pool.come(node)
+    pool.tick()
+    assert pool.job_told["one"].failure_rate > 0
+
+
+def test_nothing_is_kept_of_a_job_that_is_over() -> None:
+    pool = played()
+    stands(pool, "one", JobCosts(hit_s=3.0))
+    assert pool.pool.state.costs["one"].hit_s == 3.0
+    pool.stands("one", without=pool.nodes_of("one"), standing="finished")
+    assert "one" not in pool.pool.state.costs
+    assert replace(JobCosts(), hit_s=1.0) != JobCosts()

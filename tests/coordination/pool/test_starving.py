@@ -1,0 +1,211 @@
+"""A pool whose weights may leave a job with no node: it is saved, waits, is told why, and does not go to and fro."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from bids import demands
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from played_pool import PlayedPool
+
+from holdfast.coordination.pool.inputs import UpdateJob
+from holdfast.coordination.pool.share.achieving import Waf
+from holdfast.coordination.pool.share.dividing import divide
+from holdfast.coordination.pool.share.interface import Bid, Demand
+from holdfast.coordination.pool.share.starving import would_starve
+from holdfast.protocol.pool import events as ev
+from holdfast.protocol.pool.sharing import JobPace
+
+#: as many nodes, so much faster
+LINEAR = JobPace(
+    step_s={nodes: 8.0 / nodes for nodes in range(1, 9)}, micro_batches=8, samples=8, workers=1, flop_per_sample=1e12
+)
+
+
+def played(*weights: float, nodes: int = 4, least: int = 1, saves: bool = True, starves: bool = True) -> PlayedPool:
+    """Return a pool whose jobs j1, j2, ... all grow alike, and have said so."""
+    pool = PlayedPool(nodes, policy="waf", starves=starves)
+    for number, weight in enumerate(weights, 1):
+        pool.submit(f"j{number}", least, saves=saves, weight=weight)
+        settle(pool, number)
+    for number in range(1, len(weights) + 1):
+        if f"j{number}" in pool.job_told and pool.state_of(f"j{number}") == "admitted":
+            pool.stands(f"j{number}", pace=LINEAR)
+    settle(pool, len(weights))
+    return pool
+
+
+def settle(pool: PlayedPool, jobs: int = 2) -> None:
+    """Let the jobs do what the pool wants of them."""
+    for _ in range(6):
+        for number in range(1, jobs + 1):
+            name = f"j{number}"
+            state = pool.state_of(name)
+            if state == "admitted":
+                pool.stands(name)
+            elif state == "suspending":
+                pool.stands(name, without=set(pool.job_told[name].grants), standing="suspended")
+
+
+def had(pool: PlayedPool, jobs: int = 2) -> list[int]:
+    return [len(pool.nodes_of(f"j{number}")) for number in range(1, jobs + 1)]
+
+
+def suspended(pool: PlayedPool) -> int:
+    return len(pool.of_kind(ev.JobSuspended))
+
+
+def told(pool: PlayedPool, name: str) -> tuple[str, str]:
+    job = pool.record.jobs[name]
+    return job.told_state, job.why
+
+
+def test_a_job_whose_nodes_do_more_for_another_has_none_and_is_told_by_whose_weight() -> None:
+    pool = played(1.0, 1.0)
+    assert all(had(pool)), "of two alike neither is left with none"
+    pool.feed(UpdateJob("j2", {"weight": 3.0}))
+    assert pool.state_of("j1") == "suspending"
+    settle(pool)
+    assert had(pool) == [0, 4]
+    state, why = told(pool, "j1")
+    assert state == "waiting"
+    assert "worth more to j2 (1)" in why
+    assert "times its weight would do" in why
+    assert [event.preempted for event in pool.of_kind(ev.JobSuspended)] == [True]
+    assert pool.of_kind(ev.PlanDecided)[-1].waiting == {"j1": why}
+
+
+def test_so_many_times_its_weight_would_do() -> None:
+    pool = played(1.0, 1.0)
+    pool.feed(UpdateJob("j2", {"weight": 3.0}))
+    settle(pool)
+    times = float(told(pool, "j1")[1].split("; ")[1].split(" ")[0])
+    pool.feed(UpdateJob("j1", {"weight": times * 0.9}))
+    settle(pool)
+    assert had(pool)[0] == 0
+    pool.feed(UpdateJob("j1", {"weight": times * 1.1}))
+    settle(pool)
+    assert had(pool)[0] > 0
+
+
+def test_it_begins_again_where_the_other_is_over() -> None:
+    pool = played(1.0, 1.0)
+    pool.feed(UpdateJob("j2", {"weight": 3.0}))
+    settle(pool)
+    pool.stands("j2", without=set(pool.nodes_of("j2")), standing="finished")
+    settle(pool, 1)
+    assert had(pool, 1) == [4]
+    assert told(pool, "j1") == ("admitted", "")
+
+
+def test_what_is_measured_takes_nobody_out_and_brings_nobody_in() -> None:
+    pool = played(1.0, 1.0)
+    pool.feed(UpdateJob("j2", {"weight": 3.0}))
+    settle(pool)
+    before = suspended(pool)
+    for factor in (2.0, 0.5, 5.0, 0.2, 2.0):
+        slower = replace(LINEAR, step_s={nodes: seconds * factor for nodes, seconds in LINEAR.step_s.items()})
+        pool.stands("j2", pace=slower)
+        settle(pool)
+    assert suspended(pool) == before
+    assert told(pool, "j1")[0] == "waiting"
+    assert had(pool) == [0, 4]
+
+
+def test_a_node_that_comes_and_goes_starves_nobody_anew() -> None:
+    pool = played(1.0, 1.0)
+    pool.feed(UpdateJob("j2", {"weight": 3.0}))
+    settle(pool)
+    before = suspended(pool)
+    for number in range(5):
+        lost = min(pool.nodes_of("j2"))
+        pool.go(lost)
+        pool.stands("j2", without={lost})
+        pool.come(lost, session=f"s{number}")
+        settle(pool)
+    assert suspended(pool) == before
+    assert had(pool) == [0, 4]
+
+
+def test_a_job_that_keeps_nothing_of_what_it_has_done_is_left_its_least() -> None:
+    pool = played(1.0, 1.0, saves=False)
+    pool.feed(UpdateJob("j2", {"weight": 3.0}))
+    settle(pool)
+    assert had(pool) == [1, 3]
+
+
+def test_without_the_option_it_keeps_its_least_and_the_plan_says_whom_it_would_have_starved() -> None:
+    pool = played(1.0, 1.0, starves=False)
+    pool.feed(UpdateJob("j2", {"weight": 3.0}))
+    settle(pool)
+    assert had(pool) == [1, 3]
+    plan = pool.of_kind(ev.PlanDecided)[-1]
+    assert list(plan.starved) == ["j1"]
+    assert "worth more to j2 (1)" in plan.starved["j1"]
+
+
+def test_a_newcomer_of_great_weight_is_begun_at_once_and_one_of_little_weight_waits_for_its_time() -> None:
+    pool = played(1.0)
+    pool.submit("j2", 4, weight=5.0)
+    settle(pool)
+    assert had(pool) == [0, 4]
+    pool.stands("j2", pace=LINEAR)
+    pool.submit("j3", 1, weight=0.1)
+    settle(pool, 3)
+    assert had(pool, 3) == [0, 4, 0]
+    assert told(pool, "j3")[0] == "queued"
+    assert "worth more to j2" in told(pool, "j3")[1]
+
+
+def test_a_server_that_comes_later_keeps_it_waiting() -> None:
+    pool = played(1.0, 1.0)
+    pool.feed(UpdateJob("j2", {"weight": 3.0}))
+    settle(pool)
+    nodes = sorted(pool.connections)
+    pool.restart()
+    for node in nodes:
+        pool.come(node)
+    pool.tick()
+    settle(pool)
+    assert told(pool, "j1")[0] == "waiting"
+    assert had(pool) == [0, 4]
+
+
+@given(demands(), st.booleans())
+def test_nobody_has_more_than_there_is_or_fewer_than_it_can_run_on(demand: Demand, calm: bool) -> None:
+    demand = Demand(nodes=demand.nodes, bids=tuple(map(may, demand.bids)), kept_back=demand.kept_back, calm=calm)
+    division = divide(Waf(starves=True), demand)
+    assert sum(division.nodes.values()) + sum(division.standbys.values()) <= demand.nodes
+    for bid in demand.bids:
+        size = division.nodes[bid.name]
+        if size and not bid.admitted:
+            assert bid.smallest <= size <= bid.largest
+        if not size and not bid.preemptible:
+            assert division.why[bid.name]
+        if not bid.preemptible and bid.admitted and (calm or not bid.may_starve):
+            assert size >= min(bid.has, bid.smallest) or demand.nodes - demand.kept_back < _kept(demand)
+
+
+def may(bid: Bid) -> Bid:
+    return dataclasses.replace(bid, may_starve=bid.order % 2 == 0)
+
+
+def _kept(demand: Demand) -> int:
+    return sum(min(bid.has, bid.smallest) for bid in demand.bids if bid.admitted and not bid.preemptible)
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.5])
+def test_whom_it_would_have_starved_is_whom_it_starves(weight: float) -> None:
+    linear = tuple(float(nodes) for nodes in range(9))
+    one = Bid(name="a", order=1, least=2, most=8, has=2, had=2, admitted=True, achieves=linear, in_flop=True)
+    two = dataclasses.replace(one, name="b", order=2, weight=weight)
+    bids = (one, two)
+    found = divide(Waf(starves=True), Demand(nodes=4, bids=tuple(map(starvable, bids)), failure_rate=1e-6)).nodes
+    assert {name for name, nodes in found.items() if not nodes} == set(would_starve(bids, 4, 1e-6))
+
+
+def starvable(bid: Bid) -> Bid:
+    return dataclasses.replace(bid, may_starve=True)

@@ -1,0 +1,99 @@
+"""How many FLOP a sample takes: what all have counted that were to, told once, and known to whoever comes next."""
+
+from __future__ import annotations
+
+import msgspec
+from machinery import Job, attach, hello, w
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec, OutputSpec
+from holdfast.protocol.messages import any_side as msg
+
+EXPERTS = msg.ExpertShape(layers=1, experts=2, slots=2)
+
+
+def tally(node: str, step: int, flop: float, samples: int = 4, generation: int = 1) -> msg.FlopTally:
+    return msg.FlopTally(worker=w(node), generation=generation, step=step, flop=flop, samples=samples)
+
+
+def counted(job: Job) -> list[tuple[int, float]]:
+    return [(event.step, event.flop_per_sample) for event in job.events if isinstance(event, ev.FlopCounted)]
+
+
+def with_experts(nodes: int) -> Job:
+    job = Job(nodes=nodes).boot()
+    names = [f"n{index}" for index in range(nodes)]
+    for name in names:
+        job.connect(hello(name))
+        job.say(attach(w(name), experts=EXPERTS))
+    for name in names:
+        job.say(msg.Entered(worker=w(name), generation=1, applied=0))
+    return job
+
+
+def test_of_a_dense_job_one_ranks_count_is_all() -> None:
+    job = Job(nodes=2).start()
+    plan = job.machine.record.plan
+    assert plan is not None
+    first, second = map(msg.node_of, plan.workers)
+    assert [plan.is_counting(worker) for worker in plan.workers] == [True, False]
+    job.step(1)
+    job.say(tally(second, 2, 900.0))
+    assert not counted(job), "nobody has asked it"
+    job.say(tally(first, 2, 400.0))
+    job.say(tally(first, 2, 800.0))
+    assert counted(job) == [(2, 100.0)]
+    assert job.machine.record.flop_per_sample == 100.0
+
+
+def test_with_experts_all_ranks_counts_of_one_round_are_added_up() -> None:
+    job = with_experts(3)
+    job.step(1)
+    job.say(tally("n0", 2, 500.0))
+    job.say(tally("n1", 2, 100.0))
+    assert not counted(job)
+    job.say(tally("n2", 2, 200.0, samples=0))
+    assert counted(job) == [(2, 100.0)]
+
+
+def test_counts_of_different_rounds_are_not_added_up() -> None:
+    job = with_experts(2)
+    job.step(1)
+    job.say(tally("n0", 2, 500.0))
+    job.step(2)
+    job.say(tally("n1", 3, 100.0))
+    job.say(tally("n0", 2, 500.0, generation=0))
+    assert not counted(job)
+    job.say(tally("n0", 3, 300.0))
+    assert counted(job) == [(3, 50.0)]
+
+
+def test_what_is_declared_is_not_counted() -> None:
+    job = Job(nodes=1, spec=JobSpec(output=OutputSpec(flop_per_sample=7.0))).start()
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert not plan.counts_flop
+    job.step(1)
+    job.say(tally("n0", 2, 400.0))
+    assert not counted(job)
+
+
+def test_a_round_of_nothing_says_nothing() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.say(tally("n0", 2, 0.0))
+    job.say(tally("n0", 2, 5.0, samples=0))
+    assert not counted(job)
+
+
+def test_it_is_counted_once_whoever_coordinates() -> None:
+    before = Job(nodes=1).start()
+    before.step(1)
+    before.say(tally("n0", 2, 400.0))
+    job = Job(nodes=1, records=before.records, events=before.events, now=before.now + 1.0).boot(takeover=True)
+    job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=1)), term=1))
+    job.say(tally("n0", 2, 800.0))
+    assert counted(job) == [(2, 100.0)]
+    told = [event for event in job.events if isinstance(event, ev.CoordinatorRestarted)]
+    assert [event.flop_per_sample for event in told] == [100.0]
+    assert msgspec.structs.asdict(told[0])["peak_flop_per_s"] == 0.0

@@ -1,0 +1,201 @@
+"""FLOP that are counted while a micro-batch is computed: the right number or none, and no bit is another for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.flop_counter import FlopCounterMode
+
+from holdfast.runtime.gradients import flop_count
+from holdfast.runtime.gradients.flop_count import FirstRound, FlopCount
+from holdfast.runtime.moe.layer.moe_layer import MoE
+
+Gradients = list[torch.Tensor]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x_BTD.shape
+        query, key, value = self.project(x_BTD).view(batch, length, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(x_BTD.shape))
+
+
+def convolutions() -> nn.Module:
+    first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    return nn.Sequential(first, nn.Conv2d(8, 16, 3, stride=2, groups=2), nn.Flatten(), nn.Linear(16 * 49, 10))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "layers": (lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 8)), (16, 32)),
+    "attention": (Attention, (4, 24, 32)),
+    "convolutions": (convolutions, (4, 3, 16, 16)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), (4, 24, 32)),
+    "experts": (lambda: MoE(32, 64, 4, top_k=2, seed=1, layer=0), (16, 32)),
+    "recurrent": (lambda: nn.GRU(32, 16), (5, 4, 32)),
+}
+
+
+def computed(make: Callable[[], nn.Module], shape: tuple[int, ...], begin: Callable[[], Any]) -> Gradients:
+    torch.manual_seed(1)
+    model, x = make(), torch.randn(*shape)
+    begin()
+    out = model(x)
+    (out[0] if isinstance(out, tuple) else out).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_bit_is_another_where_flop_are_counted(name: str) -> None:
+    make, shape = MODELS[name]
+    plain = computed(make, shape, lambda: None)
+    count = FlopCount()
+    counted = computed(make, shape, count.begin)
+    assert (count.end() or 0) > 0
+    assert len(plain) == len(counted)
+    assert all(torch.equal(one, other) for one, other in zip(plain, counted, strict=True))
+
+
+@pytest.mark.parametrize("name", ["layers", "convolutions", "encoder", "recurrent"])
+def test_it_is_what_torch_counts(name: str) -> None:
+    make, shape = MODELS[name]
+    count, torchs = FlopCount(), FlopCounterMode(display=False)
+    computed(make, shape, count.begin)
+    found = count.end()
+    computed(make, shape, torchs.__enter__)
+    torchs.__exit__(None, None, None)
+    assert found == torchs.get_total_flops()
+
+
+def test_attention_on_this_machine_is_what_its_products_take() -> None:
+    count = FlopCount()
+    computed(*MODELS["attention"], count.begin)
+    tokens, score = 4 * 24, 2 * 4 * 4 * 24 * 24 * 8
+    # (the projection's input needs no gradient: two products of three; attention: two forward, five backward)
+    assert count.end() == 2 * (2 * tokens * 32 * 96) + 3 * (2 * tokens * 32 * 32) + 7 * score
+
+
+def test_experts_are_what_each_tokens_experts_take() -> None:
+    count = FlopCount()
+    computed(*MODELS["experts"], count.begin)
+    tokens, router = 16, 2 * 16 * 32 * 4
+    matrix = 2 * (2 * tokens) * 32 * 64
+    # (the layer's input needs no gradient: the router takes two products; that of the experts' rows is made; last the
+    # gradient of the weights by which each token's experts count)
+    assert count.end() == 3 * 2 * matrix + 2 * router + 2 * (2 * tokens) * 32
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda: nn.LSTM(8, 4)(torch.randn(3, 2, 8)),
+        lambda: torch.linalg.inv(torch.eye(3)),
+        lambda: torch.fft.fft(torch.randn(8)),
+        lambda: torch.randn(3, 3).to_sparse() @ torch.randn(3, 3),
+        lambda: torch.cdist(torch.randn(30, 3), torch.randn(30, 3)),
+    ],
+)
+def test_nothing_is_said_where_an_operation_is_not_known(compute: Callable[[], object]) -> None:
+    count = FlopCount()
+    count.begin()
+    torch.randn(4, 4) @ torch.randn(4, 4)
+    compute()
+    assert count.end() is None
+
+
+def test_nothing_is_said_of_an_operation_that_is_not_torchs() -> None:
+    library = torch.library.Library("holdfast_tests", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    count = FlopCount()
+    count.begin()
+    torch.ops.holdfast_tests.twice(torch.ones(3))
+    assert count.end() is None
+
+
+def test_nothing_is_counted_where_something_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flop_count, "may_be_compiled", lambda: True)
+    count = FlopCount()
+    count.begin()
+    assert not count.under_way
+    assert _get_current_dispatch_mode() is None
+
+
+def test_what_is_given_to_torch_compile_is_seen() -> None:
+    from torch._dynamo import eval_frame
+
+    before = dict(eval_frame.cached_backends)
+    eval_frame.cached_backends.clear()
+    try:
+        assert not flop_count.may_be_compiled()
+        torch.compile(nn.Linear(2, 2), backend="eager")
+        assert flop_count.may_be_compiled()
+    finally:
+        eval_frame.cached_backends.clear()
+        eval_frame.cached_backends.update(before)
+
+
+class Own(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_scripts_own_is_left_where_it_is() -> None:
+    count, own = FlopCount(), Own()
+    with own:
+        count.begin()
+        torch.randn(4, 4) @ torch.randn(4, 4)
+        assert count.end() == 128
+        assert _get_current_dispatch_mode() is own
+    count.begin()
+    ours = _get_current_dispatch_mode()
+    with own:
+        assert count.end() is None, "it cannot be taken from below the other"
+        assert _get_current_dispatch_mode() is own
+    assert _get_current_dispatch_mode() is ours
+    assert ours is not None
+    ours.__exit__(None, None, None)
+
+
+def counted_in(first: FirstRound) -> list[bool]:
+    """Go through two rounds; tell in which of them FLOP were counted."""
+    found: list[bool] = []
+    for _ in range(2):
+        first.begin()
+        torch.randn(4, 4) @ torch.randn(4, 4)
+        found.append(first.end() is not None)
+    return found
+
+
+def test_only_the_first_round_of_a_generations_second_step_is_counted() -> None:
+    first = FirstRound()
+    first.attempt(1, 5, asked=True)
+    assert counted_in(first) == [False, False]
+    first.attempt(1, 6, asked=True)
+    assert counted_in(first) == [True, False]
+    first.attempt(1, 7, asked=True)
+    assert counted_in(first) == [False, False]
+    first.attempt(2, 7, asked=True)
+    assert counted_in(first) == [False, False]
+    first.attempt(2, 8, asked=False)
+    assert counted_in(first) == [False, False]
+
+
+def test_a_round_that_was_left_in_the_middle_is_counted_no_further() -> None:
+    first = FirstRound()
+    first.attempt(1, 1, asked=True)
+    first.attempt(1, 2, asked=True)
+    first.begin()
+    first.attempt(2, 2, asked=True)
+    assert _get_current_dispatch_mode() is None
+    assert first.end() is None

@@ -1,0 +1,74 @@
+"""What a round takes is counted once in a job of several processes, and is the same however many these are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import ExpertSpec
+
+TOKENS, DIM, HIDDEN, EXPERTS, TOP = 6, 16, 32, 4, 2
+
+
+def train_experts(directory: str, node: str, options: dict[str, Any]) -> None:
+    """What a worker of a job with experts runs."""
+    import torch
+
+    import holdfast
+    from holdfast import MoE
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    job = holdfast.init()
+    layers = (torch.nn.Linear(DIM, DIM), MoE(DIM, HIDDEN, EXPERTS, top_k=TOP, seed=1, layer=0), torch.nn.Linear(DIM, 1))
+    model = torch.nn.Sequential(*layers)
+    x = torch.randn(60, TOKENS, DIM, generator=torch.Generator().manual_seed(5))
+    data = torch.utils.data.TensorDataset(x, x.mean(-1, keepdim=True))
+    job.protect(
+        model, torch.optim.AdamW(model.parameters()), data, global_batch=options["global_batch"], micro_batch=4, seed=3
+    )
+    for step in job.steps(4):
+        for inputs, targets in step.micro_batches():
+            step.backward((model(inputs) - targets).square().mean())
+        step.apply()
+
+
+def counted(cluster: Cluster) -> list[float]:
+    return [event.flop_per_sample for event in cluster.of(ev.FlopCounted)]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_dense_job_is_what_its_matrices_take(tmp_path: Path, nodes: int) -> None:
+    with Cluster(tmp_path, nodes=nodes, options={"steps": 4}) as cluster:
+        cluster.wait_done()
+        cluster.assert_replicas_equal()
+    # forward, and the gradients of both weights, and of the second one's input
+    assert counted(cluster) == [2 * (8 * 16 + 16) * 2 + 2 * 16]
+    assert cluster.machine.record.flop_per_sample == counted(cluster)[0]
+
+
+@pytest.mark.parametrize(("nodes", "micro_batches"), [(1, 3), (2, 3), (3, 2)])
+def test_with_experts_it_is_what_all_ranks_compute_together(tmp_path: Path, nodes: int, micro_batches: int) -> None:
+    options = {"script": train_experts, "global_batch": 4 * micro_batches}
+    with Cluster(tmp_path, nodes=nodes, options=options, experts=ExpertSpec(slots=4)) as cluster:
+        cluster.wait_done()
+    first, router, last = (2 * TOKENS * DIM * out for out in (DIM, EXPERTS, 1))
+    experts = TOP * 2 * TOKENS * (DIM * HIDDEN + HIDDEN * DIM)
+    # (the first layer's input needs no gradient; the weights by which each token's experts count need one)
+    assert counted(cluster) == [2 * first + 3 * (router + last + experts) + 2 * TOP * TOKENS * DIM]
+
+
+def test_after_a_failure_in_the_round_that_was_to_be_counted_another_is(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=3, options={"steps": 6, "gates": (2,)}) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        plan = cluster.machine.record.plan
+        assert plan is not None
+        cluster.fail(plan.members[0].node, step=2, phase="compute")
+        cluster.go(2)
+        cluster.wait_done()
+        cluster.assert_replicas_equal()
+    assert [event.step > 2 for event in cluster.of(ev.FlopCounted)] == [True]

@@ -1,0 +1,27 @@
+"""What a round takes is known at most once, and right, whoever fails meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.families.storm_plans import ready_plan
+from holdfast.simulation.machines.training import FLOP_PER_SAMPLE
+from holdfast.simulation.schedules.enumeration import FIRST_READY_SEED, FIRST_WIDE_SEED, plan_of
+from holdfast.simulation.schedules.shrinking import failure
+
+SCHEDULES = 40
+
+
+def test_it_is_told_at_most_once_and_is_what_each_rank_counts() -> None:
+    plans = [ready_plan(seed) for seed in range(FIRST_READY_SEED, FIRST_READY_SEED + SCHEDULES)]
+    plans += [plan_of(seed) for seed in range(FIRST_WIDE_SEED, FIRST_WIDE_SEED + SCHEDULES)]
+    known = 0
+    for plan in plans:
+        cluster = SimCluster(replace(plan, counts_flop=True))
+        assert failure(cluster) == "", f"seed {plan.seed}"
+        told = [event for event in cluster.world.journal.events if isinstance(event, ev.FlopCounted)]
+        assert [event.flop_per_sample for event in told] in ([], [FLOP_PER_SAMPLE]), f"seed {plan.seed}"
+        known += len(told)
+    assert known > SCHEDULES
