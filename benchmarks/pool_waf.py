@@ -5,8 +5,8 @@
     python benchmarks/pool_waf.py --seeds 2 --record FILE   also write what was recorded (for a test)
 
 Both are really run, on the same seeded trace: `waf` shares the nodes out by what jobs have measured. With `sized` each
-job has what that plan gave it at the begin, only the one that is hit has fewer, and a node that is back goes to whoever
-came first of those that have fewer (Unicron, section 7.5, but for the order of those hit). Each micro-batch takes a
+job has the nodes that plan gave it at the begin, only the one that is hit has fewer, and a node that is back goes to
+whoever came first of those that have fewer (Unicron, section 7.5, but for the order of those hit). Each micro-batch takes a
 stated time (`--emulate-compute`), so that a smaller world shows on two cores; the jobs differ in weight and in how many
 micro-batches a step has, by which they grow better or worse.
 
@@ -26,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -92,6 +94,13 @@ class Nodes:
         self._pool = pool
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
 
+    def come(self, nodes: Sequence[str]) -> None:
+        """Start nodes, and wait until the pool has them. (Its own is one of all, and never fails.)"""
+        before = len(self._pool.events("node_added"))
+        for node in nodes:
+            self.start(node)
+        self._pool.wait(lambda: len(self._pool.events("node_added")) == before + len(nodes), "its nodes")
+
     def start(self, node: str) -> None:
         """Start a node's agent."""
         command = [sys.executable, "-m", "holdfast", "agent", "--node-name", node]
@@ -127,38 +136,41 @@ def main() -> int:
     with Watch() as watch:
         for seed in range(given.first_seed, given.first_seed + given.seeds):
             struck = trace(seed, given.seconds)
-            ours = run("waf", struck, given.seconds, {})
-            beside = run("sized", struck, given.seconds, {job.name: job.most for job in ours.jobs})
+            ours = run("waf", struck, given.seconds)
+            beside = run("sized", struck, given.seconds, ours.first)
             wrong += show(seed, [ours, beside])
             if given.record is not None:
                 given.record.write_bytes(msgspec.json.encode([ours, beside]))
-    print(watch.report())
+        print(watch.report())
     print("\n".join(wrong) or "ours was never below; the simulator was never off by more than a tenth")
     return int(bool(wrong))
 
 
-def run(policy: str, struck: list[Struck], seconds: float, most: dict[str, int]) -> RealRun:
+def run(policy: str, struck: list[Struck], seconds: float, first: Mapping[str, str] | None = None) -> RealRun:
     """Return what a pool and its jobs do in so many seconds.
 
     Args:
-        most: nodes of each job at the most; all where it is not in it, and then what it has at the begin is told.
+        first: the job of each node at the begin, which has no more nodes later; None: all jobs may have all nodes.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         Path(folder).chmod(0o700)
         pool = LocalPool(Path(folder), 1, "--policy", policy, "--reserve", "0")
         nodes = Nodes(pool)
         try:
-            # (the pool's own node is one of the eight, and never fails)
-            for node in _others():
-                nodes.start(node)
-            pool.wait(lambda: len(pool.events("node_added")) == NODES, "its nodes")
-            for job in JOBS:
-                submit(pool, job, most.get(job.name, NODES))
+            if first is None:
+                nodes.come(_others())
+                for job in JOBS:
+                    submit(pool, job, NODES)
+            else:
+                begin_as(pool, nodes, first)
             settle(pool)
             begun = time.time()
             play(nodes, struck, begun, seconds)
+            most = Counter(first.values()) if first is not None else {}
             begin = Begin(begun, policy, seconds, tuple(struck), most, {job.name: job.weight for job in JOBS}, FLOP)
-            return recorded(pool, begin)
+            found = recorded(pool, begin)
+            assert first is None or found.first == first, f"jobs have {found.first} at the begin, not {first}"
+            return found
         finally:
             nodes.end()
             pool.process.send_signal(signal.SIGINT)
@@ -166,6 +178,16 @@ def run(policy: str, struck: list[Struck], seconds: float, most: dict[str, int])
             for pid, _ in pool.processes():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def begin_as(pool: LocalPool, nodes: Nodes, first: Mapping[str, str]) -> None:
+    """Have each job begin with the nodes that it is to have: the others come after it. The pool's own is there."""
+    own = next(node for node in first if node not in _others())
+    for job in sorted(JOBS, key=lambda job: job.name != first[own]):
+        mine = [node for node in first if first[node] == job.name]
+        nodes.come([node for node in mine if node != own])
+        submit(pool, job, len(mine))
+        pool.wait(lambda job=job, mine=mine: len(pool.job(job.name)["nodes"]) == len(mine), f"nodes of {job.name}")
 
 
 def submit(pool: LocalPool, job: Job, most: int) -> None:

@@ -10,7 +10,7 @@ from holdfast.simulation.fleet.pool.real_run import NodeWord, RealGeneration, Re
 from holdfast.testing.local_pool import LocalPool
 
 #: times are kept so exactly
-_DIGITS = 3
+_DIGITS = 2
 
 
 @dataclass(frozen=True)
