@@ -6,9 +6,9 @@
 
 Both are really run, on the same seeded trace: `waf` shares the nodes out by what jobs have measured. With `sized` each
 job has the nodes that plan gave it at the begin, only the one that is hit has fewer, and a node that is back goes to
-whoever came first of those that have fewer (Unicron, section 7.5, but for the order of those hit). Each micro-batch takes a
-stated time (`--emulate-compute`), so that a smaller world shows on two cores; the jobs differ in weight and in how many
-micro-batches a step has, by which they grow better or worse.
+whoever came first of those that have fewer (Unicron, section 7.5, but for the order of those hit). Each micro-batch
+takes a stated time (`--emulate-compute`), so that a smaller world shows on two cores; the jobs differ in weight and in
+how many micro-batches a step has, by which they grow better or worse.
 
 WAF = weight x FLOP of the samples that a job has committed, less what roll-backs undid, of all jobs (a sample is said
 to take `FLOP`). All figures come from the jobs' own event files. Beside each stands what the simulator says of the same
