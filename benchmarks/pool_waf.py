@@ -56,7 +56,7 @@ class Job:
 
 
 #: eight micro-batches on four nodes take two rounds, on three nodes three; twelve grow evenly; two have no use for more
-JOBS = (Job("heavy", 2.0, 32, 0.5), Job("long", 1.0, 48, 0.4), Job("short", 1.25, 8, 0.7))
+JOBS = (Job("heavy", 2.0, 32, 0.5), Job("long", 1.0, 48, 0.4), Job("short", 1.25, 8, 0.35))
 #: so long after one another nodes fail, on average; so long they are away; so many at the most at one time
 APART_S, AWAY_S, MOST_AWAY = 16.0, (30.0, 60.0), 2
 #: a pool has settled once nothing was planned, and no generation begun, for so long
