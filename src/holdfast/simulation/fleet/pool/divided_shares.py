@@ -1,8 +1,7 @@
 """Nodes shared out by what the pool's machine asks (`share.dividing`), without the machine: for thousands of nodes.
 
 Of each change comes what the machine makes of it, node by node (`tests/simulation/fleet/pool`); what it spends on its
-record, its messages and the next best plan is saved. Of one machine's day with 1,024 nodes and 32 jobs almost all goes
-into that: see docs/fleet.md.
+record and its messages is saved. It can also begin with any node in any job, as a pool that really ran has them.
 """
 
 from __future__ import annotations
