@@ -2,7 +2,7 @@
 
     make bench-waf                                          three seeds, both policies: about 20 minutes
     python benchmarks/pool_waf.py --seeds 1 --seconds 90
-    python benchmarks/pool_waf.py --seeds 2 --record FILE   also write what was recorded (for a test)
+    python benchmarks/pool_waf.py --record FILE             also write what was recorded of each run
 
 Both are really run, on the same seeded trace: `waf` shares the nodes out by what jobs have measured. With `sized` each
 job has the nodes that plan gave it at the begin, only the one that is hit has fewer, and a node that is back goes to
@@ -56,11 +56,11 @@ class Job:
 
 
 #: eight micro-batches on four nodes take two rounds, on three nodes three; twelve grow evenly; two have no use for more
-JOBS = (Job("heavy", 2.0, 32, 0.5), Job("long", 1.0, 48, 0.4), Job("short", 1.25, 8, 0.35))
+JOBS = (Job("heavy", 3.0, 32, 0.5), Job("long", 1.0, 48, 0.4), Job("short", 1.25, 8, 0.35))
 #: so long after one another nodes fail, on average; so long they are away; so many at the most at one time
-APART_S, AWAY_S, MOST_AWAY = 16.0, (30.0, 60.0), 2
+APART_S, AWAY_S, MOST_AWAY = 18.0, (60.0, 90.0), 2
 #: a pool has settled once nothing was planned, and no generation begun, for so long
-QUIET_S = 12.0
+QUIET_S = 10.0
 #: how far the simulator may be off
 WITHIN = 0.1
 #: policies that are simulated only
@@ -130,9 +130,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=150.0)
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write the runs of the last seed there")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write what was recorded of all runs there")
     given = parser.parse_args()
     wrong: list[str] = []
+    runs: list[RealRun] = []
     with Watch() as watch:
         for seed in range(given.first_seed, given.first_seed + given.seeds):
             struck = trace(seed, given.seconds)
@@ -140,7 +141,8 @@ def main() -> int:
             beside = run("sized", struck, given.seconds, ours.first)
             wrong += show(seed, [ours, beside])
             if given.record is not None:
-                given.record.write_bytes(msgspec.json.encode([ours, beside]))
+                runs += [ours, beside]
+                given.record.write_bytes(msgspec.json.encode(runs))
         print(watch.report())
     print("\n".join(wrong) or "ours was never below; the simulator was never off by more than a tenth")
     return int(bool(wrong))
