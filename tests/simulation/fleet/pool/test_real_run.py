@@ -29,7 +29,7 @@ RUNS = msgspec.json.decode(Path(__file__).with_name("real_runs.json").read_bytes
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.policy)
 def test_what_a_pool_really_achieved_is_predicted_within_a_tenth(run: RealRun) -> None:
-    assert sum(one.what == "lost" for one in run.struck) >= 4
+    assert sum(one.what == "lost" for one in run.struck) >= 3
     assert predicted(run).total == pytest.approx(run.total, rel=0.1)
 
 
