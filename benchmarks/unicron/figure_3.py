@@ -62,7 +62,8 @@ def make(options: argparse.Namespace) -> None:
         panels[0].annotate(f"{rate:.0f}", (place, rate), ha="center", va="bottom", fontsize=8)
         panels[1].bar(place, lost.mean(), 0.6, color=COLOURS[name])
         panels[1].plot([place, place], [low, high], color="black", linewidth=1.2)
-        panels[1].annotate(f"{lost.mean():.1f}", (place, high), ha="center", va="bottom", fontsize=8)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+        panels[1].annotate(f"{lost.mean():.1f}", (place, high + 0.5), ha="center", va="bottom", fontsize=8, bbox=box)
     panels[1].axhline(
         100 * DOWN, color="#777777", label=f"theoretical: {100 * DOWN:.0f} % of the hardware is not there"
     )
@@ -74,7 +75,7 @@ def make(options: argparse.Namespace) -> None:
     )
     panels[1].legend(fontsize=7)
     titles = ("3a: without failures (no numbers in the paper's text)", "3b: lost to failures")
-    units = ("samples/s", "% of its own undisturbed FLOP")
+    units = ("samples/s", "% of its own FLOP")
     for axes, title, unit in zip(panels, titles, units, strict=True):
         axes.set_title(title, fontsize=10)
         axes.set_ylabel(unit, fontsize=8)

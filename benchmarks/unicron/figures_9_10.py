@@ -125,7 +125,7 @@ def draw_cases(axes: Any) -> None:
     axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     for text in axes.texts:
         text.set_fontsize(5.5)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left")
 
 
 def make(options: argparse.Namespace) -> None:
