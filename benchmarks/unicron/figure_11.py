@@ -103,12 +103,13 @@ def draw_lines(axes: Any, title: str, drawing: Drawing, systems: Sequence[System
         steps = live(system, tasks, trace, machine=False).steps
         at = [time / DAY_S for time, _ in steps] + [trace.seconds / DAY_S]
         rates = [rate / 1e15 for _, rate in steps]
-        axes.step(at, [*rates, rates[-1]], where="post", color=COLOURS[system.name], linewidth=1.1, label=system.name)
+        axes.step(at, [*rates, rates[-1]], where="post", color=COLOURS[system.name], linewidth=0.9, label=system.name)
     axes.set_title(f"{title}: WAF on one trace (seed 0)", fontsize=10)
     axes.set_xlabel("days")
     axes.set_ylabel("weighted PFLOP/s")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7, loc="lower left")
+    # (above the lines there is room for their names)
+    axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
+    axes.legend(fontsize=7, loc="upper center", ncols=len(systems))
 
 
 def draw_ratios(
@@ -125,14 +126,15 @@ def draw_ratios(
         axes.annotate(f"{mean:.3f}", (place, 0.06), ha="center", fontsize=8, color="white")
         if name in paper:
             axes.plot([place], [paper[name]], "kx", markersize=8, label="the paper" if name == "megatron" else None)
-            axes.annotate(
-                f"{paper[name]}", (place, paper[name]), xytext=(9, -3), textcoords="offset points", fontsize=8
-            )
+            above = (place, max(paper[name], high))
+            said = f"paper {paper[name]}"
+            axes.annotate(said, above, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
     axes.axhline(1.0, color="#777777", linewidth=0.8)
     labels = [f"{name}\n(fit: {efficiencies[name]:.3f})" if name in efficiencies else name for name in names]
     axes.set_xticks(range(len(names)), labels, fontsize=7)
     axes.set_title(title, fontsize=9)
-    axes.set_ylabel("ours / theirs, accumulated WAF")
+    axes.set_ylabel("accumulated WAF, ours / theirs", fontsize=8)
+    axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
     axes.legend(fontsize=8, loc="upper left")
 
 

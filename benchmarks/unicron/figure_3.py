@@ -62,14 +62,24 @@ def make(options: argparse.Namespace) -> None:
         panels[0].annotate(f"{rate:.0f}", (place, rate), ha="center", va="bottom", fontsize=8)
         panels[1].bar(place, lost.mean(), 0.6, color=COLOURS[name])
         panels[1].plot([place, place], [low, high], color="black", linewidth=1.2)
-        panels[1].annotate(f"{lost.mean():.1f}", (place, high), ha="center", va="bottom", fontsize=8)
-    panels[1].axhline(100 * DOWN, color="#777777", label="theoretical: hardware that is not there")
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+        panels[1].annotate(f"{lost.mean():.1f}", (place, high + 0.5), ha="center", va="bottom", fontsize=8, bbox=box)
     panels[1].axhline(
-        100 * PAPERS_LEAST, color="#c0392b", linestyle="--", label="the paper, of its baselines: at least"
+        100 * DOWN, color="#777777", label=f"theoretical: {100 * DOWN:.0f} % of the hardware is not there"
+    )
+    panels[1].axhline(
+        100 * PAPERS_LEAST,
+        color="#c0392b",
+        linestyle="--",
+        label=f"the paper, of its baselines: at least {100 * PAPERS_LEAST:.0f} %",
     )
     panels[1].legend(fontsize=7)
-    for axes, title in zip(panels, ("3a: samples/s without failures", "3b: FLOP lost to failures, %"), strict=True):
+    titles = ("3a: without failures (no numbers in the paper's text)", "3b: lost to failures")
+    units = ("samples/s", "% of its own FLOP")
+    for axes, title, unit in zip(panels, titles, units, strict=True):
         axes.set_title(title, fontsize=10)
+        axes.set_ylabel(unit, fontsize=8)
+        axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
         axes.set_xticks(range(len(SHOWN)), SHOWN, fontsize=7)
     figure.suptitle("Unicron, Figure 3: GPT-3 7B on 64 GPUs, 10 nodes lost in 7 days, simulated", fontsize=12)
     said = [

@@ -1,8 +1,9 @@
 """Unicron, Tables 2 and 3: how soon failures are seen, and the plans for the five cases of six jobs.
 
-Table 2: the paper's beside ours as measured on this machine by `benchmarks/detect.py` (make bench-detect), whose last
-output is read with --detected FILE; without it ours is left out, and said to be. Table 3: sizes and weights as printed;
-the nodes that the pool's own machine gives each job under `waf`, and what the policies `equal` and `weighted` achieve.
+Table 2: the paper's beside ours as measured by `benchmarks/detect.py` (make bench-detect): what it has printed is read
+from --detected FILE, by default from `detected.txt` beside this script, which says when and by which command it came.
+Table 3: sizes and weights as printed; the nodes that the pool's own machine gives each job under `waf`, and what the
+policies `equal` and `weighted` achieve.
 
     python benchmarks/unicron/tables_2_3.py [--detected FILE] [--out DIR]
 """
@@ -30,13 +31,13 @@ TABLE_2 = (
     ("3", "exception propagation", "0.3 s", "30 min", "exception"),
     ("4", "statistical monitoring", "3 x D_iter", "30 min", "hung thread"),
 )
+#: what it has printed once
+DETECTED = Path(__file__).with_name("detected.txt")
 POLICIES = ("waf", "equal", "weighted")
 
 
-def detected(path: Path | None) -> dict[str, str]:
-    """Return what `benchmarks/detect.py` has printed of each case; nothing where no file is given."""
-    if path is None:
-        return {}
+def detected(path: Path) -> dict[str, str]:
+    """Return what `benchmarks/detect.py` has printed of each case."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -47,6 +48,7 @@ def detected(path: Path | None) -> dict[str, str]:
         if row is None:
             raise BadInputError(f"--detected {path}: has no line of {case!r}: give the output of benchmarks/detect.py")
         found[case] = row.split("  ")[-1].strip()
+    found["step"] = next((line.strip() for line in lines if line.startswith("median step")), "")
     return found
 
 
@@ -83,9 +85,9 @@ def draw(axes: Any, title: str, headers: list[str], rows: list[list[str]], width
 def make(options: argparse.Namespace) -> None:
     """Print and draw both."""
     ours = detected(options.detected)
-    rows = [[*papers, ours.get(kind, "not given")] for *papers, kind in TABLE_2]
+    rows = [[*papers, ours[kind]] for *papers, kind in TABLE_2]
     figure, panels = sheet(1, 2, width=12.0, height=2.6)
-    headers = ["case", "method", "Unicron", "without", "ours (benchmarks/detect.py: seconds)"]
+    headers = ["case", "method", "Unicron", "without", "ours, s: median (range; how many)"]
     draw(panels[0], "Table 2: seen after", headers, rows, [0.06, 0.24, 0.14, 0.14, 0.34])
     headers = ["case", "jobs (size x weight)", "nodes under waf", "PFLOP/s", *(f"{name} / best" for name in POLICIES)]
     draw(
@@ -96,7 +98,8 @@ def make(options: argparse.Namespace) -> None:
         [0.05, 0.47, 0.12, 0.08, 0.09, 0.09, 0.11],
     )
     said = [
-        "2: ours on processes of this machine, the paper's on a GPU cluster; D_iter: the mean step",
+        "2: the paper's on a GPU cluster; ours by make bench-detect, four processes as nodes on two cores",
+        f"2: D_iter: the mean step; ours: {ours['step'].split(';')[0]}; a hung thread: from the begin of its step",
         "3: FLOP/s by a model of ours (gpt_tasks.py); the pool's own machine; best: of all that keep T_necessary",
     ]
     assumptions(figure, said)
@@ -105,5 +108,5 @@ def make(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     reader = parser_of(__doc__)
-    reader.add_argument("--detected", type=Path, help="what benchmarks/detect.py has printed")
+    reader.add_argument("--detected", type=Path, default=DETECTED, help="what benchmarks/detect.py has printed")
     sys.exit(made(make, reader.parse_args()))

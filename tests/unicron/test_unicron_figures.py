@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from evaluation import GPUS, PAPERS_RATIOS
+from figure_8 import MICRO_BATCHES, STAGES, disturbed, undisturbed
 from figure_11 import COMPARED, FITTED, Totals, fitted, totals_of
 from figures_9_10 import apportioned, case_of
-from tables_2_3 import TABLE_2, detected, plans
+from tables_2_3 import DETECTED, TABLE_2, detected, plans
 
 from holdfast.errors import BadInputError
 from holdfast.simulation.fleet.pool.gpt_tasks import TABLE_3
@@ -60,7 +61,20 @@ def test_what_was_detected_is_read_from_what_the_benchmark_prints(tmp_path: Path
     printed.write_text(
         "".join(f"{case:16s} {'5.6 s':>11s} {'5.7 s':>8s} {0.1:8.3f}  0.01 (0..1)\n" for *_, case in TABLE_2)
     )
-    assert set(detected(printed).values()) == {"0.01 (0..1)"}
+    assert {detected(printed)[case] for *_, case in TABLE_2} == {"0.01 (0..1)"}
     printed.write_text("nothing\n")
     with pytest.raises(BadInputError, match="has no line of 'lost node'"):
         detected(printed)
+    assert detected(DETECTED)["step"].startswith("median step")
+
+
+def test_figure_8s_micro_batches_are_all_computed_once_whoever_is_lost() -> None:
+    work, shares = disturbed()
+    assert sorted(one for share in shares for one in share) == list(range(MICRO_BATCHES))
+    for stage in range(STAGES):
+        done = [one.micro_batch for lane in work[:-1] for one in lane if (one.what, one.stage) == ("B", stage)]
+        assert sorted(done) == list(range(MICRO_BATCHES))
+    for lane in (*work, *undisturbed()):
+        for one in lane:
+            others = [other for other in lane if other.stage == one.stage and other is not one]
+            assert all(other.end <= one.begin or one.end <= other.begin for other in others), "a stage does one thing"

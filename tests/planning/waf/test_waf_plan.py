@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
 from holdfast.planning.waf.plan import Planner, WafPlan, best, price
-from holdfast.planning.waf.quick import quick_best
 from holdfast.planning.waf.task import Task, check_throughput, falls_at
 
 CLOSE = 1e-9
@@ -87,10 +86,9 @@ def test_a_plan_is_the_best_of_all_divisions(case: tuple[list[Task], int, float]
 
 @settings(max_examples=300)
 @given(tasks_and_nodes())
-def test_the_quick_plan_is_the_same(case: tuple[list[Task], int, float]) -> None:
+def test_so_is_one_that_is_made_alone(case: tuple[list[Task], int, float]) -> None:
     tasks, nodes, running_s = case
-    quick, whole = quick_best(tasks, nodes, running_s), best(tasks, nodes, running_s)
-    assert quick == replace(whole, next_best={}, given_up=0.0)
+    check(best(tasks, nodes, running_s), tasks, nodes, running_s)
 
 
 @settings(max_examples=150)

@@ -140,7 +140,7 @@ def show_pool(tasks: Sequence[FleetTask], trace: FleetTrace, systems: Sequence[S
     for line in assumed(systems):
         say(f"  {line}")
     if len(trace.nodes) > MACHINE_NODES:
-        say(f"  with more than {MACHINE_NODES} nodes the pool's policies are asked without its machine")
+        say(f"  with more than {MACHINE_NODES:,} nodes the pool's policies are asked without its machine")
 
 
 _HEADERS = ["policy", "accumulated WAF", "share", "of the first's", "stopped", "too few nodes", "hits"]

@@ -2,7 +2,10 @@
 
 `S(i, j)` is the best value of the first i jobs with j nodes; those that are left idle are one more part, worth nothing
 (errata 1). Beside it goes the value of the best other division: so each plan is told with what was given up for it.
-Where several divisions are worth the same, a job keeps what it had.
+Where several divisions are worth the same, a job keeps what it had. A number of nodes with which a job gains no more
+than with fewer is left out: with the fewer it is as well off, and those left over are worth something to others, or
+nothing. So what is reckoned grows with the numbers that are worth having: a step of many micro-batches has few, as
+rounds are whole.
 
 Axes: m jobs, n nodes. `(2, n + 1)` arrays have the best in row 0 and the next best in row 1, -inf where there is none,
 by the number of nodes.
@@ -32,8 +35,8 @@ class Pick:
 class Chain:
     """All `S` of some jobs, taken one after the other.
 
-    best: `(m + 1, 2, n + 1)` values of the first 0..m jobs. took: `(m, 2, n + 1)` nodes of the last of these; rest:
-    which row of the jobs before it goes with that.
+    best: `(m + 1, 2, n + 1)` values of the first 0..m jobs, each with a number that is worth having. took: `(m, 2,
+    n + 1)` nodes of the last of these; rest: which row of the jobs before it goes with that.
     """
 
     best: FloatArray
@@ -50,14 +53,15 @@ class Chain:
         return sizes[::-1]
 
 
-def chain(rewards: Sequence[FloatArray], nodes: int, had: Sequence[int]) -> Chain:
-    """Return `S` of the jobs, in O(m n^2).
+def chain(rewards: Sequence[FloatArray], nodes: int, had: Sequence[int], *, idle: bool) -> Chain:
+    """Return `S` of the jobs, in O(m n k) for k numbers of nodes that are worth having: n at the most.
 
     Args:
-        rewards: `(n + 1,)` of each job. had: nodes of each, preferred where all else is equal.
+        rewards: `(n + 1,)` of each job. had: nodes of each, preferred where all else is equal. idle: the jobs may leave
+            nodes to nobody, else they have all of them.
     """
     best = np.full((len(rewards) + 1, 2, nodes + 1), -np.inf)
-    best[0, 0, 0] = 0.0
+    best[0, 0, : nodes + 1 if idle else 1] = 0.0
     took = np.zeros((len(rewards), 2, nodes + 1), dtype=np.int64)
     rest = np.zeros_like(took)
     for job, reward in enumerate(rewards):
@@ -89,29 +93,34 @@ def picks(first: FloatArray, last: FloatArray, nodes: int, preferred: int = 0) -
     return found[:2]
 
 
+def worth_having(reward: FloatArray, had: int) -> IntArray:
+    """Return the numbers of nodes that are worth more than every smaller one, ascending; first of all what it had."""
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(reward)[:-1]])
+    more = np.flatnonzero(reward > before)
+    if had < reward.size and reward[had] > -np.inf:
+        # it comes first, so that it wins where several are as good
+        more = np.concatenate([[had], more[more != had]])
+    return more
+
+
 def alone(reward: FloatArray) -> FloatArray:
     """Return a single job's `(2, n + 1)` for `picks` as the last part, where it takes exactly so many nodes."""
     return np.stack([reward, np.full(reward.size, -np.inf)])
 
 
 def _add(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray, IntArray]) -> None:
-    """Add a job to those before it."""
+    """Add a job to those before it, with a number of nodes that is worth having."""
     best, took, rest = into
-    if preferred < reward.size:
-        # its column comes first, so that it wins where several are as good
-        order = np.concatenate([[preferred], np.delete(np.arange(reward.size), preferred)])
-    else:
-        order = np.arange(reward.size)
-    order = order[reward[order] > -np.inf]
+    order = worth_having(reward, preferred)
     if not order.size:
         return
-    sums = _sums(before[0], reward)[:, order]
+    sums = _shifted(before[0])[:, order] + reward[order]
     at = sums.argmax(axis=1)
     rows = indices(at.size)
     best[0], took[0] = sums[rows, at], order[at]
     sums[rows, at] = -np.inf
     second = sums.argmax(axis=1)
-    others = _sums(before[1], reward)[:, order]
+    others = _shifted(before[1])[:, order] + reward[order]
     third = others.argmax(axis=1)
     worse = others[rows, third] > sums[rows, second]
     best[1] = np.where(worse, others[rows, third], sums[rows, second])
@@ -121,13 +130,17 @@ def _add(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[Flo
 
 def _sums(first: FloatArray, last: FloatArray) -> FloatArray:
     """Return `first[j - k] + last[k]` `(n + 1, n + 1)` by j and k; -inf where k > j."""
-    nodes = first.size - 1
-    padded = np.concatenate([np.full(nodes, -np.inf), first])
+    return _shifted(first) + last
+
+
+def _shifted(values: FloatArray) -> FloatArray:
+    """Return `values[j - k]` `(n + 1, n + 1)` by j and k, a view; -inf where k > j."""
+    nodes = values.size - 1
+    padded = np.concatenate([np.full(nodes, -np.inf), values])
     step = padded.strides[0]
-    shifted = np.lib.stride_tricks.as_strided(
+    return np.lib.stride_tricks.as_strided(
         padded[nodes:], shape=(nodes + 1, nodes + 1), strides=(step, -step), writeable=False
     )
-    return shifted + last
 
 
 def _top_two(sums: FloatArray) -> tuple[FloatArray, FloatArray]:

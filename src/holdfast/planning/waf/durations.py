@@ -30,6 +30,9 @@ def observed_rate(failures: float, node_s: float, *, known_rate: float, known_s:
 def running_s(nodes: int, failure_rate: float, longest_s: float) -> float:
     """Return D_running(n'): how long so many nodes run until the first of them fails.
 
+    Nodes that come back, and lead to a plan as well, are not counted: as often as others fail, they would make it half
+    as long, which changes no plan worth telling (docs/fleet.md).
+
     Args:
         failure_rate: of a node. longest_s: no plan counts on more, as jobs come and go as well.
     """

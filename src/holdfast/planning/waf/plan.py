@@ -6,7 +6,7 @@ who-has-come at O(n) each (errata 1): `G` depends on who is hit, and through D_r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -56,21 +56,16 @@ class Planner:
         self._nodes, self._running_s = nodes, running_s
         self._rewards = [task.reward(nodes, running_s) for task in tasks]
         had = [task.had for task in tasks]
-        self._first = chain(self._rewards, nodes, had)
-        idle = np.zeros(nodes + 1)
-        self._last = chain([idle, *self._rewards[::-1]], nodes, [0, *had[::-1]])
+        self._first = chain(self._rewards, nodes, had, idle=False)
+        self._last = chain(self._rewards[::-1], nodes, had[::-1], idle=True)
         self._others: dict[int, FloatArray] = {}
 
     def plan(self) -> WafPlan:
         """Return the best plan where all are as they were told."""
         jobs = len(self._tasks)
-        rows = [row for row in (0, 1) if self._last.best[jobs + 1, row, self._nodes] > -np.inf]
-        return _told(
-            self._tasks,
-            [self._last.trace(jobs + 1, self._nodes, row)[:0:-1] for row in rows],
-            self._nodes,
-            self._running_s,
-        )
+        rows = [row for row in (0, 1) if self._last.best[jobs, row, self._nodes] > -np.inf]
+        ways = [self._last.trace(jobs, self._nodes, row)[::-1] for row in rows]
+        return _told(self._tasks, ways, self._nodes, self._running_s)
 
     def hit(self, name: str) -> WafPlan:
         """Return the best plan where one node of this job has failed: `nodes` are those that are left."""
@@ -97,9 +92,9 @@ class Planner:
         check_tasks(tasks, self._nodes)
         jobs = len(self._tasks)
         last = alone(task.reward(self._nodes, self._running_s))
-        found = picks(self._last.best[jobs + 1], last, self._nodes, task.had)
+        found = picks(self._last.best[jobs], last, self._nodes, task.had)
         ways = [
-            [*self._last.trace(jobs + 1, self._nodes - pick.nodes, pick.rest)[:0:-1], pick.nodes]
+            [*self._last.trace(jobs, self._nodes - pick.nodes, pick.rest)[::-1], pick.nodes]
             for pick in found
             if pick.value > -np.inf
         ]
@@ -108,16 +103,16 @@ class Planner:
     def _ways(self, at: int, of_it: FloatArray) -> list[list[int]]:
         """Return the two best divisions where job `at` is worth `of_it` `(2, n + 1)`."""
         if at not in self._others:
-            self._others[at] = both(self._first.best[at], self._last.best[len(self._tasks) - at])
+            self._others[at] = both(self._first.best[at], self._last.best[len(self._tasks) - at - 1])
         found = picks(self._others[at], of_it, self._nodes, self._tasks[at].had)
         return [self._around(at, pick) for pick in found if pick.value > -np.inf]
 
     def _around(self, at: int, pick: Pick) -> list[int]:
         """Return everyone's nodes where job `at` has the pick's, and the others share what is left in that way."""
-        left, after = self._nodes - pick.nodes, len(self._tasks) - at
+        left, after = self._nodes - pick.nodes, len(self._tasks) - at - 1
         split = picks(self._first.best[at], self._last.best[after], left)[pick.rest]
         before = self._first.trace(at, left - split.nodes, split.rest)
-        return [*before, pick.nodes, *self._last.trace(after, split.nodes, split.last)[:0:-1]]
+        return [*before, pick.nodes, *self._last.trace(after, split.nodes, split.last)[::-1]]
 
     def _index(self, name: str) -> int:
         for at, task in enumerate(self._tasks):
@@ -126,27 +121,61 @@ class Planner:
         raise KeyError(name)
 
 
+class AnyNumber:
+    """The best division of any number of nodes up to some, by tables that are made once."""
+
+    def __init__(self, tasks: Sequence[Task], nodes: int, running_s: float) -> None:
+        """Make the tables; the arguments are those of `Planner`, with the most nodes that are to be shared out."""
+        self._made = chain([task.reward(nodes, running_s) for task in tasks], nodes, [t.had for t in tasks], idle=True)
+        self._jobs = len(tasks)
+        #: `(nodes + 1,)`: what the best division of so many is worth, -inf where there is none
+        self.value: FloatArray = self._made.best[self._jobs, 0]
+
+    def sizes(self, nodes: int) -> list[int]:
+        """Return what each job has of so many nodes, of which there is a division."""
+        return self._made.trace(self._jobs, nodes, 0)
+
+
 def best(tasks: Sequence[Task], nodes: int, running_s: float) -> WafPlan:
-    """Return the best plan alone, in half the time that tables for all that can happen next take.
+    """Return the best plan alone, in far less time than tables for all that can happen next take.
 
     Raises:
         BadInputError: as of `Planner`.
     """
     check_tasks(tasks, nodes)
-    rewards = [np.zeros(nodes + 1), *(task.reward(nodes, running_s) for task in tasks)]
-    made = chain(rewards, nodes, [0, *(task.had for task in tasks)])
+    rewards = [task.reward(nodes, running_s) for task in tasks]
+    made = chain(rewards, nodes, [task.had for task in tasks], idle=True)
     last = len(rewards)
     rows = [row for row in (0, 1) if made.best[last, row, nodes] > -np.inf]
-    return _told(tasks, [made.trace(last, nodes, row)[1:] for row in rows], nodes, running_s)
+    return _told(tasks, [made.trace(last, nodes, row) for row in rows], nodes, running_s)
 
 
 def _told(tasks: Sequence[Task], ways: Sequence[Sequence[int]], nodes: int, running_s: float) -> WafPlan:
-    """Return the first of two ways to share the nodes out, with the second as what was given up for it."""
+    """Return the first of two ways to share the nodes out, with the best other one as what was given up for it."""
     plan = price(tasks, ways[0], nodes, running_s)
-    if len(ways) < 2:
-        return plan
-    other = price(tasks, ways[1], nodes, running_s)
-    return replace(plan, next_best=other.sizes, given_up=plan.value - other.value)
+    found = [*ways[1:], *_with_idle(tasks, ways[0], nodes, running_s)]
+    others = [price(tasks, way, nodes, running_s) for way in found]
+    other = max(others, key=lambda other: other.value, default=None)
+    return plan if other is None else replace(plan, next_best=other.sizes, given_up=plan.value - other.value)
+
+
+def _with_idle(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: float) -> Iterator[list[int]]:
+    """Return the best way in which one job has some of the idle nodes as well, though it gains nothing by them.
+
+    Only so a number that is not worth having can be in the next best division: with any other the job would be as well
+    off with fewer, and that were a division that is neither the best.
+    """
+    idle = nodes - sum(sizes)
+    if idle <= 0:
+        return
+    best, found = -np.inf, None
+    for at, (task, size) in enumerate(zip(tasks, sizes, strict=True)):
+        reward = task.reward(nodes, running_s)
+        more = reward[size + 1 : size + 1 + idle]
+        if more.size and (gained := float(more.max() - reward[size])) > best:
+            best, found = gained, (at, size + 1 + int(more.argmax()))
+    if found is not None:
+        yield [found[1] if at == found[0] else size for at, size in enumerate(sizes)]
 
 
 def price(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: float) -> WafPlan:

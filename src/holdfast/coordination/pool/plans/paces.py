@@ -106,6 +106,8 @@ class Paces:
 
 
 def _is_off(taken: JobPace | None, known: JobPace) -> bool:
+    if taken is known:  # (it is looked at after every message, and seldom changes)
+        return False
     if taken is None or (*_samples(taken), taken.flop_per_sample) != (*_samples(known), known.flop_per_sample):
         return bool(known.step_s)
     return any(

@@ -20,7 +20,7 @@ from holdfast.coordination.pool.share.achieving import LONGEST_S, tasks
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.planning.arrays import FloatArray, indices
 from holdfast.planning.waf.durations import running_s
-from holdfast.planning.waf.quick import QuickPlans
+from holdfast.planning.waf.plan import AnyNumber
 from holdfast.protocol.pool.sharing import JobCosts
 from holdfast.reliability.sparing.standbys import in_repair, none_ready
 
@@ -134,8 +134,8 @@ class Divisions:
         self.bids, self.nodes = bids, nodes
         kept = {bid.name: bid.smallest if bid.admitted else 0 for bid in bids}
         made = tasks(bids, kept, nodes)
-        self._usual = QuickPlans(made, nodes, until_s)
-        self._sparse = QuickPlans([replace(task, floor=0) for task in made], nodes, until_s)
+        self._usual = AnyNumber(made, nodes, until_s)
+        self._sparse = AnyNumber([replace(task, floor=0) for task in made], nodes, until_s)
         self._waf = np.stack([task.waf(nodes) for task in made])
         #: weighted FLOP that it costs to change the nodes of the job that this costs most
         self.dearest_move = max(task.loss for task in made)

@@ -1,8 +1,7 @@
 """Nodes shared out by what the pool's machine asks (`share.dividing`), without the machine: for thousands of nodes.
 
 Of each change comes what the machine makes of it, node by node (`tests/simulation/fleet/pool`); what it spends on its
-record, its messages and the next best plan is saved. Of one machine's day with 1,024 nodes and 32 jobs almost all goes
-into that: see docs/fleet.md.
+record and its messages is saved. It can also begin with any node in any job, as a pool that really ran has them.
 """
 
 from __future__ import annotations
@@ -14,38 +13,35 @@ from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAV
 from holdfast.coordination.pool.places.choosing import choose, spare
 from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
 from holdfast.coordination.pool.plans.paces import room_for
-from holdfast.coordination.pool.share.achieving import Waf, tasks
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.planning.waf.durations import observed_rate
-from holdfast.planning.waf.plan import WafPlan
-from holdfast.planning.waf.quick import quick_best
 from holdfast.planning.waf.survival import lost_with_all
 from holdfast.protocol.pool.record import PoolNode
 from holdfast.simulation.fleet.pool.machine_shares import BEGIN
 from holdfast.simulation.fleet.pool.tasks import FleetTask
 
 
-class _QuickWaf(Waf):
-    """The same plans, without the next best."""
-
-    def _best(self, bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, running_s: float) -> WafPlan:
-        return quick_best(tasks(bids, floors, nodes), nodes, running_s)
-
-
 class DividedShares:
     """Which node is whose, by a policy alone."""
 
     def __init__(
-        self, policy: str, jobs: Sequence[FleetTask], nodes: Sequence[str], change_s: Callable[[int], float]
+        self,
+        policy: str,
+        jobs: Sequence[FleetTask],
+        nodes: Sequence[str],
+        change_s: Callable[[int], float],
+        *,
+        first: Mapping[str, str] | None = None,
     ) -> None:
         """Begin with all nodes there and all jobs submitted; then the first plan is made.
 
         Args:
-            change_s: what a planned change costs a job of so many nodes.
+            change_s: what a planned change costs a job of so many nodes. first: whose each node is, where a plan was
+                made before.
         """
-        self._policy = _QuickWaf() if policy == "waf" else POLICIES[policy]
+        self._policy = POLICIES[policy]
         self._jobs = {task.name: task for task in jobs}
         self._change_s = change_s
         self._nodes = {node: PoolNode(name=node, session="") for node in nodes}
@@ -53,8 +49,14 @@ class DividedShares:
         self._mine: dict[str, set[str]] = {task.name: set() for task in jobs}
         self._shares = dict.fromkeys(self._mine, 0)
         self._free = set(nodes)
-        self._failures, self._begun = 0, False
-        self._plan(0.0)
+        self._failures, self._begun = 0, first is not None
+        for node, job in (first or {}).items():
+            self._free.discard(node)
+            self._owner[node] = job
+            self._mine[job].add(node)
+            self._shares[job] += 1
+        if not self._begun:
+            self._plan(0.0)
         self._begun = True
 
     def owner(self, node: str) -> str | None:

@@ -17,7 +17,7 @@ from holdfast.simulation.fleet.pool.systems import OWN, System
 from holdfast.simulation.fleet.pool.tasks import FleetTask, check_room
 
 #: with more nodes than these the pool's policy shares them out without its machine, unless that is asked for
-MACHINE_NODES = 64
+MACHINE_NODES = 1024
 
 
 def live(system: System, tasks: Sequence[FleetTask], trace: FleetTrace, *, machine: bool | None = None) -> Lived:

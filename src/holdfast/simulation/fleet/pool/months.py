@@ -34,11 +34,12 @@ class Lived:
 
 @dataclass(slots=True)
 class LivingTask:
-    """One job as it lives: with so many nodes, doing nothing until a time."""
+    """One job as it lives: with so many nodes and others still to come, doing nothing until a time."""
 
     task: FleetTask
     size: int
     full: int
+    coming: int = 0
     stopped_until: float = 0.0
     rate: float = 0.0
     since: float = 0.0
@@ -117,17 +118,40 @@ class Months:
         self._apply(self.shares.lose(node, self._timeline.now), hit=owner)
 
     def _apply(self, changed: Iterable[str], hit: str | None = None) -> None:
-        """Jobs have other nodes: those that are not hit stop for a change, and so does one that is if it is planned."""
+        """Jobs have other nodes: whoever has fewer by a plan stops for a change, who has more once these arrive."""
         names = sorted(changed)
         for name in names:
-            job, size = self._jobs[name], self.shares.size(name)
-            by_plan = name != hit or (self.system.shares == "pool" and size != job.size - 1)
-            job.size = size
-            if by_plan and size:
-                change_s = self.system.times.change_s(size)
-                already_s = max(0.0, job.stopped_until - self._timeline.now) if name == hit else 0.0
-                self._stop(job, already_s + change_s)
+            job, struck = self._jobs[name], name == hit
+            if struck:
+                job.size, job.coming = (job.size - 1, job.coming) if job.size else (0, max(0, job.coming - 1))
+            more = self.shares.size(name) - job.size - job.coming
+            if struck and self.system.shares != "pool":
+                job.size += more  # (a spare takes the place: that is part of the recovery)
+            elif more < 0:
+                leave = min(job.size, -more)
+                job.size, job.coming = job.size - leave, job.coming + more + leave
+                self._change(job, also=struck)
+            elif more > 0:
+                job.coming += more
+                if self.system.times.arrives_s:
+                    self._timeline.after(self.system.times.arrives_s, self._arrive, name, more)
+                else:
+                    self._arrive(name, more, also=struck)
         self._reckon(names)
+
+    def _arrive(self, name: str, nodes: int, *, also: bool = False) -> None:
+        """Nodes that a job was given train in it, those of them that are still to come."""
+        job = self._jobs[name]
+        nodes = min(nodes, job.coming)
+        if nodes:
+            job.size, job.coming = job.size + nodes, job.coming - nodes
+            self._change(job, also=also)
+
+    def _change(self, job: LivingTask, *, also: bool) -> None:
+        """A job stops for a planned change; `also`: after what it stops for already."""
+        if job.size:
+            already_s = max(0.0, job.stopped_until - self._timeline.now) if also else 0.0
+            self._stop(job, already_s + self.system.times.change_s(job.size))
 
     # ---- what is achieved ----
 

@@ -39,6 +39,11 @@ class LostTime:
 class SystemTimes(Protocol):
     """How long failures and changes keep a job of so many nodes from training."""
 
+    @property
+    def arrives_s(self) -> float:
+        """How long after a job is given a node this trains in it; until then the job goes on without."""
+        ...
+
     def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return what the loss of one of its nodes costs, once it goes on without."""
         ...
@@ -59,6 +64,7 @@ class FixedTimes:
     loss: LostTime
     process: LostTime
     changed_s: float
+    arrives_s: float = 0.0
 
     def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return the loss."""
@@ -85,6 +91,7 @@ class HoldfastTimes:
     case: FleetCase = field(default_factory=FleetCase)
     warm_s: float = WARM_S
     changed_s: float | None = None
+    arrives_s: float = 0.0
 
     def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return what one recovery takes."""

@@ -1,0 +1,78 @@
+"""What a pool and its jobs have written down, as `simulation/fleet/pool/real_run.py` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.simulation.fleet.pool.real_run import NodeWord, RealGeneration, RealJob, RealRun, RealStep, Struck
+from holdfast.testing.local_pool import LocalPool
+
+#: times are kept so exactly
+_DIGITS = 2
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What a run was. at: unix seconds. most: nodes of each job at the most, {}: what it has at the begin."""
+
+    at: float
+    policy: str
+    seconds: float
+    struck: tuple[Struck, ...]
+    most: Mapping[str, int]
+    weights: Mapping[str, float]
+    flop: float
+
+
+def recorded(pool: LocalPool, begin: Begin) -> RealRun:
+    """Return what is to be known of a run that is over."""
+    words: list[NodeWord] = []
+    for event in pool.events("node_granted", "node_released"):
+        what = "granted" if event["event"] == "node_granted" else "released"
+        words.append(NodeWord(round(event["time"] - begin.at, _DIGITS), event["node"], event["job"], what))
+    first: dict[str, str] = {}
+    for word in words:
+        if word.at < 0:
+            first |= {word.node: word.job if word.what == "granted" else ""}
+    first = {node: job for node, job in first.items() if job}
+    held = list(first.values())
+    return RealRun(
+        policy=begin.policy,
+        seconds=begin.seconds,
+        nodes=tuple(sorted(event["node"] for event in pool.events("node_added"))),
+        first=first,
+        struck=tuple(Struck(round(one.at, _DIGITS), one.node, one.what) for one in begin.struck),
+        words=tuple(word for word in words if 0 <= word.at < begin.seconds),
+        jobs=tuple(
+            _job(pool.events_of(name), name, begin, begin.most.get(name, held.count(name))) for name in begin.weights
+        ),
+    )
+
+
+def _job(events: list[dict[str, Any]], name: str, begin: Begin, most: int) -> RealJob:
+    generations, steps, shape = list[RealGeneration](), list[RealStep](), dict[str, Any]()
+    committed: dict[int, int] = {}
+    for event in events:
+        at = round(event["time"] - begin.at, _DIGITS)
+        if event["event"] == "generation_started":
+            shape = event
+            generations.append(RealGeneration(event["generation"], at, event["reason"], tuple(event["members"])))
+        elif event["event"] == "step_committed":
+            committed[event["step"]] = event["samples"]
+            step_s = round(event["step_s"], _DIGITS)
+            steps.append(RealStep(at, step_s, event["world_size"], event["samples"], event["generation"]))
+        elif event["event"] == "rolled_back":
+            undone = sum(committed.pop(step) for step in list(committed) if step > event["to_step"])
+            steps.append(RealStep(at, 0.0, 0, -undone, event["generation"]))
+    return RealJob(
+        name=name,
+        weight=begin.weights[name],
+        most=most,
+        micro_batches=shape["micro_batches"],
+        samples=shape["global_batch"],
+        flop_per_sample=begin.flop,
+        steps=tuple(steps),
+        generations=tuple(generations),
+    )
