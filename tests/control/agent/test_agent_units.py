@@ -96,10 +96,10 @@ def test_places_meet_in_all_groups_of_their_unit(stage: Callable[..., None]) -> 
         assert [said[index].place for index in range(4)] == [0, 1, 2, 3]
         assert all(one.agreed for one in said.values())
         assert [said[index].sums for index in range(4)] == [
-            {"unit": 15.0, "shard": 5.0, "tensor": 3.0},
-            {"unit": 15.0, "shard": 10.0, "tensor": 3.0},
-            {"unit": 15.0, "shard": 5.0, "tensor": 12.0},
-            {"unit": 15.0, "shard": 10.0, "tensor": 12.0},
+            {"shard": 5.0, "tensor": 3.0},
+            {"shard": 10.0, "tensor": 3.0},
+            {"shard": 5.0, "tensor": 12.0},
+            {"shard": 10.0, "tensor": 12.0},
         ]
 
     stage(plot, "wait", 2, 2, workers=4)

@@ -21,6 +21,15 @@ import holdfast
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.worker import Raised, ScriptError
+from holdfast.runtime.groups.communicator import CollectiveLeftError, Communicator
+
+
+def gathered(group: Communicator, value: float) -> torch.Tensor:
+    """Return the value of each member."""
+    values = torch.empty(group.size)
+    group.wait(group.start_all_gather(values, torch.tensor([value])))
+    return values
+
 
 folder, what, shard, tensor = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 settings = WorkerSettings.from_environment(os.environ)
@@ -39,9 +48,7 @@ assert unit is not None
 assert link is not None
 sums: dict[str, float] = {}
 for name, group in unit.groups.items():
-    mine = torch.tensor([2.0**unit.place])
-    group.allreduce([mine]).wait()
-    sums[name] = mine.item()
+    sums[name] = gathered(group, 2.0**unit.place).sum().item()
 agreed = unit.proposals.agree(Proposal(1, 1, 0), lambda: True)
 said = {"worker": settings.worker, "pid": os.getpid(), "unit": unit.name, "place": unit.place, "sums": sums}
 part = folder / f"{os.getpid()}.part"
@@ -50,16 +57,18 @@ part.rename(folder / f"{os.getpid()}.json")
 try:
     if what in ("meet", "keep", "raise", "linger") and unit.place:
         (folder / f"{os.getpid()}.waits").touch()
-        unit.groups["unit"].allreduce([torch.ones(1)]).wait()
+        gathered(unit.groups["shard"], 1.0)
     while what in ("raise", "linger") and not (folder / "go").exists():
         time.sleep(0.005)
     if what in ("raise", "linger"):
         (folder / "go").unlink()
+        for group in unit.groups.values() if what == "linger" else ():
+            group.retire()
         threading.Thread(target=time.sleep, args=(600 if what == "linger" else 0,)).start()
         raise ValueError("place 0 has raised")
-except RuntimeError as error:
+except CollectiveLeftError as error:
     if what == "keep":
-        told = ScriptError(place="RuntimeError")
+        told = ScriptError(place="CollectiveLeftError")
         link.send(Raised(worker=settings.worker, generation=1, detail=str(error), error=told, exit_code=1))
     else:
         raise

@@ -164,6 +164,7 @@ _WORDS = dict(
             lambda e: f"the journal had lost lines {e.from_seq} to {e.to_seq}: mended, at step {e.to_step}",
         ),
         _line(ev.LimitRaised, _limit),
+        _line(ev.JobAtRisk, lambda e: f"at risk: {e.why}"),
         _line(ev.CorruptionFound, lambda e: f"corrupt {e.what} of step {e.step}, refused by all: {e.detail}"),
         _line(ev.ActionRequested, lambda e: f"the {e.who} may do: {e.command}"),
         _line(ev.JobFinished, _finished),

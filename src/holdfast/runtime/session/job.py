@@ -358,7 +358,9 @@ class Job:
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
-            identity = Identity(worker=settings.worker, host=settings.host, slots=settings.spec.experts.slots)
+            page = self._unit.proposals if self._unit is not None else None
+            slots = settings.spec.experts.slots
+            identity = Identity(worker=settings.worker, host=settings.host, slots=slots, proposals=page)
         agent = (self._link or WorkerLink(settings.socket)) if settings else None
         link: Link = agent if agent is not None else SoloLink(storage, in_time=self._checkpoint_every == AUTO)
         faults = Faults(lambda: agent.agent_pid if agent is not None else None)
@@ -387,7 +389,6 @@ class Job:
             verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
             progress=open_progress(settings) if settings else NoProgress(),
-            proposals=self._unit.proposals if self._unit is not None else None,
         )
         session.attach(config)
         if settings:

@@ -75,18 +75,22 @@ class Link(Protocol):
 class Identity:
     """Who a worker is, and where: `host` is its node's address, `slots` the node's room for experts, per layer.
 
-    `alone`: there is no other worker, so that no peer can ever send it any state.
+    `alone`: there is no other worker, so that no peer can ever send it any state. `proposals`: where the places of its
+    unit agree; None where it has all of a replica.
     """
 
     worker: str
     host: str
     slots: int = 1
     alone: bool = False
+    proposals: UnitPage | None = None
 
 
 class Session:
     """One worker's part in a job, from Attach to JobDone."""
 
+    #: the newest that was begun
+    _attempt: Attempt | None = None
     #: the script has ended
     _ending = False
     #: why the script pauses, and since when that counts; None while it does not
@@ -106,7 +110,6 @@ class Session:
         verify_state: int = 0,
         after_apply: Callable[[int, msg.Commit], None] | None = None,
         progress: ProgressSlot | None = None,
-        proposals: UnitPage | None = None,
     ) -> None:
         """Make a session that nobody knows of yet; `attach` announces it.
 
@@ -116,12 +119,10 @@ class Session:
             verify_state: report a hash of all state every so many applied steps, 0 for never.
             after_apply: the script's part of a step, called with it and its v before anything is saved or sent.
             progress: where the training thread says what it is about; nowhere if None.
-            proposals: where the places of this worker's unit agree; None where it has all of a replica.
         """
         self.workload = workload
         self._identity, self._link = identity, link
         self._groups, self._faults, self._clock, self._saver, self._snapshots = groups, faults, clock, saver, snapshots
-        self._attempt: Attempt | None = None
         self._changed = threading.Condition(threading.RLock())
         holding = HeldExperts(workload.experts.shape(1)) if workload.experts is not None else None
         self._machine = WorkerMachine(identity.worker, samples=workload.samples, holding=holding)
@@ -131,7 +132,7 @@ class Session:
             resources=Generations(self._post),
             carry_out=self._carry_out,
             progress=progress or NoProgress(),
-            proposals=proposals,
+            proposals=identity.proposals,
         )
         self._building = GroupBuilding(shared, groups)
         self._rehearsal = Rehearsal(shared, workload, clock)
