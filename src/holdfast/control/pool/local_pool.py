@@ -158,10 +158,10 @@ class _LocalPool:
         try:
             return await self._over
         finally:
-            if listed is not None:
-                unregister(listed)
             await _cancelled(*nodes)
             await self._end(server)
+            if listed is not None:
+                unregister(listed)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _told(self, code: int) -> None:
