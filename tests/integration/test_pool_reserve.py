@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -11,10 +10,7 @@ from typing import Any
 import pytest
 from job_cases import TINY
 
-from holdfast.control.pool.pool_server import serve_pool
-from holdfast.control.pool.settings import PoolSettings
-from holdfast.errors import EXIT_FAILED
-from holdfast.testing.local_pool import PATIENCE_S, LocalPool
+from holdfast.testing.local_pool import LocalPool
 
 FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
 
@@ -70,26 +66,4 @@ def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(p
     pool.goes_on("one", "two")
     pool.check_journal_of("one")
     pool.check_owners()
-    _check_that_one_that_is_led_elsewhere_does_not_take_itself_back(pool)
-
-
-def _check_that_one_that_is_led_elsewhere_does_not_take_itself_back(pool: LocalPool) -> None:
-    """Else two of them on one store would take it from each other for ever."""
-    servers = len(pool.events("pool_started"))
-    assert asyncio.run(_led_elsewhere(pool)) == EXIT_FAILED
-    assert "another server leads this pool by now" in pool.log.read_text()
-    assert len(pool.events("pool_started")) == servers + 1
-    assert not pool.processes()
-
-
-async def _led_elsewhere(pool: LocalPool) -> int:
-    """Lead a pool, until what has led it has ended with all that belongs to it; return its exit code."""
-    leads = asyncio.Event()
-    settings = PoolSettings(store=f"sqlite:{pool.folder}/p.db", folder=pool.journals)
-    leading = asyncio.create_task(serve_pool(settings, on_ready=lambda _: leads.set()))
-    await leads.wait()
-    os.kill(pool.pid_of("node-0"), signal.SIGKILL)  # (it learns of that once it has something to write)
-    over = await asyncio.to_thread(pool.process.wait, PATIENCE_S)
-    leading.cancel()
-    await asyncio.gather(leading, return_exceptions=True)
-    return over
+    pool.end()

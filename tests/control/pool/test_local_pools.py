@@ -10,23 +10,37 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from pool_bench import PATIENCE_S
+from pool_bench import PATIENCE_S, PoolProcess, a_job
 
 from etcd_server import EtcdServer
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import find_pool
-from holdfast.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, UnreachableError
+from holdfast.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OUR_FAULT,
+    HoldfastError,
+    UnreachableError,
+)
+from holdfast.protocol.job_spec import JobSpec
 
 _MAIN = """
 import logging, sys
 from pathlib import Path
 from holdfast.control.pool.local_pool import run_local_pool
 from holdfast.control.pool.settings import PoolSettings
+from holdfast.errors import HoldfastError
 logging.basicConfig(level=logging.INFO)
 folder, store = Path(sys.argv[1]), sys.argv[2]
 settings = PoolSettings(store=store, folder=folder / "journals", registry=folder / "registry")
-sys.exit(run_local_pool(settings, 0, {}, lambda line: print(line, file=sys.stderr, flush=True)))
+try:
+    sys.exit(run_local_pool(settings, 0, {}, lambda line: print(line, file=sys.stderr, flush=True)))
+except HoldfastError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
 """
 
 
@@ -51,33 +65,60 @@ def until(holds: Callable[[], object], folder: Path) -> None:
         time.sleep(0.05)
 
 
+def serves(pool: subprocess.Popen[bytes], folder: Path) -> bool:
+    """Tell whether a pool answers its commands, which find it while its server is away, too."""
+    entry = find_pool(folder / "registry", None, None)
+    if entry is None:
+        return False
+    assert entry.pid == pool.pid
+    try:
+        with PoolClient(entry) as client:
+            return client.status()["pool"] == "pool"
+    except UnreachableError:
+        return False
+
+
+def test_one_that_is_led_elsewhere_by_now_ends_and_does_not_take_itself_back(tmp_path: Path) -> None:
+    """Else two of them on one store would take it from each other for ever."""
+    tmp_path.chmod(0o700)
+    store = f"sqlite:{tmp_path}/pool.db"
+    pool = start(tmp_path, store)
+    try:
+        until(lambda: serves(pool, tmp_path), tmp_path)
+        again = start(tmp_path, store)
+        assert again.wait(PATIENCE_S) == EXIT_BAD_INPUT
+        assert f"the store {tmp_path}/pool.db is another pool's" in (tmp_path / "log").read_text()
+        with PoolProcess(tmp_path, store=store) as other:
+            entry = find_pool(tmp_path / "registry", None, None)
+            assert entry is not None
+            with PoolClient(entry) as client, pytest.raises(HoldfastError):
+                client.submit(
+                    msgspec.convert(a_job("one"), JobSpec)
+                )  # (it learns of that once it has something to write)
+            assert pool.wait(PATIENCE_S) == EXIT_FAILED
+            assert "another server leads this pool by now" in (tmp_path / "log").read_text()
+            other.check_serves()
+    finally:
+        pool.kill()
+        pool.wait()
+
+
 def test_a_server_that_dies_while_its_store_is_away_is_there_again_once_that_is(
     tmp_path: Path, etcd: EtcdServer
 ) -> None:
     tmp_path.chmod(0o700)
     pool = start(tmp_path, etcd.url)
 
-    def serves() -> bool:
-        entry = find_pool(tmp_path / "registry", None, None)
-        if entry is None:
-            return False
-        assert entry.pid == pool.pid, "its commands find it while its server is away"
-        try:
-            with PoolClient(entry) as client:
-                return client.status()["pool"] == "pool"
-        except UnreachableError:
-            return False
-
     try:
-        until(serves, tmp_path)
+        until(lambda: serves(pool, tmp_path), tmp_path)
         etcd.kill()
         (server,) = Path(f"/proc/{pool.pid}/task/{pool.pid}/children").read_text().split()
         os.kill(int(server), signal.SIGKILL)
         until(lambda: (tmp_path / "log").read_text().count("etcd does not answer") >= 2, tmp_path)
         assert pool.poll() is None, "its jobs train on"
-        assert not serves()
+        assert not serves(pool, tmp_path)
         etcd.start()
-        until(serves, tmp_path)
+        until(lambda: serves(pool, tmp_path), tmp_path)
         pool.send_signal(signal.SIGINT)
         assert pool.wait(PATIENCE_S) == EXIT_INTERRUPTED
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pool_bench import PATIENCE_S, PoolProcess, a_job, hear, hello, say
 
+from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.messages.pool import NodeAlive
 
@@ -114,7 +115,7 @@ def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_en
             time.sleep(0.05)
         assert pool.ask("GET", "/jobs/large/job/status").status_code == 404
         pool.process.send_signal(signal.SIGTERM)
-        assert pool.process.wait(PATIENCE_S) == 0
+        assert pool.process.wait(PATIENCE_S) == EXIT_ENDED
 
 
 def test_a_job_that_trains_is_not_failed_by_what_the_next_server_cannot_read(tmp_path: Path) -> None:

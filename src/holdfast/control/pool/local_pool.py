@@ -46,6 +46,7 @@ from holdfast.errors import (
 _END_S = 15.0
 #: how long it may take to save the jobs before, and how often is looked
 _SAVE_S = 60.0
+_QUEUE_S = 10.0
 _LOOK_S = 0.1
 #: what ends sooner after its start than this is not started again at once
 _BRIEF_S = 5.0
@@ -158,10 +159,10 @@ class _LocalPool:
         try:
             return await self._over
         finally:
-            if listed is not None:
-                unregister(listed)
             await _cancelled(*nodes)
             await self._end(server)
+            if listed is not None:
+                unregister(listed)
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _told(self, code: int) -> None:
@@ -218,17 +219,23 @@ class _LocalPool:
         jobs = client.status()["jobs"]
         for job in jobs:
             if job["state"] in ("queued", "waiting"):
+                self._queued[job["job"]] = None  # (first: what is not answered in time may be done all the same)
                 client.suspend(job["job"])
-                self._queued[job["job"]] = None
             elif job["state"] == "admitted":
                 self._end_job(client, job["job"], saves=job["saves"])
         return not any(job["state"] in ("queued", "waiting", "admitted", "suspending", "stopping") for job in jobs)
 
     def _queue_again(self) -> None:
         """Once there is no node any more, those that were queued are so again: for the next pool of this store."""
-        with contextlib.suppress(HoldfastError), PoolClient(self._entry()) as client:
-            for name in self._queued:
-                client.resume(name)
+        until, left = time.monotonic() + _QUEUE_S, list(self._queued)
+        with PoolClient(self._entry()) as client:
+            while left and time.monotonic() < until and not self._again.is_set():
+                try:
+                    client.resume(left[0])
+                    del left[0]
+                except HoldfastError as error:
+                    _log.warning("job %s is not queued again yet: %s", left[0], error)
+                    time.sleep(_LOOK_S)
 
     def _end_job(self, client: PoolClient, name: str, *, saves: bool) -> None:
         with contextlib.suppress(RefusedError):  # (it has just ended by itself)

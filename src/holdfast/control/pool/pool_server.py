@@ -40,7 +40,7 @@ from holdfast.coordination.inputs import Tick
 from holdfast.coordination.pool.inputs import JobLinked, JobSaid
 from holdfast.coordination.pool.pool import Pool
 from holdfast.counted_log import CountedLog
-from holdfast.errors import EXIT_DONE, BadInputError, HoldfastError
+from holdfast.errors import EXIT_AFTER_SIGNAL, BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import PoolJournal
 from holdfast.protocol.messages.pool import FromNode, PoolHello
@@ -228,18 +228,18 @@ class _PoolServer:
     def _signals_handled(self) -> Generator[None]:
         loop = asyncio.get_running_loop()
         main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
-        for number in numbers:
-            loop.add_signal_handler(number, self._end)
+        codes = {signal.Signals[name]: code for name, code in EXIT_AFTER_SIGNAL.items()} if main else {}
+        for number, code in codes.items():
+            loop.add_signal_handler(number, self._end, code)
         try:
             yield
         finally:
-            for number in numbers:
+            for number in codes:
                 loop.remove_signal_handler(number)
 
-    def _end(self) -> None:
+    def _end(self, code: int) -> None:
         if not self._over.done():
-            self._over.set_result(EXIT_DONE)
+            self._over.set_result(code)
 
     # ---- what it answers ----
 
