@@ -168,7 +168,7 @@ def run(policy: str, struck: list[Struck], seconds: float, first: Mapping[str, s
             settle(pool)
             begun = time.time()
             play(nodes, struck, begun, seconds)
-            most = Counter(first.values()) if first is not None else {}
+            most = Counter(first.values() if first is not None else ())
             begin = Begin(begun, policy, seconds, tuple(struck), most, {job.name: job.weight for job in JOBS}, FLOP)
             found = recorded(pool, begin)
             assert first is None or found.first == first, f"jobs have {found.first} at the begin, not {first}"
