@@ -168,7 +168,7 @@ def run(policy: str, struck: list[Struck], seconds: float, first: Mapping[str, s
             settle(pool)
             begun = time.time()
             play(nodes, struck, begun, seconds)
-            most: dict[str, int] = dict(Counter(first.values())) if first is not None else {}
+            most = Counter(first.values()) if first is not None else {job.name: NODES for job in JOBS}
             begin = Begin(begun, policy, seconds, tuple(struck), most, {job.name: job.weight for job in JOBS}, FLOP)
             found = recorded(pool, begin)
             assert first is None or found.first == first, f"jobs have {found.first} at the begin, not {first}"
@@ -230,7 +230,7 @@ def show(seed: int, runs: list[RealRun]) -> list[str]:
     """Print what came of one trace; return what is not as wanted."""
     wrong: list[str] = []
     lost = sum(one.what == "lost" for one in runs[0].struck)
-    sizes = ", ".join(f"{job.name} {job.most}" for job in runs[0].jobs)
+    sizes = ", ".join(f"{name} {nodes}" for name, nodes in sorted(Counter(runs[0].first.values()).items()))
     print(f"seed {seed}: {lost} nodes lost in {runs[0].seconds:.0f} s; nodes at the begin: {sizes}")
     print(f"  {'':8}{'TFLOP':>9}{'simulated':>11}{'error':>8}   by job, really and simulated; what was measured, s")
     for real in runs:

@@ -15,7 +15,7 @@ _DIGITS = 2
 
 @dataclass(frozen=True)
 class Begin:
-    """What a run was. at: unix seconds. most: nodes of each job at the most, {}: what it has at the begin."""
+    """What a run was. at: unix seconds. most: nodes of each job at the most."""
 
     at: float
     policy: str
@@ -37,7 +37,6 @@ def recorded(pool: LocalPool, begin: Begin) -> RealRun:
         if word.at < 0:
             first |= {word.node: word.job if word.what == "granted" else ""}
     first = {node: job for node, job in first.items() if job}
-    held = list(first.values())
     return RealRun(
         policy=begin.policy,
         seconds=begin.seconds,
@@ -45,13 +44,11 @@ def recorded(pool: LocalPool, begin: Begin) -> RealRun:
         first=first,
         struck=tuple(Struck(round(one.at, _DIGITS), one.node, one.what) for one in begin.struck),
         words=tuple(word for word in words if 0 <= word.at < begin.seconds),
-        jobs=tuple(
-            _job(pool.events_of(name), name, begin, begin.most.get(name, held.count(name))) for name in begin.weights
-        ),
+        jobs=tuple(_job(pool.events_of(name), name, begin) for name in begin.weights),
     )
 
 
-def _job(events: list[dict[str, Any]], name: str, begin: Begin, most: int) -> RealJob:
+def _job(events: list[dict[str, Any]], name: str, begin: Begin) -> RealJob:
     generations, steps, shape = list[RealGeneration](), list[RealStep](), dict[str, Any]()
     committed: dict[int, int] = {}
     for event in events:
@@ -69,7 +66,7 @@ def _job(events: list[dict[str, Any]], name: str, begin: Begin, most: int) -> Re
     return RealJob(
         name=name,
         weight=begin.weights[name],
-        most=most,
+        most=begin.most[name],
         micro_batches=shape["micro_batches"],
         samples=shape["global_batch"],
         flop_per_sample=begin.flop,
