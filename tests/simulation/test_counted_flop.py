@@ -11,7 +11,7 @@ from holdfast.simulation.machines.training import FLOP_PER_SAMPLE
 from holdfast.simulation.schedules.enumeration import FIRST_READY_SEED, FIRST_WIDE_SEED, plan_of
 from holdfast.simulation.schedules.shrinking import failure
 
-SCHEDULES = 40
+SCHEDULES = 12
 
 
 def test_it_is_told_at_most_once_and_is_what_each_rank_counts() -> None:
