@@ -35,6 +35,7 @@ def played(*weights: float, nodes: int = 4, least: int = 1, saves: bool = True, 
         if f"j{number}" in pool.job_told and pool.state_of(f"j{number}") == "admitted":
             pool.stands(f"j{number}", pace=LINEAR)
     settle(pool, len(weights))
+    pool.lives(61)
     return pool
 
 
@@ -153,11 +154,25 @@ def test_a_newcomer_of_great_weight_is_begun_at_once_and_one_of_little_weight_wa
     settle(pool)
     assert had(pool) == [0, 4]
     pool.stands("j2", pace=LINEAR)
+    pool.lives(61)
     pool.submit("j3", 1, weight=0.1)
     settle(pool, 3)
     assert had(pool, 3) == [0, 4, 0]
     assert told(pool, "j3")[0] == "queued"
     assert "worth more to j2" in told(pool, "j3")[1]
+
+
+def test_a_job_that_was_just_begun_stays_for_a_minute() -> None:
+    pool = PlayedPool(4, policy="waf", starves=True)
+    for name, weight in (("j1", 1.0), ("j2", 5.0)):
+        pool.submit(name, weight=weight)
+        pool.stands(name)
+        pool.stands(name, pace=LINEAR)
+    settle(pool)
+    assert had(pool) == [1, 3]
+    pool.lives(61)
+    settle(pool)
+    assert had(pool) == [0, 4]
 
 
 def test_a_server_that_comes_later_keeps_it_waiting() -> None:

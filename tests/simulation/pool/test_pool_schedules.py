@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -13,6 +15,7 @@ from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.tenancy.holding import hear
 from holdfast.protocol.messages.pool import NodeGrant
+from holdfast.protocol.pool.events import JobSuspended
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobShares
@@ -59,6 +62,16 @@ def test_schedules_try_everything() -> None:
     assert {plan.starves for plan in plans if plan.policy == "waf"} == {True, False}
     assert any(job.unfit for plan in plans for job in plan.jobs)
     assert any(job.spec.preemptible for plan in plans for job in plan.jobs)
+
+
+@pytest.mark.parametrize("number", [950_201, 950_063, 950_117])
+def test_weights_that_starve_let_no_job_go_to_and_fro(number: int) -> None:
+    """The first: a job took the place of one for which nodes would not do, and was starved by that, 201 times."""
+    plan = dataclasses.replace(pool_plan(number), policy="waf", starves=True)
+    cluster = PoolCluster(plan)
+    cluster.run()
+    suspended = [event.job for event in cluster.world.disk.journal if isinstance(event, JobSuspended)]
+    assert max(map(suspended.count, suspended), default=0) <= 12
 
 
 # ---- machines that are wrong in one place ----

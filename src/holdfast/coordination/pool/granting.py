@@ -22,6 +22,9 @@ from holdfast.protocol.pool.sharing import JobCosts
 _Plan = tuple[int, dict[str, int], dict[str, str], int]
 #: until a job's own changes were measured, seconds
 GUESSED_CHANGE_S = 1.0
+#: a job that was begun is left with no node only so long after that, where weights may do so: or it would go to and fro
+#: with whatever else happens meanwhile
+STAYS_S = 60.0
 #: a job whose last copy is lost begins again, which takes so long, from what it saved, so long ago at the most; one
 #: that saves nothing begins anew
 RESTART_S, SAVED_S, UNSAVED_S = 30.0, 600.0, 86400.0
@@ -91,8 +94,11 @@ class Granting:
             in_flop=self._paces.in_flop(job),
             change_s=change_s,
             lost_share=self._lost_share(job, nodes, change_s) if reckons else (),
-            may_starve=bool(spec.checkpoint.dir),
+            may_starve=state.config.policy.starves and self._may_starve(job),
         )
+
+    def _may_starve(self, job: PooledJob) -> bool:
+        return bool(job.spec.checkpoint.dir) and self._state.now >= job.admitted_at + STAYS_S
 
     def _lost_share(self, job: PooledJob, nodes: int, change_s: float) -> tuple[float, ...]:
         """Return the share of a job's time that going back takes, with 0.. nodes."""
@@ -110,6 +116,8 @@ class Granting:
         """Return when a job has snoozed long enough, or a node is no more awaited, unix seconds; inf where none is."""
         state = self._state
         ends = [job.grew_at + job.spec.snooze for job in state.jobs.values() if job.state == "admitted"]
+        if state.config.policy.starves:
+            ends += [job.admitted_at + STAYS_S for job in state.jobs.values() if job.state == "admitted"]
         if any(state.refused.values()):
             ends += [since + state.config.back_s for since in state.away.values()]
         return min((end for end in ends if end > state.now), default=inf)

@@ -45,7 +45,17 @@ def trigger(before: Outline | None, now: Outline) -> str:
 
 
 def _asks(bid: Bid) -> tuple[Any, ...]:
-    return bid.order, bid.least, bid.most, bid.sizes, bid.weight, bid.priority, bid.preemptible, bid.standbys
+    return (
+        bid.order,
+        bid.least,
+        bid.most,
+        bid.sizes,
+        bid.weight,
+        bid.priority,
+        bid.preemptible,
+        bid.standbys,
+        bid.may_starve,
+    )
 
 
 def _named(names: set[str]) -> str:

@@ -53,9 +53,10 @@ def _freely(policy: Policy, bids: Sequence[Bid], nodes: int, demand: Demand) -> 
     """Let the policy say who has none: of those that keep what they have done, and of those that are not begun.
 
     Where nothing has happened but that something was measured, nobody is left with none, and nobody begun for it: two
-    jobs that are worth much the same would have each other's nodes in turn.
+    jobs that are worth much the same would have each other's nodes in turn. Nor is whoever lacks of its least: it may
+    have lost that because those nodes would not do for it, and would be begun on them again, and again.
     """
-    kept = [bid for bid in bids if bid.admitted and (demand.calm or not bid.may_starve)]
+    kept = [bid for bid in bids if bid.admitted and (demand.calm or not bid.may_starve or bid.has < bid.smallest)]
     floors = _floors(kept, nodes)
     full = _full(kept, floors)
     open_to_all = [] if demand.calm else [bid for bid in bids if bid not in kept]
