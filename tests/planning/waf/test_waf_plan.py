@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
-from holdfast.planning.waf.plan import Planner, WafPlan, best, price
+from holdfast.planning.waf.plan import AnyNumber, Planner, WafPlan, best, price
 from holdfast.planning.waf.task import Task, check_throughput, falls_at
 
 CLOSE = 1e-9
@@ -88,7 +88,14 @@ def test_a_plan_is_the_best_of_all_divisions(case: tuple[list[Task], int, float]
 @given(tasks_and_nodes())
 def test_so_is_one_that_is_made_alone(case: tuple[list[Task], int, float]) -> None:
     tasks, nodes, running_s = case
-    check(best(tasks, nodes, running_s), tasks, nodes, running_s)
+    plan = best(tasks, nodes, running_s)
+    check(plan, tasks, nodes, running_s)
+    assert best(tasks, nodes, running_s, next_best=False).sizes == plan.sizes
+    any_number = AnyNumber(tasks, nodes, running_s)
+    for fewer in range(nodes):
+        there = any_number.value[fewer] > -np.inf
+        assert there == (sum(task.kept for task in tasks) <= fewer)
+        assert not there or sum(any_number.sizes(fewer)) <= fewer
 
 
 @settings(max_examples=150)

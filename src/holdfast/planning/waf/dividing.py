@@ -53,19 +53,24 @@ class Chain:
         return sizes[::-1]
 
 
-def chain(rewards: Sequence[FloatArray], nodes: int, had: Sequence[int], *, idle: bool) -> Chain:
+def chain(
+    rewards: Sequence[FloatArray], nodes: int, had: Sequence[int], *, idle: bool, next_best: bool = True
+) -> Chain:
     """Return `S` of the jobs, in O(m n k) for k numbers of nodes that are worth having: n at the most.
 
     Args:
         rewards: `(n + 1,)` of each job. had: nodes of each, preferred where all else is equal. idle: the jobs may leave
-            nodes to nobody, else they have all of them.
+            nodes to nobody, else they have all of them. next_best: row 1 is wanted, too, which takes most of the time.
     """
     best = np.full((len(rewards) + 1, 2, nodes + 1), -np.inf)
     best[0, 0, : nodes + 1 if idle else 1] = 0.0
     took = np.zeros((len(rewards), 2, nodes + 1), dtype=np.int64)
     rest = np.zeros_like(took)
     for job, reward in enumerate(rewards):
-        _add(best[job], reward, had[job], (best[job + 1], took[job], rest[job]))
+        if next_best:
+            _add(best[job], reward, had[job], (best[job + 1], took[job], rest[job]))
+        else:
+            _add_best(best[job, 0], reward, had[job], (best[job + 1, 0], took[job, 0]))
     return Chain(best, took, rest)
 
 
@@ -126,6 +131,17 @@ def _add(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[Flo
     best[1] = np.where(worse, others[rows, third], sums[rows, second])
     took[1] = np.where(worse, order[third], order[second])
     rest[1] = worse
+
+
+def _add_best(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray]) -> None:
+    """As `_add`, without the next best: nothing of the size of all pairs of numbers is made."""
+    best, took = into
+    for number in worth_having(reward, preferred).tolist():
+        offered = before[: before.size - number] + reward[number]
+        here, at = best[number:], took[number:]
+        better = offered > here
+        np.copyto(here, offered, where=better)
+        at[better] = number
 
 
 def _sums(first: FloatArray, last: FloatArray) -> FloatArray:

@@ -126,7 +126,8 @@ class AnyNumber:
 
     def __init__(self, tasks: Sequence[Task], nodes: int, running_s: float) -> None:
         """Make the tables; the arguments are those of `Planner`, with the most nodes that are to be shared out."""
-        self._made = chain([task.reward(nodes, running_s) for task in tasks], nodes, [t.had for t in tasks], idle=True)
+        rewards, had = [task.reward(nodes, running_s) for task in tasks], [task.had for task in tasks]
+        self._made = chain(rewards, nodes, had, idle=True, next_best=False)
         self._jobs = len(tasks)
         #: `(nodes + 1,)`: what the best division of so many is worth, -inf where there is none
         self.value: FloatArray = self._made.best[self._jobs, 0]
@@ -136,13 +137,18 @@ class AnyNumber:
         return self._made.trace(self._jobs, nodes, 0)
 
 
-def best(tasks: Sequence[Task], nodes: int, running_s: float) -> WafPlan:
+def best(tasks: Sequence[Task], nodes: int, running_s: float, *, next_best: bool = True) -> WafPlan:
     """Return the best plan alone, in far less time than tables for all that can happen next take.
+
+    Args:
+        next_best: what was given up for it is wanted, too.
 
     Raises:
         BadInputError: as of `Planner`.
     """
     check_tasks(tasks, nodes)
+    if not next_best:
+        return price(tasks, AnyNumber(tasks, nodes, running_s).sizes(nodes), nodes, running_s)
     rewards = [task.reward(nodes, running_s) for task in tasks]
     made = chain(rewards, nodes, [task.had for task in tasks], idle=True)
     last = len(rewards)

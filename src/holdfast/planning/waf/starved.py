@@ -29,14 +29,14 @@ def starved(tasks: Sequence[Task], nodes: int, running_s: float) -> dict[str, Sh
     Raises:
         BadInputError: as of `plan.best`.
     """
-    plan = best(tasks, nodes, running_s)
+    plan = best(tasks, nodes, running_s, next_best=False)
     kept = sum(task.kept for task in tasks)
     found: dict[str, Shortfall] = {}
     for at, task in enumerate(tasks):
         fed = replace(task, floor=max(task.least, 1))
         if plan.sizes[task.name] or kept + fed.kept > nodes or not task.fits(nodes - kept).any():
             continue
-        other = best([*tasks[:at], fed, *tasks[at + 1 :]], nodes, running_s)
+        other = best([*tasks[:at], fed, *tasks[at + 1 :]], nodes, running_s, next_best=False)
         reward = task.reward(nodes, running_s)
         short, own = plan.value - other.value, float(reward[other.sizes[task.name]] - reward[0])
         more = {name: size - other.sizes[name] for name, size in plan.sizes.items() if size > other.sizes[name]}

@@ -32,9 +32,14 @@ class Waf:
     name = "waf"
     reckons = True
 
-    def __init__(self, *, starves: bool = False) -> None:
-        """Keep each job's least, or (`starves`) do as Eq. 3 is printed: whose nodes do more elsewhere has none."""
+    def __init__(self, *, starves: bool = False, next_best: bool = True) -> None:
+        """Keep each job's least, or (`starves`) do as Eq. 3 is printed: whose nodes do more elsewhere has none.
+
+        Args:
+            next_best: plans say what was given up for them.
+        """
         self.starves = starves
+        self._next_best = next_best
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs as they came."""
@@ -53,7 +58,7 @@ class Waf:
         return Grown({**nodes, **plan.sizes}, worth(plan))
 
     def _best(self, bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, running_s: float) -> WafPlan:
-        return best(tasks(bids, floors, nodes), nodes, running_s)
+        return best(tasks(bids, floors, nodes), nodes, running_s, next_best=self._next_best)
 
 
 def tasks(bids: Sequence[Bid], floors: Mapping[str, int], nodes: int) -> list[Task]:

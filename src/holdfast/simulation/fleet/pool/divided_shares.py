@@ -13,6 +13,7 @@ from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAV
 from holdfast.coordination.pool.places.choosing import choose, spare
 from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
 from holdfast.coordination.pool.plans.paces import room_for
+from holdfast.coordination.pool.share.achieving import Waf
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand
 from holdfast.coordination.pool.share.policies import POLICIES
@@ -41,7 +42,8 @@ class DividedShares:
             change_s: what a planned change costs a job of so many nodes. first: whose each node is, where a plan was
                 made before.
         """
-        self._policy = POLICIES[policy]
+        # (nobody is told what was given up for a plan, which takes more time than the plan)
+        self._policy = Waf(next_best=False) if policy == Waf.name else POLICIES[policy]
         self._jobs = {task.name: task for task in jobs}
         self._change_s = change_s
         self._nodes = {node: PoolNode(name=node, session="") for node in nodes}

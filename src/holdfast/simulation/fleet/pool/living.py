@@ -60,4 +60,4 @@ def undisturbed(tasks: Sequence[FleetTask], nodes: int) -> float:
         )
         for task in tasks
     ]
-    return best(planned, nodes, 1.0).waf
+    return best(planned, nodes, 1.0, next_best=False).waf
