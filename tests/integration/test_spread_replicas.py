@@ -27,10 +27,10 @@ def _spread(start_job: StartJob, *layout: str, nodes: int, workers: int) -> Loca
     return start_job(*FOREVER, "--step-seconds", "0.3", *layout, nodes=nodes, options=options, script=SPREAD)
 
 
-def _check(job: LocalJob, *, least: int) -> None:
+def _check(job: LocalJob, *model: str, least: int) -> None:
     """All steps have the losses of an undisturbed run of one process, and what that has logged and evaluated."""
-    check_losses(job, script=SPREAD, least=least)
-    calm = calm_run("--steps", "50", script=SPREAD)["metrics"]
+    check_losses(job, *model, script=SPREAD, least=least)
+    calm = calm_run("--steps", "50", *model, script=SPREAD)["metrics"]
     steps = [step for step in committed_steps(read_events(job.events_file)) if step.step <= 50]
     assert {name for step in steps for name in step.metrics} == {"seen", "eval/loss"}
     for step in steps:
@@ -82,10 +82,36 @@ def test_tensor_parallel_replicas_that_are_sharded_too(start_job: StartJob) -> N
     _check(job, least=9)
 
 
-def test_a_standby_takes_the_place_of_a_unit(start_job: StartJob) -> None:
+def test_sharded_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
+    # Room for two copies of each expert, on distinct nodes, as long as there are two nodes.
+    options = ("--workers-per-node", "2", "--expert-slots", "6", "--verify-state", "1")
+    model = ("--experts", "6")
+    job = start_job(
+        *FOREVER, *("--step-seconds", "0.3", "--shard", "2"), *model, nodes=3, options=options, script=SPREAD
+    )
+    job.wait(StepCommitted, step=4)
+    first, second = job.nodes()[:2]
+    job.signal_node(first)
+    job.wait(GenerationStarted, reason="failure", world_size=4)
+    goes_on(job)
+    job.add_nodes(1)
+    job.wait(GenerationStarted, reason="join", world_size=6)
+    goes_on(job)
+    for phase in ("compute", "reducing", "voted"):
+        since = len(job.events)
+        job.inject("kill", second, worker=1, phase=phase)
+        job.wait(FailureDetected, node=second, since=since)
+        job.wait(GenerationStarted, reason="join", world_size=6, since=since)
+        goes_on(job)
+    goes_on_until_interrupted(job)
+    _check(job, *model, least=18)
+
+
+@pytest.mark.parametrize("model", [(), ("--experts", "4")], ids=["dense", "experts"])
+def test_a_standby_takes_the_place_of_a_unit(start_job: StartJob, model: tuple[str, ...]) -> None:
     job = start_job(
         *FOREVER,
-        *("--step-seconds", "0.3", "--shard", "2"),
+        *("--step-seconds", "0.3", "--shard", "2", *model),
         nodes=2,
         options=("--workers-per-node", "2", "--standbys", "1"),
         script=SPREAD,
@@ -100,6 +126,6 @@ def test_a_standby_takes_the_place_of_a_unit(start_job: StartJob) -> None:
     job.signal_node(moved.to_node)
     job.wait(NodeMoved, to_node=leaver)
     goes_on_until_interrupted(job)
-    _check(job, least=12)
+    _check(job, *model, least=12)
     assert {event.world_size for event in job.all(StepCommitted)} <= {4, 6}
     assert stayer in job.nodes()

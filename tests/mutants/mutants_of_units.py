@@ -32,8 +32,8 @@ UNIT_MUTANTS = (
     Mutant(
         name="what_is_not_kept_is_waited_for",
         file=SHARE,
-        old="        if self.proposed is not None and self.proposed.micro_batch not in kept:\n",
-        new="        if self.proposed is not None and not kept and self.proposed.micro_batch < 0:\n",
+        old="        if self.proposed is not None and self.proposed.number not in kept:\n",
+        new="        if self.proposed is not None and not kept and self.proposed.number < 0:\n",
         why="the other place proposes something else, and it waits for ever",
     ),
     Mutant(

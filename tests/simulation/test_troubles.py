@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -11,8 +12,9 @@ from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.clock import Timeline
-from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.cluster import SimCluster, run_plan
 from holdfast.simulation.collectives import Group, SimOperation
+from holdfast.simulation.families.level_plans import layout_plan
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Partition
 from holdfast.simulation.process import Process
@@ -192,3 +194,10 @@ def test_too_few_slots_make_those_who_are_left_wait() -> None:
     cluster = run(kill, back, nodes=2, start_nodes=2, steps=20, checkpoint_every=1, experts=4, slots=2)
     (waiting,) = events(cluster, ev.JobWaiting)
     assert (waiting.nodes, waiting.expert_slots) == (1, 2)
+
+
+def test_a_unit_that_follows_is_not_taken_for_the_one_that_has_gone() -> None:
+    # n1 comes back while n0 waits for it: one of its new processes is there before its old ones are known to be gone.
+    plan = replace(layout_plan(5130), experts=2, slots=1, rebalance_every=1)
+    assert [fault.kind for fault in plan.faults] == [FaultKind.HANG, FaultKind.CUT]
+    assert run_plan(plan).exit_code == EXIT_DONE

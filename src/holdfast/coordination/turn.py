@@ -121,8 +121,9 @@ class Turn:
         places, name = self.members.unit_places, node_of(worker)
         if places == 1:
             return ()
-        node, unit = self.members.nodes.get(name), index_of(worker) // places
-        here = [*(node.workers if node is not None else ()), *self.planned_on(name)]
+        node, unit, planned = self.members.nodes.get(name), index_of(worker) // places, self.planned_on(name)
+        # (Plans have whole units: what else is here is of the one that follows, which its agent may have said first.)
+        here = planned if worker in planned else [*(node.workers if node is not None else ()), *planned]
         mates = tuple(one for one in dict.fromkeys(here) if one != worker and index_of(one) // places == unit)
         if node is not None:
             for mate in mates:

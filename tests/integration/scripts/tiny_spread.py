@@ -19,6 +19,7 @@ parser.add_argument("--shard", type=int, default=1)
 parser.add_argument("--tensor", type=int, default=1)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
 parser.add_argument("--hidden", type=int, default=32, help="so wide is the model")
+parser.add_argument("--experts", type=int, default=0, help="of an MoE layer in each block, 0 for none")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -35,9 +36,13 @@ class Block(torch.nn.Module):
         super().__init__()
         self.norm = torch.nn.LayerNorm(8)
         self.up, self.down = torch.nn.Linear(8, args.hidden), torch.nn.Linear(args.hidden, 8)
+        if args.experts:
+            gate = holdfast.TopKGate(args.experts, 2, score="sigmoid", bias_rate=0.01)
+            self.moe = holdfast.MoE(8, 16, args.experts, 2, gate=gate, shared=torch.nn.Linear(8, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(self.up(self.norm(x)).relu())
+        x = x + self.down(self.up(self.norm(x)).relu())
+        return x + self.moe(x) if args.experts else x
 
 
 # (5 rows: they cannot be cut into equal parts)
@@ -47,8 +52,9 @@ if args.tensor > 1:
     for block in model[:2]:
         parallelize_module(block, job.mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
 if args.shard > 1:
+    experts = {weight for block in model[:2] if args.experts for weight in block.moe.experts.parameters()}
     for module in (*model[:2], model):
-        fully_shard(module, mesh=job.mesh["shard"])
+        fully_shard(module, mesh=job.mesh["shard"], ignored_params=experts)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 job.protect(model, optimizer, data, global_batch=24, micro_batch=4, max_grad_norm=1.0, seed=3)
 held_out = torch.utils.data.Subset(data, range(22))

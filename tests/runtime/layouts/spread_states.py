@@ -59,7 +59,7 @@ class SpreadState:
         self.place = PlaceInUnit(layout=layout, place=place, spread=layout.places > 1)
         self.model = Model()
         self.whole = {name: tensor.clone() for name, tensor in self.model.named_parameters()}
-        with _connected_to_nobody(layout.places, place):
+        with connected_to_nobody(layout.places, place):
             mesh = init_device_mesh("cpu", (layout.shard, layout.tensor), mesh_dim_names=("shard", "tensor"))
             if layout.tensor > 1:
                 styles = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -97,7 +97,7 @@ class SpreadState:
 
 
 @contextmanager
-def _connected_to_nobody(world: int, rank: int) -> Iterator[None]:
+def connected_to_nobody(world: int, rank: int) -> Iterator[None]:
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         yield

@@ -365,7 +365,9 @@ class Deciding:
         """Write the next generation and tell its members."""
         self._departures.taken_back(workers)
         record, turn, decision = self._turn.record, self._turn, with_the_end(verdict.decision, self._turn.record)
-        experts, moved = held_experts(decision, reports), self._replacing.over()
+        # (whoever is sent the state, although it could have come to it, lets go of its experts as well)
+        holding = {worker: report for worker, report in reports.items() if worker in verdict.holders}
+        experts, moved = held_experts(decision, holding), self._replacing.over()
         whose = {name: lost for name, (lost, _) in moved.items()}
         plan = plan_generation(
             record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens, whose

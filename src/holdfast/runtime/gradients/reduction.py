@@ -51,8 +51,10 @@ class Reducible(Protocol):
     """Gradients of a model, or of a part of it, that all ranks reduce shard by shard.
 
     Both calls raise HaltedError or PeerLostError where they are left: the local gradients are intact then, the reduced
-    ones lost.
+    ones lost. `everywhere`: they are of all workers, whatever part of the model each has; else of those with the same.
     """
+
+    everywhere: bool
 
     def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
         """Sum this rank's shards over all ranks, times `scale`. All ranks must call it."""
@@ -90,20 +92,21 @@ def reduce_gradients(
     Raises:
         HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
     """
-    shares = [part.reduce_scatter(comm, scale) for part in parts]
+    world = everybody or comm
+    shares = [part.reduce_scatter(world if part.everywhere else comm, scale) for part in parts]
     mine = replace(
         own,
         grad_square=sum(share.grad_square for share in shares),
         nonfinite=sum(share.nonfinite for share in shares),
     )
-    lanes = start_sums(everybody or comm, lane_numbers(mine), "lanes of v")
+    lanes = start_sums(world, lane_numbers(mine), "lanes of v")
     v = None if max_norm is None else from_lanes(finish_sums(lanes))
     factor = 1.0
     if v is not None and max_norm is not None:
         norm = math.sqrt(v.grad_square) + CLIP_EPSILON
         factor = max_norm / norm if norm > max_norm else 1.0  # 1 where it is no number: the step changes nothing then
     for part in parts:
-        part.all_gather(comm, factor)
+        part.all_gather(world if part.everywhere else comm, factor)
     return v if v is not None else from_lanes(finish_sums(lanes))
 
 
@@ -131,6 +134,8 @@ class GradientBuckets:
 
     Local gradients are those that plain PyTorch would have: autograd's own tensors, None where there is none.
     """
+
+    everywhere = False
 
     def __init__(
         self,

@@ -136,7 +136,7 @@ class Workload:
         batch = self.loader.load(self.sums.step, micro_batch)
         seed_micro_batch(self.seed, self.sums.step, micro_batch, self.place.shard)
         if self.experts is not None:
-            self.experts.state.begin(self.sums.step, micro_batch)
+            self.experts.state.begin(self.sums.step, micro_batch, self.place.shard, self.place.layout.shard)
         self._versions = self.state.buffer_versions()
         self._fetched = self.samples.hash_of(self.sums.step, micro_batch)
         if self.time is not None:

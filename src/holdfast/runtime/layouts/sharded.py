@@ -11,6 +11,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import SHARD
 from holdfast.runtime.layouts.local import is_spread
 from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.tensors import named_modules, uncompiled
 
 
@@ -41,7 +42,21 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
         BadInputError: it is not.
     """
     ours = {id(group) for group in replica.groups.values()}
+    experts = {id(weight) for weight in expert_parameters(model)}
+    if experts and replica.layout.tensor > 1:
+        raise BadInputError(
+            f"the model has experts, and its layout is {replica.layout}: places along tensor have the same samples, "
+            "and experts would count each token several times; spread it along shard alone"
+        )
     for name, parameter in model.named_parameters():
+        if id(parameter) in experts:
+            if is_spread(parameter):
+                raise BadInputError(
+                    f"parameter {uncompiled(name)!r} is of experts, and is sharded: they go from worker to worker each "
+                    "in one piece; call fully_shard(module, ..., ignored_params=set(moe.experts.parameters())) on "
+                    "each module that has such a layer inside"
+                )
+            continue
         names: tuple[str, ...] = ()
         if is_spread(parameter):
             untyped: Any = parameter

@@ -37,16 +37,16 @@ class GroupBuilder:
         Raises:
             HaltedError, PeerLostError: the generation was halted, or a member does not come.
         """
-        domain = plan.domain_of(plan.workers[rank])
+        domain, wide = plan.domain_of(plan.workers[rank]), plan.expert_plan is not None
         if len(domain) == len(plan.members):
-            world = self._build(plan, domain, rank=rank, resources=resources, any_to_any=plan.expert_plan is not None)
+            world = self._build(plan, domain, rank=rank, resources=resources, any_to_any=wide)
             return Groups(world=world, domain=world)
-        everybody, wide = range(len(plan.members)), plan.expert_plan is not None
+        everybody = range(len(plan.members))
         build = partial(self._build, plan, rank=rank, resources=resources)
         world, among_us = at_once(
             [
-                partial(build, everybody, any_to_any=False, name="world/"),
-                partial(build, domain, any_to_any=wide, name=f"domain-{domain[0]}/"),
+                partial(build, everybody, any_to_any=wide, name="world/"),
+                partial(build, domain, any_to_any=False, name=f"domain-{domain[0]}/"),
             ]
         )
         return Groups(world=world, domain=among_us)

@@ -39,9 +39,9 @@ MAX_GENERATIONS = 16
 class Groups:
     """The groups that a worker is in, of one generation.
 
-    world: all members. The commit operation runs here, and nothing else.
-    domain: the members of this worker's role. Gradients, tokens and experts travel here. With one role it is the world,
-        the same object.
+    world: all members. The commit operation runs here, and v is added up; tokens and experts travel here.
+    domain: the members of this worker's role. Gradients are reduced here. With one role it is the world, the same
+        object.
     """
 
     world: Communicator

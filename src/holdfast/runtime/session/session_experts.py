@@ -45,12 +45,12 @@ class SessionExperts:
         if change is None or plan.expert_plan is None:
             return False
         started = self._clock.monotonic()
-        domain = groups.domain
-        moving = domain
+        world = groups.world
+        moving = world
         if self._faults.armed("moving", step):
-            moving = FaultingCommunicator(domain, self._faults, step, "moving")
+            moving = FaultingCommunicator(world, self._faults, step, "moving")
         try:
-            resources.moved_bytes = self._experts.take_up(domain, plan.expert_plan, change, moving=moving)
+            resources.moved_bytes = self._experts.take_up(world, plan.expert_plan, change, moving=moving)
         except (HaltedError, PeerLostError, CorruptExpertError) as error:
             self._shared.break_off(groups, resources.generation, error)
             return False
@@ -91,7 +91,7 @@ class SessionExperts:
             ReplicasDifferError: on all ranks.
         """
         try:
-            self._experts.verify(groups.domain)
+            self._experts.verify(groups.world)
         except (HaltedError, PeerLostError) as error:
             # (where they were halted: the step is applied, and what comes next finds the generation over)
             self._shared.break_off(groups, generation, error)

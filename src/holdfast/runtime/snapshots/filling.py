@@ -48,7 +48,7 @@ class Filling:
         self._scratch = memoryview(bytearray(CHUNK_BYTES))
 
     def take(self, reader: PartReader) -> None:
-        """Take a part in.
+        """Take a part in; of one of another role only its experts, once one of this role has been taken.
 
         Raises:
             DamagedPartError: it is not what was written, or does not belong to the others.
@@ -58,6 +58,9 @@ class Filling:
         snapshot = reader.header.snapshot
         try:
             said = msgspec.msgpack.decode(reader.manifest, type=PartManifest)
+            if snapshot.part not in self._place.of_role(snapshot.parts):
+                self._take_experts(reader, said)
+                return
             flat = self._begin(said)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
@@ -71,6 +74,28 @@ class Filling:
         self._came.update(said.experts)
         if turn == 0:
             self._specs = said.specs
+
+    def _take_experts(self, reader: PartReader, said: PartManifest) -> None:
+        """Take in the experts of a part whose beginning is another role's.
+
+        Raises:
+            DamagedPartError: it does not belong to the others.
+            OSError: it cannot be read.
+        """
+        assert self._flat is not None
+        self._check_rows(said)
+        beside = sum(row.nbytes for layer, _ in said.experts for row in said.specs[layer].rows)
+        dense = reader.header.body_bytes - beside
+        if dense < 0:
+            raise DamagedPartError("it is shorter than the experts that it names")
+        body = _Body(self._flat, (0, 0), _rows_of(said, self._rows), self._scratch, before=dense)
+        read_body(reader, body.target, body.wanted)
+        body.settle()
+        self._came.update(said.experts)
+
+    def _check_rows(self, said: PartManifest) -> None:
+        if [spec.rows for spec in said.specs] != [spec.rows for spec in self._specs]:
+            raise DamagedPartError("it belongs to another state than the other parts")
 
     def adopt(self) -> None:
         """All is here: make it the present state.
@@ -95,8 +120,10 @@ class Filling:
             self._tensors = self._state.prepare(self._manifest)
             self._make_room(said.specs)
             self._encoded, self._flat = said.state, FlatState(self._tensors)
-        elif said.state != self._encoded or [spec.rows for spec in said.specs] != [spec.rows for spec in self._specs]:
+        elif said.state != self._encoded:
             raise DamagedPartError("it belongs to another state than the other parts")
+        else:
+            self._check_rows(said)
         return self._flat
 
     def _make_room(self, specs: tuple[LayerSpec, ...]) -> None:
@@ -130,17 +157,25 @@ def _rows_of(said: PartManifest, rows: Sequence[Mapping[tuple[int, str], torch.T
 
 
 class _Body:
-    """Where the bytes of one part belong: a range of the dense state, then rows of experts."""
+    """Where the bytes of one part belong: a range of the dense state, then rows of experts.
+
+    `before`: so many bytes of no use lie in front of both.
+    """
 
     def __init__(
-        self, flat: FlatState, dense: tuple[int, int], rows: Sequence[torch.Tensor | int], scratch: memoryview
+        self,
+        flat: FlatState,
+        dense: tuple[int, int],
+        rows: Sequence[torch.Tensor | int],
+        scratch: memoryview,
+        before: int = 0,
     ) -> None:
         self._flat, self._start, self._scratch = flat, dense[0], scratch
         self._dense = dense[1] - dense[0]
         self._here = FlatState([row for row in rows if not isinstance(row, int)])
         #: (offset in the body, bytes, offset among those that are wanted or -1)
-        self._pieces: list[tuple[int, int, int]] = []
-        at, inside = self._dense, 0
+        self._pieces: list[tuple[int, int, int]] = [(0, before, -1)] if before else []
+        at, inside = self._dense + before, 0
         for row in rows:
             size = row if isinstance(row, int) else row.numel() * row.element_size()
             self._pieces.append((at, size, -1 if isinstance(row, int) else inside))

@@ -51,8 +51,8 @@ class SnapshotRestorer:
         """Fill the state from a snapshot, and return its step. What was there is gone, whatever comes of this.
 
         Args:
-            rank: members begin at different parts, so that not all read from one node. Only those of its own role
-                are read.
+            rank: members begin at different parts, so that not all read from one node. Of those of other roles only
+                experts are read.
             experts: those of this worker; `wanted`: the ones of each layer that it is to host.
 
         Raises:
@@ -65,6 +65,9 @@ class SnapshotRestorer:
         first = self._place.among(rank, len(source.parts))[0] % len(mine)
         for number in (*mine[first:], *mine[:first]):
             self._bring(number, source, filling)
+        if experts is not None:
+            for number in (number for number in range(len(source.parts)) if number not in mine):
+                self._bring(number, source, filling)
         try:
             filling.adopt()
         except StateMismatchError as error:

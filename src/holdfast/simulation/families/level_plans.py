@@ -88,6 +88,8 @@ _IN_UNITS = (
     FaultKind.RETURN,
 )
 _UNIT_BOUNDARIES = ("proposing", "proposing", "computing", "computing", "reduced", "voted", "passed", "applying")
+#: the share of the plans with units whose model has experts
+_WITH_EXPERTS = 0.25
 _AROUND_UNITS = (*_UNIT_BOUNDARIES, "stopped", "begun", "entered", "built", "receiving", "sending", "attach")
 
 
@@ -108,7 +110,7 @@ def layout_plan(seed: int) -> FaultPlan:
         )
         for _ in range(rng.choice((1, 1, 2, 3)))
     ]
-    return replace(
+    plan = replace(
         plan,
         nodes=nodes,
         start_nodes=rng.randint(1, nodes),
@@ -124,3 +126,15 @@ def layout_plan(seed: int) -> FaultPlan:
         snapshot_every=rng.choice((0, 0, 0, 1, 2)),
         fan_out=rng.choice((0, 0, 0, 2)),
     )
+    return _with_experts(plan, Random(seed * 137 + 73))
+
+
+def _with_experts(plan: FaultPlan, rng: Random) -> FaultPlan:
+    """Return a plan of which one in four has experts, on any workers of its units; some have just enough room."""
+    if rng.random() >= _WITH_EXPERTS:
+        return plan
+    experts = rng.randint(2, 5)
+    # (cut off for good, the one who has the newest state cannot be told from the others, of whom it needs one)
+    cut_off = any(fault.kind is FaultKind.PARTITION_FOR_GOOD for fault in plan.faults)
+    slots = rng.choice((0, 0, experts, experts if cut_off else -(-experts // min(2, plan.start_nodes))))
+    return replace(plan, experts=experts, slots=slots, rebalance_every=rng.randint(1, 3))

@@ -52,6 +52,10 @@ class Router(nn.Module):
         return noise_TD.to(tokens_TD)
 
 
-def jitter_stream(seed: int, step: int, micro_batch: int, layer: int) -> int:
-    """Return the seed of a layer's noise in one micro-batch: the same whenever, and by whomever, it is computed."""
-    return stream_seed(stream_seed(seed, step, micro_batch), layer, 0) >> 1
+def jitter_stream(seed: int, step: int, micro_batch: int, layer: int, part: int = 0) -> int:
+    """Return the seed of a layer's noise in one micro-batch: the same whenever, and by whomever, it is computed.
+
+    Args:
+        part: of the micro-batch's samples, where several places of a unit share them out.
+    """
+    return stream_seed(stream_seed(seed, step, micro_batch, part), layer, 0) >> 1

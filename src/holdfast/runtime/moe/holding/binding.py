@@ -24,7 +24,7 @@ def bind_layers(
 
     Args:
         layers: in the order of registration (`moe_layers`).
-        comm: the domain's group.
+        comm: the group of all members.
         placement: per layer and rank; the experts must be here already.
         scheme: how surplus tokens find free capacity; by default each layer's own.
 

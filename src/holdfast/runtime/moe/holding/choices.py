@@ -24,6 +24,8 @@ from holdfast.runtime.tensors import integers, pieces
 class RoutingChoices:
     """The choices of all layers whose gates are balanced by a bias; reduced beside the gradients."""
 
+    everywhere = True
+
     def __init__(self, layers: Sequence[ExpertLayer], state: StepState) -> None:
         """Count what the layers note in their state."""
         self._biases: dict[int, tuple[BalancingBias, int]] = {

@@ -50,6 +50,8 @@ class ExpertGradients:
     Rows not in use have zero gradients, always.
     """
 
+    everywhere = True
+
     def __init__(
         self,
         layers: Sequence[ExpertLayer],
@@ -62,7 +64,7 @@ class ExpertGradients:
         Args:
             layers: all MoE layers of the model, bound to the placement; all of one dtype.
             placement: per layer and rank.
-            comm: the domain's group.
+            comm: the group of all members.
             following: where the experts live once the reduced gradients are applied; None: where they do now.
 
         Raises:

@@ -171,14 +171,14 @@ class ExpertLayer(nn.Module):
         tokens_TD, dtype = tokens.reshape(-1, tokens.shape[-1]), _wire_dtype(tokens)
         if self.capacity_factor is None:
             mixed_TD = self._through_experts(tokens_TD, chosen_TK, weights_TK, dtype)
-            return tokens * 0.0 if mixed_TD is None else mixed_TD.view(tokens.shape)
+            return _nothing(tokens, weights_TK) if mixed_TD is None else mixed_TD.view(tokens.shape)
         count, top_k = chosen_TK.shape
         kept_M = capacity.kept_assignments(chosen_TK, experts, self.capacity_factor)
         chosen_M1, weights_M1 = (x_TK.reshape(-1)[kept_M].unsqueeze(1) for x_TK in (chosen_TK, weights_TK))
         kept_MD = capacity.spread(tokens_TD, kept_M, top_k)
         mixed_MD = self._through_experts(kept_MD, chosen_M1, weights_M1, dtype)
         if mixed_MD is None:
-            return tokens * 0.0
+            return _nothing(tokens, weights_TK)
         return capacity.collect(mixed_MD, kept_M, count, top_k).view(tokens.shape)
 
     def serve(self) -> torch.Tensor:
@@ -292,6 +292,15 @@ class ElasticExperts(ExpertLayer):
             )
         check_experts(chosen_TK, "in front of the experts", self.experts.experts)
         return self.mix(tokens_TD, chosen_TK, weights_TK)
+
+
+def _nothing(tokens: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+    """Return zeros like the tokens, which depend on all that a result would depend on.
+
+    FSDP2 moves the gradients of those parameters that have one: all places of a unit must come to the same, be the step
+    void at one of them and not yet at another.
+    """
+    return tokens * 0.0 + (weights_TK.sum() * 0.0).to(tokens.dtype)
 
 
 def _wire_dtype(tokens: torch.Tensor) -> torch.dtype:

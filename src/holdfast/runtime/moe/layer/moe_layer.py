@@ -104,13 +104,13 @@ class MoE(ExpertLayer):
             )
         tokens_TD = tokens.reshape(-1, tokens.shape[-1])
         count, state = tokens_TD.shape[0], self.binding.state
-        place = (state.seed, state.step, state.micro_batch, self.binding.index)
+        place = (state.seed, state.step, state.micro_batch, self.binding.index, state.part)
         logits_TE = self.router(tokens_TD, jitter_stream(*place) if self.router.jitter else 0)
         if self.routing is None:
             answer = self.gate(logits_TE)
         else:
-            chosen_TK = self.routing.assign(state.step, state.micro_batch, count).to(tokens.device)
-            answer = self.gate(logits_TE, chosen_TK)
+            of_all_TK = self.routing.assign(state.step, state.micro_batch, count * state.parts)
+            answer = self.gate(logits_TE, of_all_TK[count * state.part :][:count].to(tokens.device))
         choice = checked(answer, self.gate, tokens=count, top_k=self.top_k, experts=self.experts.experts)
         self.aux_loss = choice.aux_loss
         mixed = self.mix(tokens, choice.experts, choice.weights)

@@ -25,6 +25,9 @@ class StepState:
 
     step: int = 0
     micro_batch: int = 0
+    #: Which part of the micro-batch's samples is here, 0-based, and of how many (layouts).
+    part: int = 0
+    parts: int = 1
     #: Of the job: what is random in a layer follows from it, with step and micro-batch.
     seed: int = 0
     #: The failure that made the step void; None while all is well. A void state stays void: bind a new one.
@@ -49,9 +52,10 @@ class StepState:
         self.loads.clear()
         self.choices.clear()
 
-    def begin(self, step: int, micro_batch: int) -> None:
-        """A micro-batch is about to be computed (or served)."""
-        self.step, self.micro_batch, self.next_layer, self.exchanges = step, micro_batch, 0, 0
+    def begin(self, step: int, micro_batch: int, part: int = 0, parts: int = 1) -> None:
+        """A micro-batch, or a part of one, is about to be computed (or served)."""
+        self.step, self.micro_batch, self.part, self.parts = step, micro_batch, part, parts
+        self.next_layer = self.exchanges = 0
         self.under_way.clear()
 
     def finish(self) -> None:

@@ -1,0 +1,188 @@
+"""Experts in a model that is spread over the places of a unit: what of it can be trained, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from spread_states import connected_to_nobody
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+import holdfast
+from holdfast.coordination.experts.blobs import decode, encode
+from holdfast.coordination.experts.holding import Rearrangement
+from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.messages.worker import SnapshotTaken
+from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan, Member, Role
+from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
+from holdfast.runtime.groups.communicator import HaltedError
+from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.layouts.sharded import check_spread
+from holdfast.runtime.moe.gates.router import jitter_stream
+from holdfast.runtime.moe.gates.routing import RecordedRouting
+from holdfast.runtime.moe.holding.job_experts import experts_of
+from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters
+from holdfast.runtime.snapshots.snapshots import Snapshots
+from holdfast.runtime.state.state import TrainingState
+
+
+def _check(model: torch.nn.Module, layout: Layout) -> None:
+    replica = ReplicaMesh(layout, Role(), torch.device("cpu"))
+    try:
+        check_spread(model, replica)
+    finally:
+        replica.close()
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(shard=2, tensor=2)])
+def test_experts_of_a_replica_whose_places_have_the_same_samples_are_refused(layout):
+    with pytest.raises(BadInputError, match="would count each token several times; spread it along shard alone"):
+        _check(holdfast.MoE(4, 8, 2, seed=1), layout)
+
+
+def test_experts_are_all_that_need_not_be_sharded():
+    _check(holdfast.MoE(4, 8, 2, seed=1), Layout())
+    moe = holdfast.MoE(4, 8, 2, seed=1)
+    with pytest.raises(BadInputError, match=r"parameter 'router\.weight' is not sharded"):
+        _check(moe, Layout(shard=2))
+    moe.router.weight.requires_grad_(False)
+    _check(moe, Layout(shard=2))
+
+
+def test_sharded_experts_are_refused():
+    moe = holdfast.MoE(4, 8, 2, seed=1)
+    replica = ReplicaMesh(Layout(shard=2), Role(), torch.device("cpu"))
+    try:
+        weight = moe.experts.get_parameter("w1")
+        sharded = DTensor.from_local(weight.detach(), replica.mesh["shard"], [Shard(0)], run_check=False)
+        moe.experts.register_parameter("w1", torch.nn.Parameter(sharded))
+        with pytest.raises(BadInputError, match=r"'experts\.w1' is of experts, and is sharded.*ignored_params=set"):
+            check_spread(moe, replica)
+    finally:
+        replica.close()
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """A group of which no collective is used."""
+
+    rank: int
+    size: int
+
+
+@pytest.mark.parametrize("capacity", [None, 1.0])
+def test_a_void_step_gives_gradients_to_the_same_parameters(capacity):
+    moe = holdfast.MoE(4, 8, 4, seed=1, capacity_factor=capacity)
+    moe.binding.state.spoil(HaltedError("a Stop"))
+    out = moe(torch.randn(3, 4, requires_grad=True))
+    assert not out.any()
+    out.sum().backward()
+    assert moe.router.weight.grad is not None  # FSDP2 moves what has a gradient: all places must come to the same
+
+
+def test_places_have_their_parts_of_a_fixed_routing_and_noise_of_their_own():
+    moe = holdfast.MoE(4, 8, 4, seed=1, routing=RecordedRouting([[0, 1], [1, 2], [2, 3]], seed=3))
+    tokens, counted = torch.randn(8, 4), []
+    for part, parts, here in ((0, 1, tokens), (0, 2, tokens[:4]), (1, 2, tokens[4:])):
+        moe.binding.state.begin(5, 7, part, parts)
+        counted.append(moe(here))
+    assert torch.allclose(torch.cat(counted[1:]), counted[0])
+    assert len({jitter_stream(1, 2, 3, 0, part) for part in range(4)}) == 4
+    assert jitter_stream(1, 2, 3, 0, 0) == jitter_stream(1, 2, 3, 0)
+
+
+# ---- snapshots ----
+
+LAYOUT, UNITS, EXPERTS = Layout(shard=2), 2, 4
+SECRET = b"s" * 32
+SHAPE = ExpertShape(layers=1, experts=EXPERTS, slots=EXPERTS)
+MEMBERS = tuple(
+    Member(worker=f"n/{rank}/a", host="h", state_port=1, role=LAYOUT.role_of(rank))
+    for rank in range(UNITS * LAYOUT.places)
+)
+
+
+def _plan(hosted: Sequence[Sequence[int]]) -> GenerationPlan:
+    blobs = tuple(encode(np.array([[number in mine for number in range(EXPERTS)]], dtype=np.int64)) for mine in hosted)
+    experts = ExpertPlan(layers=1, experts=EXPERTS, placement=blobs, held=blobs, moves=0, asked=1, given=1)
+    return GenerationPlan(term=1, generation=2, members=MEMBERS, secret=SECRET, expert_plan=experts)
+
+
+class _Holder:
+    """A worker, with the experts that it has by a plan."""
+
+    def __init__(self, rank: int, plan: GenerationPlan, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.place = PlaceInUnit(layout=LAYOUT, place=rank % LAYOUT.places, spread=True)
+        model = torch.nn.Sequential(torch.nn.Linear(5, 3), holdfast.MoE(3, 4, EXPERTS))
+        with connected_to_nobody(LAYOUT.places, self.place.place):
+            mesh = init_device_mesh("cpu", (LAYOUT.shard,), mesh_dim_names=("shard",))
+            fully_shard(model, mesh=mesh, ignored_params=set(model[1].experts.parameters()))
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
+        self.state = TrainingState(model, self.optimizer, apart=expert_parameters(model))
+        experts = experts_of(model, self.optimizer)
+        assert experts is not None
+        self.experts, here = experts, plan.expert_plan
+        assert here is not None
+        keep = decode(here.placement[rank], SHAPE)
+        untyped: Any = _Seat(rank, len(MEMBERS))
+        experts.take_up(untyped, here, Rearrangement(keep=keep, bring=False, beside=False, serving=()))
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            local_of(parameter.grad).normal_()
+        self.optimizer.step()
+
+    def rows(self) -> dict[str, torch.Tensor]:
+        shards = self.experts.shards
+        return {name: row.clone() for name, row in named_rows(shards, hosted_pairs(shards)).items()}
+
+
+def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
+    def snapshots(rank: int, one: _Holder) -> Snapshots:
+        worker = MEMBERS[rank].worker
+        untyped: Any = told.append
+        return Snapshots(
+            folder=tmp_path,
+            job="job",
+            worker=worker,
+            every=1,
+            state=one.state,
+            tell=untyped,
+            experts=one.experts,
+            place=one.place,
+        )
+
+    told: list[object] = []
+    apart = _plan([[rank] for rank in range(EXPERTS)])
+    holders = [_Holder(rank, apart, rank) for rank in range(EXPERTS)]
+    for rank, one in enumerate(holders):
+        taker = snapshots(rank, one)
+        taker.applied(apart, 3)
+        taker.settle()
+        taker.close()
+    assert [type(one) for one in told] == [SnapshotTaken] * EXPERTS
+    saved = {name: row for one in holders for name, row in one.rows().items()}
+    keepers, parts = (Keeper(node="n", host="h", port=1),), ((0,),) * EXPERTS
+    source = SnapshotSource(term=1, generation=2, step=3, seal=seal_of(SECRET), keepers=keepers, parts=parts)
+    hosted = [0, 1, 2, 3], [0, 3], [1], [3]
+    plan = _plan(hosted)
+    for rank, wanted in enumerate(hosted):
+        one = _Holder(rank, plan, 9)
+        reader = snapshots(rank, one)
+        assert reader.restore(source, plan, rank) == 3, told[EXPERTS:]
+        reader.close()
+        found = one.rows()
+        assert {int(name.split(".")[1]) for name in found} == set(wanted)
+        assert all(torch.equal(row, saved[name]) for name, row in found.items())
