@@ -11,28 +11,9 @@ import torch
 from holdfast.errors import HoldfastError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.groups.rendezvous import Board
-from holdfast.runtime.session.unit.groups import build_groups, members_of
+from holdfast.runtime.session.unit.groups import build_groups
 
 CPU = torch.device("cpu")
-
-
-def test_the_groups_of_each_place() -> None:
-    layout = Layout(shard=2, tensor=3)
-    assert [members_of(layout, place) for place in (0, 4)] == [
-        {"unit": (0, 1, 2, 3, 4, 5), "shard": (0, 3), "tensor": (0, 1, 2)},
-        {"unit": (0, 1, 2, 3, 4, 5), "shard": (1, 4), "tensor": (3, 4, 5)},
-    ]
-    assert members_of(Layout(tensor=2), 1) == {"unit": (0, 1), "tensor": (0, 1)}
-
-
-@pytest.mark.parametrize("layout", [Layout(shard=5), Layout(tensor=4), Layout(shard=3, tensor=4)])
-def test_each_dimension_divides_the_places(layout: Layout) -> None:
-    """Each place is in one group of each dimension, all of whose members say the same of it."""
-    groups = [members_of(layout, place) for place in range(layout.places)]
-    for place, mine in enumerate(groups):
-        for name, members in mine.items():
-            assert place in members
-            assert all(groups[other][name] == members for other in members)
 
 
 def boards(places: int) -> list[Board]:
