@@ -67,7 +67,7 @@ def run_script(script: str, module: str = "") -> int:
         if session is not None:
             session.ending()  # (first: to make a traceback may take longer than what the script was about may)
         if _GROUP_AGAIN in str(error):
-            return _ended_by_us(BadInputError(_ONE_GROUP), script)
+            return _ended_by_us(BadInputError(_ONE_GROUP + _place(error, script)), script)
         if isinstance(error, HoldfastError):
             return _ended_by_us(error, script)
         if isinstance(error, SystemExit):
