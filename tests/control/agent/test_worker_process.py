@@ -70,7 +70,9 @@ def test_a_process_group_of_the_scripts_own_beside_that_of_its_layout(
     """torch says so in words that tell nobody what to do."""
     script = tmp_path / "train.py"
     made = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
-    script.write_text(f"import torch.distributed as dist\ntry:\n    {made}    {made}finally:\n    dist.destroy_process_group()\n")
+    script.write_text(
+        f"import torch.distributed as dist\ntry:\n    {made}    {made}finally:\n    dist.destroy_process_group()\n"
+    )
     assert run_script(str(script)) == EXIT_BAD_INPUT
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 1

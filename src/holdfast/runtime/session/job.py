@@ -91,7 +91,7 @@ class Job:
             )
         if layout is not None and not isinstance(cast(object, layout), Layout):
             raise BadInputError(
-                f"holdfast.init(layout={layout!r}) is a {type(layout).__name__}: give holdfast.Layout(shard=N, tensor=M)"
+                f"holdfast.init(layout={layout!r}) is a {type(layout).__name__}: give holdfast.Layout(shard=N)"
             )
         if layout is not None and layout.stages > 1:
             raise BadInputError(
@@ -208,7 +208,7 @@ class Job:
         Returns once every worker of the job has finished. Use it once.
 
         Raises:
-            BadInputError: before `protect`, a second time, with a negative count, or of other parameters than protected.
+            BadInputError: before `protect`, a second time, with a negative count, or with other parameters than then.
             StepUseError: the loop went on without `step.apply()`.
         """
         session = self._session
