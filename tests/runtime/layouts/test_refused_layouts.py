@@ -24,7 +24,7 @@ DATA = TensorDataset(torch.zeros(8, 2))
 
 
 @pytest.fixture(autouse=True)
-def _no_groups_left() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+def _no_groups_left() -> Iterator[None]:
     yield
     if distributed.is_initialized():
         distributed.destroy_process_group()
@@ -42,16 +42,26 @@ def ddp(model: nn.Module, job: Job) -> nn.Module:
     return DistributedDataParallel(model, process_group=job.mesh.get_group("shard"))
 
 
+def ddp_inside(model: nn.Module, job: Job) -> nn.Module:
+    return nn.Sequential(ddp(model, job))
+
+
+def on_another_mesh(model: nn.Module, _: Job) -> nn.Module:
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def as_it_is(model: nn.Module, _: Job) -> nn.Module:
+    return model
+
+
 @pytest.mark.parametrize(
     ("wrapped", "words"),
     [
         (ddp, "the model is torch's DistributedDataParallel: drop the wrapper"),
-        (lambda model, job: nn.Sequential(ddp(model, job)), "module '0' is torch's DistributedDataParallel: drop"),
-        (
-            lambda model, _: fully_shard(model, mesh=init_device_mesh("cpu", (1,))),
-            r"parameter '0\.weight' is spread over another mesh than the job's",
-        ),
-        (lambda model, _: model, r"parameter '0\.weight' is not sharded"),
+        (ddp_inside, "module '0' is torch's DistributedDataParallel: drop"),
+        (on_another_mesh, r"parameter '0\.weight' is spread over another mesh than the job's"),
+        (as_it_is, r"parameter '0\.weight' is not sharded"),
     ],
 )
 def test_a_model_that_is_not_spread_as_the_layout_says(
