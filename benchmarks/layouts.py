@@ -82,6 +82,8 @@ class SpreadBench(Bench):
     def __init__(self, job: LocalJob, watch: Watch, rng: random.Random, nodes: int, layout: Layout) -> None:
         super().__init__(job, watch, rng)
         self._nodes, self._layout = nodes, layout
+        #: whose units have been struck, and are there again
+        self._struck: set[str] = set()
 
     def kill_process(self, place: int) -> None:
         """One process of a unit: the whole unit is started anew by its node."""
@@ -94,7 +96,8 @@ class SpreadBench(Bench):
         self.measure("one process", at, since, lost=0)
         self.job.wait(GenerationStarted, lambda e: self._whole(e) and e.time > at + self.median_step(), since=since)
         self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
-        self.killed.discard(victim)
+        self.killed.discard(victim)  # (it is there again)
+        self._struck.add(victim)
 
     def kill_all_roles(self) -> None:
         """So many kills: processes of each place, nodes for the rest."""
@@ -110,6 +113,7 @@ class SpreadBench(Bench):
 
     def losses(self) -> list[str]:
         """Likewise, and what the journal proves of the samples; units come and go by our hands alone."""
+        self.killed |= self._struck
         audited = audit_events(self.job.events)
         return [*super().losses(), *map(str, audited.findings)]
 
