@@ -122,7 +122,10 @@ class Turn:
         if places == 1:
             return ()
         node, unit = self.members.nodes.get(name), index_of(worker) // places
-        here = [*(node.workers if node is not None else ()), *self.planned_on(name)]
+        there = list(node.workers) if node is not None else []
+        if any(index_of(one) == index_of(worker) and one != worker for one in there):
+            there = []  # (heard of late, from a node that was away: the unit has been started anew since)
+        here = [*there, *self.planned_on(name)]
         mates = tuple(one for one in dict.fromkeys(here) if one != worker and index_of(one) // places == unit)
         if node is not None:
             for mate in mates:
