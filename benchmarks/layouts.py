@@ -190,7 +190,8 @@ class Run:
         for places, limit, settings in ((4, MEMORY, {}), (4, MEMORY, GIVEN_BACK), (1, None, GIVEN_BACK)):
             constant, held = (self._held(places, sizes, settings) for sizes in (small, large))
             how = f"of {state / 2**20:.0f} MiB; the constant, with next to no model, is {constant / 2**20:.0f} MiB"
-            name = f"held under shard = {places}, less a constant, of the state{', freed memory given back' * bool(settings)}"
+            said = "freed memory given back" if settings else "freed memory kept"
+            name = f"held under shard = {places}, less a constant, of the state; {said}"
             print(f"{name}: {held / 2**20:.0f} MiB, {how}", flush=True)
             values = ((held - constant) / state,)
             self.figures.append(Figure(name=name, values=values, asked=limit, unit="x", how=how))
