@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-waf bench-pace bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-outer bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
-	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-agreement bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
+	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-agreement bench-layouts bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
 	fuzz every-write mutants explore
 
 install: $(STAMP)
@@ -215,6 +215,10 @@ bench-strangers: install
 # what it costs that the places of a unit agree on a micro-batch: half a minute
 bench-agreement: install
 	$(BIN)/python benchmarks/agreement.py
+
+# replicas over several workers of a node: kills, arrivals, exactness, memory; BEFORE: another tree, for processor time
+bench-layouts: install
+	$(BIN)/python benchmarks/layouts.py $(if $(BEFORE),--before $(BEFORE))
 
 # what the control plane costs, and how fast it reacts, from 16 to 1,024 nodes x 8 workers: fake nodes, no training
 bench-control-plane: install

@@ -122,8 +122,11 @@ class Turn:
         if places == 1:
             return ()
         node, unit, planned = self.members.nodes.get(name), index_of(worker) // places, self.planned_on(name)
+        there = list(node.workers) if node is not None else []
+        if any(index_of(one) == index_of(worker) and one != worker for one in there):
+            there = []  # (heard of late, from a node that was away: the unit has been started anew since)
         # (Plans have whole units: what else is here is of the one that follows, which its agent may have said first.)
-        here = planned if worker in planned else [*(node.workers if node is not None else ()), *planned]
+        here = planned if worker in planned else there
         mates = tuple(one for one in dict.fromkeys(here) if one != worker and index_of(one) // places == unit)
         if node is not None:
             for mate in mates:

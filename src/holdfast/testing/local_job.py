@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -127,7 +128,8 @@ class EventLog:
         agent, workers = self.pids(node)
         at = time.time()
         for pid in (*workers, agent):
-            os.kill(pid, how)
+            with contextlib.suppress(ProcessLookupError):  # (its agent ends the rest of a unit with the first)
+                os.kill(pid, how)
         return at
 
     # ---- inside ----

@@ -14,7 +14,7 @@ from holdfast.control.agent.worker_process import run_script
 from holdfast.control.link.framing import Crashed
 from holdfast.control.link.last_words import LastWords
 from holdfast.control.link.worker_settings import WorkerSettings
-from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import JobSpec
 
@@ -62,6 +62,22 @@ def test_whatever_a_script_raises_what_it_has_is_kept(
     error = capfd.readouterr().err
     assert error.startswith("ending\n"), "said before a traceback is made, which takes its time"
     assert error.endswith(f"{said}\n")
+
+
+def test_a_process_group_of_the_scripts_own_beside_that_of_its_layout(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch says so in words that tell nobody what to do."""
+    script = tmp_path / "train.py"
+    made = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+    script.write_text(
+        f"import torch.distributed as dist\ntry:\n    {made}    {made}finally:\n    dist.destroy_process_group()\n"
+    )
+    assert run_script(str(script)) == EXIT_BAD_INPUT
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "leave it out, holdfast.init(layout=...) has made the layout's groups" in said[0]
+    assert said[0].endswith(" (train.py, line 4)")
 
 
 def test_what_a_process_has_said_of_its_end_is_the_cause_although_it_was_killed_then() -> None:

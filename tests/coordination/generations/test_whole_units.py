@@ -288,6 +288,25 @@ def test_a_process_that_was_gone_before_a_coordinator_came_takes_its_unit_with_i
     assert len(job.said(ev.FailureDetected)) == 1
 
 
+def test_a_unit_that_was_started_anew_before_a_coordinator_came_is_taken_in() -> None:
+    """That the one before it is gone is known by its absence alone: that takes nobody of the new one along."""
+    job = Units(nodes=2).begin()
+    job.boot(takeover=True)
+    anew = (w("n0", 0, "b"), w("n0", 1, "b"))
+    kept = tuple(msgspec.structs.replace(attach(one), layout=SHARD_2) for one in anew)
+    job.connect(msgspec.structs.replace(hello("n0", kept), workers=2))
+    assert tuple(job.machine.members.nodes["n0"].workers) == anew
+    assert len(job.said(ev.FailureDetected)) == 1
+    kept = tuple(msgspec.structs.replace(attach(one), layout=SHARD_2) for one in units_of("n1"))
+    job.connect(msgspec.structs.replace(hello("n1", kept), workers=2))
+    for worker in units_of("n1"):
+        job.stands(worker, 0)
+    job.enter()
+    job.tick(1.0)
+    pending = job.machine.record.pending or job.plan
+    assert sorted(pending.workers) == sorted((*anew, *units_of("n1")))
+
+
 def test_a_script_that_raises_has_its_unit_replaced() -> None:
     job = Units(nodes=2).begin()
     error = msg.ScriptError(place="ValueError a.py:1", step=1, micro_batch=0)

@@ -14,6 +14,7 @@ import torch.distributed._functional_collectives as funcol
 from replicas import leaving_nothing, replica_of
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
@@ -265,6 +266,8 @@ def refused_default_group() -> None:
         lambda: funcol.all_reduce(tensor, "sum", dist.group.WORLD),
         lambda: funcol.all_gather_single(tensor, 0, dist.group.WORLD),
         lambda: dist.new_group([0], backend="gloo"),
+        lambda: dist.new_group([0]),
+        lambda: DistributedDataParallel(nn.Linear(1, 1)),
     ):
         with pytest.raises(BadInputError, match=said):
             use()

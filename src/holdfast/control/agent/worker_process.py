@@ -21,6 +21,7 @@ from holdfast.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    BadInputError,
     HoldfastError,
     StepUseError,
     TracebackElsewhereError,
@@ -36,6 +37,12 @@ _NO_GROUP = ("Default process group has not been initialized", "environment vari
 _WITHOUT_GROUP = (
     "holdfast: there is no process group to join, for holdfast reduces the gradients itself: leave out "
     "init_process_group() and wrappers such as DistributedDataParallel, and give the plain module to job.protect(...)"
+)
+#: what torch says where the script makes a group although `holdfast.init(layout=...)` has
+_GROUP_AGAIN = "trying to initialize the default process group twice"
+_ONE_GROUP = (
+    "the script calls init_process_group(), and torch has a default process group already: leave it out, "
+    "holdfast.init(layout=...) has made the layout's groups for the script"
 )
 
 
@@ -59,6 +66,8 @@ def run_script(script: str, module: str = "") -> int:
         session = LastWords.installed()
         if session is not None:
             session.ending()  # (first: to make a traceback may take longer than what the script was about may)
+        if _GROUP_AGAIN in str(error):
+            return _ended_by_us(BadInputError(_ONE_GROUP + _place(error, script)), script)
         if isinstance(error, HoldfastError):
             return _ended_by_us(error, script)
         if isinstance(error, SystemExit):

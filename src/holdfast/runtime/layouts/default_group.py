@@ -23,8 +23,8 @@ def _refuse(what: str) -> NoReturn:
     raise BadInputError(
         f"{what} on torch's default process group: under holdfast it only says which part of the model replica this "
         "process has, and connects nobody; name a dimension of the mesh, as in dist.all_reduce(tensor, "
-        'group=job.mesh.get_group("shard")) or fully_shard(module, mesh=job.mesh["shard"]), and let step.log() or '
-        "job.evaluate() bring values of all replicas together"
+        'group=job.mesh.get_group("shard")) or fully_shard(module, mesh=job.mesh["shard"]), let step.log() or '
+        "job.evaluate() bring values of all replicas together, and leave DistributedDataParallel out"
     )
 
 
@@ -80,6 +80,11 @@ class DefaultGroup(_ProcessGroup):
     recv = recv_anysource = _refused("recv")
     split_group = splitGroup = _refused("split_group")
     _start_coalescing = _end_coalescing = _refused("coalescing")
+
+
+def refuse_group(*_: Any) -> NoReturn:
+    """Stand where torch looks for what makes groups of a backend."""
+    _refuse("new_group()")
 
 
 class NoStore(Store):

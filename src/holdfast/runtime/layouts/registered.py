@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.layouts.default_group import NoStore
+from holdfast.runtime.layouts.default_group import NoStore, refuse_group
 
 _c10d: Any = dist.distributed_c10d
 _native: Any = _distributed_c10d
@@ -28,6 +28,8 @@ def register_default(group: Any) -> None:
             f"torch.distributed has a default process group of {dist.get_world_size()} ranks, made before "
             "holdfast.init(layout=...): leave init_process_group() out, the layout's groups are made for the script"
         )
+    # (of a backend that torch does not know it would say just that to a script that calls new_group())
+    _c10d.Backend.register_backend(BACKEND, refuse_group, devices=["cpu", "cuda"])
     register(group, range(group.size()))
     _c10d._update_default_pg(group)
 

@@ -89,6 +89,10 @@ class Job:
                 f"holdfast.init(checkpoint_dir={str(checkpoint_dir)!r}) says where a script that runs alone keeps its "
                 f"checkpoints; this job was started without: start it with --checkpoint-dir {checkpoint_dir}"
             )
+        if layout is not None and not isinstance(cast(object, layout), Layout):
+            raise BadInputError(
+                f"holdfast.init(layout={layout!r}) is a {type(layout).__name__}: give holdfast.Layout(shard=N)"
+            )
         if layout is not None and layout.stages > 1:
             raise BadInputError(
                 f"holdfast.init(layout={layout!r}): pipeline stages cannot be trained yet; use stages=1"
@@ -204,7 +208,7 @@ class Job:
         Returns once every worker of the job has finished. Use it once.
 
         Raises:
-            BadInputError: before `protect`, a second time, or with a negative count.
+            BadInputError: before `protect`, a second time, with a negative count, or with other parameters than then.
             StepUseError: the loop went on without `step.apply()`.
         """
         session = self._session
@@ -214,6 +218,7 @@ class Job:
             raise BadInputError("job.steps() was used up: a job has one loop over its steps")
         if count < 0:
             raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
+        session.workload.state.check_parameters()
         session.workload.loader.last_step = count
         while (work := session.next_compute()) is not None:
             if isinstance(work, ShadowAttempt):
@@ -428,6 +433,8 @@ def init(
     settings = WorkerSettings.from_environment(os.environ)
     if guard := TrainingGuard.installed():
         guard.attached()
+    if settings is None:
+        EndAlone(lambda: None).install()  # (what is refused in init() already ends the process like what is later)
     job = Job(settings, layout=layout, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
     if settings is None:
         EndAlone(job.await_saved).install()

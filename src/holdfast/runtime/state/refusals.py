@@ -46,14 +46,23 @@ def check_model(model: object, device: torch.device, *, spread: bool = False) ->
             f"the model is a {type(model).__name__}: give the torch.nn.Module that it computes with, and call the "
             f"{type(model).__name__} in the loop"
         )
+    check_wrappers(model, spread=spread)
+    for name, parameter in model.named_parameters():
+        _check_parameter(name, parameter, device, spread=spread)
+    _check_memory(model.named_parameters())
+
+
+def check_wrappers(model: torch.nn.Module, *, spread: bool) -> None:
+    """Look for modules of torch's that would reduce gradients themselves.
+
+    Raises:
+        BadInputError: there is one.
+    """
     for name, module in named_modules(model):
         said = f"module {name!r}" if name else "the model"
         for kind in _kinds_of(module):
             if kind in _REFUSED and not (kind == _FULLY_SHARDED and spread):
                 raise BadInputError(f"{said} is torch's {kind}: {_REFUSED[kind]}")
-    for name, parameter in model.named_parameters():
-        _check_parameter(name, parameter, device, spread=spread)
-    _check_memory(model.named_parameters())
 
 
 def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.device, *, spread: bool) -> None:

@@ -277,8 +277,25 @@ class TrainingState:
         states = (kept for one in self.optimizers for of, kept in one.state.items() if id(of) not in self._apart)
         return [local_of(thing) for kept in states for thing in kept.values() if isinstance(thing, torch.Tensor)]
 
+    def check_parameters(self) -> None:
+        """Look whether the model still has the parameters that are kept here.
+
+        Raises:
+            BadInputError: something has replaced one, which would never be trained.
+        """
+        known = self._known()
+        for name, parameter in self.model.named_parameters():
+            if id(parameter) not in known:
+                raise BadInputError(
+                    f"parameter {uncompiled(name)!r} is not the one that job.protect() was given: whatever replaces "
+                    "parameters (fully_shard, parallelize_module) is to be called before the optimizer is made"
+                )
+
+    def _known(self) -> set[int]:
+        return {id(parameter) for parameter in self._parameters.values()} | self._apart
+
     def _check_optimizers(self) -> None:
-        known = {id(parameter) for parameter in self._parameters.values()} | self._apart
+        known = self._known()
         if any(id(parameter) not in known for parameter in self.optimizers.parameters):
             raise BadInputError("the optimizer has parameters that are not the model's: protect the model it is for")
 

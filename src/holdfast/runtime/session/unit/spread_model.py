@@ -10,6 +10,7 @@ from holdfast.protocol.layouts.layout import WHOLE
 from holdfast.protocol.plan import Role
 from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.session.unit.unit import Unit
+from holdfast.runtime.state.refusals import check_wrappers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -40,11 +41,12 @@ class SpreadModel:
             Which part of it is here.
 
         Raises:
-            BadInputError: it is spread over another mesh, or not all of it is.
+            BadInputError: it is spread over another mesh, or not all of it is; or it is wrapped.
         """
         from holdfast.runtime.layouts.sharded import check_spread, sum_gradients
 
         if isinstance(model, torch.nn.Module):  # (what else it may be is complained of where models are looked at)
+            check_wrappers(model, spread=True)  # (first: what they wrap is not sharded because of them)
             check_spread(model, self._replica)
             sum_gradients(model)
         return self._place

@@ -1,0 +1,276 @@
+"""What replicas that lie on several workers of a node cost, and that nothing of theirs is lost (docs/layouts.md).
+
+    make bench-layouts                                  everything but `before`
+    python benchmarks/layouts.py --only exact
+    python benchmarks/layouts.py --only before --before ../other-tree
+
+  kill    a node, or one process of a unit, is killed at a random moment, and comes again: how long no step is
+          committed, less a step; for how long an arrival holds the others up; what the arrivals have received
+  exact   for each layout: 100 steps or more with six kills, so that each role is hit, and an arrival after each:
+          the losses against those of one process (float64), and whether a step or a sample is lost or counted twice
+  memory  what a worker under shard = 4 holds, less what it holds with next to no model, against the state of the whole
+  before  processor time of a job without a layout, against another tree of this project with its own .venv, in turns
+
+All figures but the last two come from the jobs' own event files. The model is that of examples/fsdp_gpt.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import asked
+from asked import Figure
+from ending import end_in_order
+from recovery import SETTLE_STEPS, Bench
+from standstill import Watch
+
+from holdfast.observability.event_lines import read_events
+from holdfast.observability.history.audit import audit_events
+from holdfast.observability.report import committed_steps
+from holdfast.protocol.events import FailureDetected, GenerationStarted, Recovered, StepCommitted
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.testing.local_job import LocalJob
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT, WHOLE_SCRIPT = ROOT / "examples" / "fsdp_gpt.py", ROOT / "examples" / "dense_gpt.py"
+SECTIONS = ("kill", "exact", "memory", "before")
+FOREVER = ("--steps", "1000000", "--context", "16")
+#: parameters and both moments of AdamW; float32
+STATE_BYTES = 3 * 4
+STEPS, KILLS = 100, 6
+#: layouts by how many nodes; a world must be fit for two cores
+EXACT = ((3, Layout(shard=2)), (3, Layout(tensor=2)), (2, Layout(shard=2, tensor=2)))
+#: what the issue asks of each
+DOWN_S, STALL_S, LOSS, MEMORY, PROCESSOR = 0.3, 0.15, 1e-12, 0.3, 1.005
+#: the allocator of the C library keeps what is freed, such as the whole model that is made before it is sharded
+GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+#: beside the elements of the state: counts of steps, names
+BESIDE = 1.01
+
+
+def main() -> int:
+    """Run the benchmark and print its table; 1 if anything was lost."""
+    end_in_order()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="this section; again for more")
+    parser.add_argument("--rounds", type=int, default=10, help="of the sections 'kill' and 'before'")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--before", type=Path, metavar="TREE", help="what the section 'before' compares with")
+    asked.add_option(parser)
+    options = parser.parse_args()
+    run = Run(options)
+    sections: dict[str, Callable[[], int]] = {name: getattr(run, name) for name in SECTIONS}
+    wanted = options.only or [name for name in SECTIONS if name != "before" or options.before is not None]
+    codes = [sections[name]() for name in wanted]
+    asked.write(options.figures, run.figures)
+    print(f"load of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
+    print("\n".join(asked.table(run.figures)))
+    return max(codes)
+
+
+class SpreadBench(Bench):
+    """A job whose units are killed, whole nodes or one process of them, and come again."""
+
+    def __init__(self, job: LocalJob, watch: Watch, rng: random.Random, nodes: int, layout: Layout) -> None:
+        super().__init__(job, watch, rng)
+        self._nodes, self._layout = nodes, layout
+        #: whose units have been struck, and are there again
+        self._struck: set[str] = set()
+
+    def kill_process(self, place: int) -> None:
+        """One process of a unit: the whole unit is started anew by its node."""
+        time.sleep(self.rng.random() * self.median_step())
+        victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
+        at = time.time()
+        os.kill(self.job.pids(victim)[1][place], 9)
+        self.killed.add(victim)  # (its failures are ours)
+        self.job.wait(FailureDetected, node=victim, since=since)
+        self.measure("one process", at, since, lost=0)
+        self.job.wait(GenerationStarted, lambda e: self._whole(e) and e.time > at + self.median_step(), since=since)
+        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+        self.killed.discard(victim)  # (it is there again)
+        self._struck.add(victim)
+
+    def kill_all_roles(self) -> None:
+        """So many kills: processes of each place, nodes for the rest."""
+        for number in range(KILLS):
+            if number < min(self._layout.places, KILLS - 2):
+                self.kill_process(number)
+            else:
+                self.kill_at_random(number)
+
+    def received(self) -> list[float]:
+        """Return what each arrival has received: bytes, of all its places."""
+        return [float(e.moved_bytes) for e in self.job.all(Recovered) if e.action == "grow" and e.moved_bytes]
+
+    def losses(self) -> list[str]:
+        """Likewise, and what the journal proves of the samples; units come and go by our hands alone."""
+        self.killed |= self._struck
+        audited = audit_events(self.job.events)
+        return [*super().losses(), *map(str, audited.findings)]
+
+    def _whole(self, generation: GenerationStarted) -> bool:
+        return generation.world_size == self._nodes * self._layout.places
+
+
+class Run:
+    """The sections, and the figures that they have found."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.figures: list[Figure] = []
+        self._options = options
+
+    # ---- the sections; each returns 1 where something was lost ----
+
+    def kill(self) -> int:
+        """Nodes and processes of sharded replicas, at random moments."""
+        sizes = ("--layers", "4", "--dim", "128", "--heads", "4")
+        with self._bench(3, Layout(shard=2), sizes) as bench:
+            for number in range(self._options.rounds):
+                if number % 2:
+                    bench.kill_process(number // 2 % 2)
+                else:
+                    bench.kill_at_random(number)
+            code = bench.report()
+            down = {kind: tuple(tally.down) for kind, tally in bench.tallies.items()}
+            state = _parameters(sizes) * STATE_BYTES
+            received = tuple(value / state for value in bench.received())
+            stalls = tuple(bench.stalls)
+        self.figures += [
+            Figure(name=f"down less a step: {kind}", values=values, asked=DOWN_S, unit="s")
+            for kind, values in down.items()
+        ]
+        self.figures += [
+            Figure(name="an arrival's stall", values=stalls, asked=STALL_S, unit="s"),
+            Figure(
+                name="received by both places of a node, of the state",
+                values=received,
+                asked=BESIDE,
+                each=True,
+                unit="x",
+                how="each its own shards: 1; each all of it: 2",
+            ),
+        ]
+        return code
+
+    def exact(self) -> int:
+        """Each layout, killed again and again, against one process."""
+        sizes, code = ("--layers", "2", "--dim", "32", "--heads", "2", "--dtype", "float64"), 0
+        found: dict[str, dict[int, float]] = {}
+        for nodes, layout in EXACT:
+            with self._bench(nodes, layout, sizes) as bench:
+                bench.kill_all_roles()
+                bench.settle(since=0, steps=max(0, STEPS - len(bench.job.all(StepCommitted))))
+                code = max(code, bench.report())
+                file = bench.job.events_file
+                found[f"{layout}, {nodes} nodes"] = {e.step: e.loss or 0.0 for e in committed_steps(read_events(file))}
+        serial = self._serial(sizes, max(max(steps) for steps in found.values()))
+        for name, steps in found.items():
+            off = max(abs(loss - serial[step]) / abs(serial[step]) for step, loss in steps.items())
+            name = f"{name}: loss of {len(steps)} steps with {KILLS} kills, off by"
+            print(f"{name} {off:.2e}", flush=True)
+            self.figures.append(Figure(name=name, values=(off * 1e12,), asked=LOSS * 1e12, each=True, unit="e-12"))
+        return code
+
+    def memory(self) -> int:
+        """A worker with a fourth of the model, one with all of it, and both with next to nothing."""
+        large = ("--layers", "6", "--dim", "512", "--heads", "8", "--global-batch", "16")
+        small = ("--layers", "1", "--dim", "8", "--heads", "1", "--global-batch", "16")
+        state = _parameters(large) * STATE_BYTES
+        for places, limit, settings in ((4, MEMORY, {}), (4, MEMORY, GIVEN_BACK), (1, None, GIVEN_BACK)):
+            constant, held = (self._held(places, sizes, settings) for sizes in (small, large))
+            how = f"of {state / 2**20:.0f} MiB; the constant, with next to no model, is {constant / 2**20:.0f} MiB"
+            said = "freed memory given back" if settings else "freed memory kept"
+            name = f"held under shard = {places}, less a constant, of the state; {said}"
+            print(f"{name}: {held / 2**20:.0f} MiB, {how}", flush=True)
+            values = ((held - constant) / state,)
+            self.figures.append(Figure(name=name, values=values, asked=limit, unit="x", how=how))
+        return 0
+
+    def before(self) -> int:
+        """A job without a layout, here and there in turns."""
+        if self._options.before is None:
+            raise SystemExit("the section 'before' needs --before TREE")
+        trees, ratios = (ROOT, self._options.before.resolve()), list[float]()
+        for number in range(self._options.rounds):
+            taken = {tree: _processor_s(tree) for tree in (trees if number % 2 else trees[::-1])}
+            ratios.append(taken[trees[0]] / taken[trees[1]])
+            print(f"processor time {taken[trees[0]]:.2f} s against {taken[trees[1]]:.2f} s", flush=True)
+        name = "processor time without a layout, against before"
+        self.figures.append(Figure(name=name, values=tuple(ratios), asked=PROCESSOR, unit="x"))
+        return 0
+
+    # ---- inside ----
+
+    @contextmanager
+    def _bench(self, nodes: int, layout: Layout, sizes: Sequence[str]) -> Generator[SpreadBench]:
+        spread = ("--shard", str(layout.shard), "--tensor", str(layout.tensor))
+        options = ("--nodes", str(nodes), "--workers-per-node", str(layout.places), "--max-restarts", "1000")
+        print(f"\n---- {layout}, {nodes} nodes ----", flush=True)
+        with Watch() as watch, LocalJob(SCRIPT, (*FOREVER, *sizes, *spread), options=options) as job:
+            bench = SpreadBench(job, watch, random.Random(self._options.seed), nodes, layout)
+            bench.settle(since=0, steps=10)
+            yield bench
+
+    def _serial(self, sizes: Sequence[str], steps: int) -> dict[int, float]:
+        """Return the losses of one process, by step."""
+        args = (*FOREVER, *sizes, "--steps", str(steps))
+        with LocalJob(SCRIPT, args, options=("--nodes", "1")) as job:
+            if job.wait_exit(timeout=600.0):
+                raise SystemExit(f"the serial run failed:\n{job.story()}")
+            return {e.step: e.loss or 0.0 for e in job.all(StepCommitted)}
+
+    def _held(self, places: int, sizes: Sequence[str], settings: dict[str, str]) -> float:
+        """Return the bytes that a worker of a node of so many holds while it trains: the median of some looks."""
+        options = ("--nodes", "1", "--workers-per-node", str(places))
+        args = (*FOREVER, *sizes, "--shard", str(places))
+        with LocalJob(SCRIPT, args, options=options, environment=settings) as job:
+            job.wait(StepCommitted, step=3)
+            worker, looks = job.pids(job.nodes()[0])[1][0], list[float]()
+            for step in range(4, 9):
+                job.wait(StepCommitted, step=step)
+                looks.append(_resident(worker))
+            return statistics.median(looks)
+
+
+def _resident(pid: int) -> float:
+    """Return how much memory of its own a process has, and of what it shares: all but files."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    return sum(float(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
+
+
+def _parameters(sizes: Sequence[str]) -> int:
+    """Return how many parameters a model of these sizes has."""
+    sys.path.insert(0, str(SCRIPT.parent))
+    from dense_gpt import GPT, argument_parser
+
+    args = argument_parser(None).parse_args([*FOREVER, *sizes])
+    return sum(one.numel() for one in GPT(args.layers, args.dim, args.heads, args.context).parameters())
+
+
+def _processor_s(tree: Path) -> float:
+    """Return the processor time of a small job without a layout, of all its processes."""
+    command = [str(tree / ".venv" / "bin" / "python"), "-m", "holdfast", "run", "--nodes", "2"]
+    command += [str(tree / WHOLE_SCRIPT.relative_to(ROOT)), "--steps", "150", "--context", "16", "--dim", "64"]
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        own = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": folder}
+        process = subprocess.Popen(command, cwd=folder, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"the job of {tree} failed: exit code {process.returncode}")
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())

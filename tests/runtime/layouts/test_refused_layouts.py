@@ -1,0 +1,105 @@
+"""What a script with a layout may not do, refused in one sentence that says what to do instead."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+from holdfast.control.link.end_alone import EndAlone
+from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.runtime.session.job import Job, init
+
+DATA = TensorDataset(torch.zeros(8, 2))
+
+
+@pytest.fixture(autouse=True)
+def _no_groups_left() -> Iterator[None]:
+    yield
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def made() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+
+
+def protect(job: Job, model: nn.Module) -> None:
+    job.protect(model, SGD(model.parameters(), lr=0.1), DATA, global_batch=4, micro_batch=2)
+
+
+def ddp(model: nn.Module, job: Job) -> nn.Module:
+    return DistributedDataParallel(model, process_group=job.mesh.get_group("shard"))
+
+
+def ddp_inside(model: nn.Module, job: Job) -> nn.Module:
+    return nn.Sequential(ddp(model, job))
+
+
+def on_another_mesh(model: nn.Module, _: Job) -> nn.Module:
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def as_it_is(model: nn.Module, _: Job) -> nn.Module:
+    return model
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "words"),
+    [
+        (ddp, "the model is torch's DistributedDataParallel: drop the wrapper"),
+        (ddp_inside, "module '0' is torch's DistributedDataParallel: drop"),
+        (on_another_mesh, r"parameter '0\.weight' is spread over another mesh than the job's"),
+        (as_it_is, r"parameter '0\.weight' is not sharded"),
+    ],
+)
+def test_a_model_that_is_not_spread_as_the_layout_says(
+    wrapped: Callable[[nn.Module, Job], nn.Module], words: str
+) -> None:
+    """As in a unit of several places, where what a wrapper hides is not sharded: the wrapper is named."""
+    job = Job(None, layout=Layout())
+    model = wrapped(made(), job)
+    untyped: Any = job
+    untyped._spread._replica.layout = Layout(shard=2)
+    with pytest.raises(BadInputError, match=words) as caught:
+        protect(job, model)
+    assert "\n" not in str(caught.value)
+
+
+def sharded(module: nn.Module, job: Job) -> None:
+    fully_shard(module, mesh=job.mesh["shard"])
+
+
+def replaced(module: nn.Module, _: Job) -> None:
+    module.weight = nn.Parameter(torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(("layout", "change"), [(Layout(), sharded), (None, replaced)])
+def test_parameters_that_are_replaced_after_protect(
+    layout: Layout | None, change: Callable[[nn.Module, Job], None]
+) -> None:
+    """They would never be trained: what is summed up and stepped are those of before."""
+    job, model = Job(None, layout=layout), made()
+    protect(job, model)
+    change(model[1], job)
+    with pytest.raises(BadInputError, match=r"parameter '1\.weight' is not the one that job\.protect\(\) was given"):
+        next(iter(job.steps(1)))
+
+
+def test_what_init_refuses_ends_a_script_that_runs_alone_as_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    wrong: Any = (2, 1)
+    with pytest.raises(BadInputError, match=r"holdfast\.init\(layout=\(2, 1\)\) is a tuple: give holdfast\.Layout\("):
+        init(layout=wrong)
+    assert isinstance(sys.excepthook, EndAlone)
