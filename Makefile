@@ -237,7 +237,7 @@ bench-fleet: install
 # printed, where that of before is not to count
 figures-unicron: install
 	$(BIN)/python benchmarks/unicron/figure_3.py
-	$(BIN)/python benchmarks/unicron/figure_8.py
+	$(BIN)/python benchmarks/unicron/figure_8_redone.py
 	$(BIN)/python benchmarks/unicron/figure_11.py
 	$(BIN)/python benchmarks/unicron/figures_9_10.py
 	$(BIN)/python benchmarks/unicron/tables_2_3.py $(if $(DETECTED),--detected $(DETECTED))

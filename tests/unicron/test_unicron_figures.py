@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from evaluation import GPUS, PAPERS_RATIOS
-from figure_8 import MICRO_BATCHES, STAGES, disturbed, undisturbed
+from figure_8_redone import MICRO_BATCHES, STAGES, disturbed, undisturbed
 from figure_11 import COMPARED, FITTED, Totals, fitted, totals_of
 from figures_9_10 import apportioned, case_of
 from tables_2_3 import DETECTED, TABLE_2, detected, plans

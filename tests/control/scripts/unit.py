@@ -31,6 +31,14 @@ def gathered(group: Communicator, value: float) -> torch.Tensor:
     return values
 
 
+def linger(groups: list[Communicator]) -> None:
+    """Let go of the groups, once what is raised has been said, and stay."""
+    time.sleep(0.2)
+    for group in groups:
+        group.retire()
+    time.sleep(600)
+
+
 folder, what, shard, tensor = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 settings = WorkerSettings.from_environment(os.environ)
 assert settings is not None
@@ -62,9 +70,8 @@ try:
         time.sleep(0.005)
     if what in ("raise", "linger"):
         (folder / "go").unlink()
-        for group in unit.groups.values() if what == "linger" else ():
-            group.retire()
-        threading.Thread(target=time.sleep, args=(600 if what == "linger" else 0,)).start()
+        if what == "linger":
+            threading.Thread(target=linger, args=(list(unit.groups.values()),)).start()
         raise ValueError("place 0 has raised")
 except CollectiveLeftError as error:
     if what == "keep":

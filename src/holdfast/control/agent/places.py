@@ -91,6 +91,11 @@ class ProcessPlace:
         """True where the process has ended, whether anybody has heard of it or not."""
         return self.handle is not None and self.handle.has_ended()
 
+    @property
+    def was_killed(self) -> bool:
+        """True where somebody else has ended the process, for good, without a word of its own."""
+        return self.exit_code == -signal.SIGKILL and self.crashed is None
+
     def refill(self, worker: str) -> None:
         """Make the place for another process."""
         self.forget_process()
@@ -131,7 +136,14 @@ class ProcessPlace:
         )
 
 
-def first_to_end(places: Sequence[ProcessPlace], place: ProcessPlace) -> ProcessPlace:
-    """Return which place of a unit has ended first, or has said first why it ends; the one asked for if none has."""
-    ended = [mate for mate in places if place.unit and mate.unit == place.unit and mate.end_number]
-    return min(ended, key=lambda mate: mate.end_number, default=place)
+def first_to_end(places: Sequence[ProcessPlace], place: ProcessPlace) -> ProcessPlace | None:
+    """Return which place of a unit has ended first, or has said first why it ends; the one asked for if none has.
+
+    Who was killed without a word comes before all that have said why they end: on a busy machine they are heard of
+    first. None: another has ended, and how is not known yet.
+    """
+    mates = [mate for mate in places if place.unit and mate.unit == place.unit]
+    if any(mate.has_ended and not mate.end_number for mate in mates if mate is not place):
+        return None
+    ended = [mate for mate in mates if mate.end_number]
+    return min(ended, key=lambda mate: (not mate.was_killed, mate.end_number), default=place)

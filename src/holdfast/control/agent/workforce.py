@@ -291,13 +291,12 @@ class Workforce:
         """
         if place.worker != raised.worker or self._closing:
             return
-        first = first_to_end(self.places, place)
-        if first is not place:
-            self._blame(first)
-        if first is not place or any(mate.has_ended for mate in self.places if mate.unit == place.unit):
-            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, raised)
-        else:
+        if (first := first_to_end(self.places, place)) is place:
             self._owner.on_worker_message(raised)
+            return
+        if first is not None:
+            self._blame(first)
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, raised)
 
     def _blame(self, place: ProcessPlace) -> None:
         """What others of its unit have met is its doing: tell of its end first, and do not wait for it."""
@@ -401,10 +400,11 @@ class Workforce:
 
     def _tell_exit(self, place: ProcessPlace, worker: str) -> None:
         if place.worker == worker and place.exit_code is not None:
-            first = first_to_end(self.places, place)
-            if first is not place:
-                self._blame(first)
-                self._tell_exit(place, worker)
+            if (first := first_to_end(self.places, place)) is not place:
+                if first is not None:
+                    self._blame(first)
+                wait_s = _LAST_WORDS_S if first is None else 0.0
+                asyncio.get_running_loop().call_later(wait_s, self._tell_exit, place, worker)
                 return
             code, down = place.exit_code, place.obituary(place.exit_code, self.settings.spec.script)
             self._heard_last(worker, failed=code not in (EXIT_DONE, UNKNOWN_EXIT))

@@ -5,7 +5,7 @@ job (`coordination.generations.assignment`): who computes which at first, and wh
 lost before the reduction (the paper's scenario 1). k' = k + k / (DP - 1) holds only where that is a whole number: here
 it is not, and the survivors have 3, 3 and 2. The times of stages are those of one forward, one backward (1F1B).
 
-    python benchmarks/unicron/figure_8.py [--out DIR]
+    python benchmarks/unicron/figure_8_redone.py [--out DIR]
 """
 
 from __future__ import annotations
