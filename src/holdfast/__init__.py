@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError, StepUseError, UnreachableError
-from holdfast.protocol.layouts.layout import Layout
 
 if TYPE_CHECKING:
+    from holdfast.protocol.layouts.layout import Layout
     from holdfast.runtime.data.datasets import Stream
     from holdfast.runtime.moe.experts.stack import StackedExperts
     from holdfast.runtime.moe.gates.balancing import BalancingBias
@@ -41,6 +41,7 @@ _HOMES = {
     "Choice": "holdfast.runtime.moe.gates.gate",
     "ElasticExperts": "holdfast.runtime.moe.layer.expert_layer",
     "Job": "holdfast.runtime.session.job",
+    "Layout": "holdfast.protocol.layouts.layout",
     "MoE": "holdfast.runtime.moe.layer.moe_layer",
     "StackedExperts": "holdfast.runtime.moe.experts.stack",
     "Step": "holdfast.runtime.session.step",
@@ -51,7 +52,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the runtime, and with it torch, only when a script asks for it."""
+    """Import what a script asks for only then: the runtime, and with it torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -209,13 +209,13 @@ def spoil(storage: LocalStorage, change: Callable[[dict[str, Any], dict[str, Any
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         about = header["__metadata__"]
-        offsets, shapes = json.loads(about["DCP_SHARDING_INFO"]), json.loads(about["HOLDFAST_WHOLE_SHAPES"])
+        offsets, shapes = json.loads(about["DCP_SHARDING_INFO"]), json.loads(about["holdfast whole shapes"])
         if offsets.get(WEIGHT, {}).get("saved_offsets") == [0, 0]:
             break
     else:
         pytest.fail(f"no part has the beginning of {WEIGHT}")
     change(header[WEIGHT], offsets, shapes)
-    about |= {"DCP_SHARDING_INFO": json.dumps(offsets), "HOLDFAST_WHOLE_SHAPES": json.dumps(shapes)}
+    about |= {"DCP_SHARDING_INFO": json.dumps(offsets), "holdfast whole shapes": json.dumps(shapes)}
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
     reseal(path.parent)

@@ -50,7 +50,7 @@ _MAX_DIMENSIONS = 64
 #: where torch looks for the first element, by name of the tensor
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 #: whole shapes, by name of the tensor
-_WHOLE = "HOLDFAST_WHOLE_SHAPES"
+_WHOLE = "holdfast whole shapes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
