@@ -33,7 +33,7 @@ def gathered(group: Communicator, value: float) -> torch.Tensor:
 
 def linger(groups: list[Communicator]) -> None:
     """Let go of the groups, once what is raised has been said, and stay."""
-    time.sleep(0.2)
+    threading.main_thread().join()
     for group in groups:
         group.retire()
     time.sleep(600)

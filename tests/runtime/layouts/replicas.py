@@ -27,7 +27,7 @@ class Connector:
     def __init__(self, seat: Seat, layout: Layout) -> None:
         self.seat, self.layout = seat, layout
         self.replica, self.rank = divmod(seat.rank, layout.places)
-        stage, place = layout.stage_and_place(self.rank)
+        stage, place = divmod(self.rank, layout.places)
         self.role = Role(stage=stage, place=place)
 
     def connect(self, replica: ReplicaMesh, halt: HaltCheck | None = None) -> dict[str, Communicator]:

@@ -65,16 +65,6 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             raise ValueError(f"a replica of {self} has no stage {stage} with a place {place}")
         return stage * self.places + place
 
-    def stage_and_place(self, rank: int) -> tuple[int, int]:
-        """Return which role has a rank within the replica.
-
-        Raises:
-            ValueError: there is no such rank.
-        """
-        if not 0 <= rank < self.roles:
-            raise ValueError(f"rank {rank} is outside a replica of {self.roles}")
-        return divmod(rank, self.places)
-
     def coordinates(self, place: int) -> dict[str, int]:
         """Return where a place lies along each dimension."""
         return {SHARD: self.shard_of(place), TENSOR: self.tensor_of(place)}

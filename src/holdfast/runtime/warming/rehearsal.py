@@ -8,7 +8,6 @@ all real steps will. More would only take longer: nothing is left to be made, bu
 from __future__ import annotations
 
 import logging
-from itertools import count
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ class Rehearsal:
         self._workload = workload
         self._clock = clock
         self._generators = KeptGenerators()
-        self._numbers = count()
         self._began = 0.0
         #: the steps that are still to be gone through, by number
         self._left: list[int] = []
@@ -59,7 +57,7 @@ class Rehearsal:
         if begins:
             self._begin()
         if self._left and not self._error:
-            return ShadowAttempt(self._shared, self._workload, self._left[0], self._over, self._numbers)
+            return ShadowAttempt(self._shared, self._workload, self._left[0], self._over)
         self._throw_away()
         with self._shared.changed:
             seconds = self._clock.monotonic() - self._began

@@ -19,14 +19,11 @@ MICRO_BATCHES = 2
 class ShadowAttempt:
     """One shadow step, in place of an `Attempt`; for the training thread."""
 
-    def __init__(
-        self, shared: Shared, workload: Workload, step: int, over: Callable[[], None], numbers: Iterator[int]
-    ) -> None:
+    def __init__(self, shared: Shared, workload: Workload, step: int, over: Callable[[], None]) -> None:
         """Begin it.
 
         Args:
             step: whose samples it takes.
-            numbers: of all micro-batches of shadow steps that its unit goes through together.
             over: called where the script has gone through it as through a step.
         """
         self.step = step
@@ -34,7 +31,6 @@ class ShadowAttempt:
         self._shared = shared
         self._workload = workload
         self._over = over
-        self._numbers = numbers
         self._micro_batches = range(min(MICRO_BATCHES, workload.micro_batches))
         workload.begin(step, ())
         self.update = workload.update.name
@@ -50,8 +46,8 @@ class ShadowAttempt:
     def micro_batches(self) -> Iterator[int]:
         """Yield its micro-batches, until it is cut short."""
         for micro_batch in self._micro_batches:
-            number = next(self._numbers) if self._shared.proposals is not None else 0
-            proposal = Proposal(0, self.step, number, ProposalKind.SHADOW)
+            # (its unit goes through all of them in step: none begins before all have agreed on the one before)
+            proposal = Proposal(0, self.step, micro_batch, ProposalKind.SHADOW)
             if self.undone or not self._shared.together(proposal, lambda: not self.undone):
                 return
             self._shared.progress.at(Activity.WARMING)

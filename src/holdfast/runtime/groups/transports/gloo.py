@@ -197,7 +197,7 @@ def build_gloo(
         return ranks[int(key.rpartition("/")[2])]  # (gloo's keys end with the rank of whoever sets them)
 
     store = BoardStore(board, timeout_s=build_timeout_s, rank=ranks[rank], owner=owner, name=name)
-    group = _make_gloo(store, rank, size, host, build_timeout_s)
+    group = _make_group(store, rank, size, host, build_timeout_s)
     if isinstance(group, str):
         late = is_late(time.monotonic() - began, build_timeout_s)
         raise PeerLostError(f"the group of generation {generation} could not be built: {group}", timed_out=late)
@@ -215,7 +215,7 @@ def build_gloo(
     return communicator
 
 
-def _make_gloo(store: BoardStore, rank: int, size: int, host: str, timeout_s: float) -> Any:
+def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: float) -> Any:
     """Return a raw group, or the words of its failure: an exception would keep its sockets open."""
     options = ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]

@@ -128,11 +128,16 @@ def build_nccl(
     Args:
         nodes: how many nodes the ranks are on.
     """
+    from torch.distributed import ProcessGroupNCCL  # absent from builds of torch without CUDA
+
     board.expect(1 if rank == 0 else 0)  # the group's id
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
     try:
         ranks = range(size) if members is None else members
         store = BoardStore(board, timeout_s=build_timeout_s, rank=ranks[rank], owner=lambda _key: ranks[0], name=name)
-        group = make_nccl(store, rank, size, device, timeout_s)
+        group = ProcessGroupNCCL(store, rank, size, options)
+        group.eager_connect_single_device(device)
     except (RuntimeError, TimeoutError) as error:
         raise PeerLostError(f"the group of generation {generation} could not be built: {error}") from None
     communicator = NcclCommunicator(
@@ -143,18 +148,3 @@ def build_nccl(
         communicator.retire()
         raise HaltedError(f"generation {generation} was halted while its group was built")
     return communicator
-
-
-def make_nccl(store: BoardStore, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
-    """Return a raw group, connected; its operations end by themselves after so many seconds.
-
-    Raises:
-        RuntimeError, TimeoutError: it cannot be built.
-    """
-    from torch.distributed import ProcessGroupNCCL  # absent from builds of torch without CUDA
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    group = ProcessGroupNCCL(store, rank, size, options)
-    group.eager_connect_single_device(device)
-    return group
