@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import toml
 
 from holdfast.cli.pool import calibrate
 from holdfast.errors import UnreachableError
@@ -29,7 +30,7 @@ class Client:
         self._looks -= 1
         if self._looks >= 0:
             step_s = {str(nodes): 8.0 / nodes for nodes in range(1, self.most + 1)}
-            pace = {"step_s": step_s, "micro_batches": 8, "samples": 8}
+            pace = {"step_s": step_s, "micro_batches": 8, "samples": 8, "flop_per_sample": 6e9}
             return {"submission": 7, "state": "admitted", "why": "", "nodes": ["n1"], "pace": pace}
         if isinstance(self._then, Exception):
             raise self._then
@@ -73,3 +74,15 @@ def test_nothing_is_missing_where_nothing_interrupts_it() -> None:
     assert said == ""
     assert len(found["step_s"]) == 4
     assert client.stopped == ["one"]
+
+
+def test_what_is_written_is_of_the_job_file_with_the_flop_that_were_counted() -> None:
+    found, _ = measured(Client(100, OVER))
+    written = calibrate._toml(calibrate._document(found, 4), calibrate._counted(found))  # pyright: ignore
+    read = toml.decode(written, type=JobSpec)
+    assert read.pace.step_s == (8.0, 4.0, 2.666667, 2.0)
+    assert read.output.flop_per_sample == 6e9
+
+
+def test_where_nobody_has_counted_flop_none_are_written() -> None:
+    assert "flop" not in calibrate._toml(calibrate._document({}, 4), calibrate._counted({}))  # pyright: ignore

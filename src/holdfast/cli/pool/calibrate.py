@@ -56,11 +56,11 @@ def calibrate(
         found, why = _measured(client, _copy(given, least), (least, most), patience, say=_quiet if as_json else say)
     document = _document(found, most)
     if as_json:
-        print_json({"pace": document, "why": why})
+        print_json({"pace": document, "output": _counted(found), "why": why})
     elif document["step_s"]:
-        say(_toml(document))
+        say(_toml(document, _counted(found)))
     if document["step_s"] and output is not None:
-        output.write_text(_toml(document))
+        output.write_text(_toml(document, _counted(found)))
     warn_of_pace(msgspec.structs.replace(given, pace=PaceSpec(step_s=tuple(document["step_s"]))))
     if why:
         warn(f"the calibration is kept as far as it came: {why}")
@@ -161,8 +161,15 @@ def _document(found: Mapping[str, Any], most: int) -> dict[str, Any]:
     }
 
 
-def _toml(document: Mapping[str, Any]) -> str:
+def _counted(found: Mapping[str, Any]) -> dict[str, float]:
+    """Return how many FLOP training on a sample takes, as the job's file says it or as the copy has counted them."""
+    flop: float = found.get("flop_per_sample", 0.0)
+    return {"flop_per_sample": flop} if flop else {}
+
+
+def _toml(document: Mapping[str, Any], counted: Mapping[str, float]) -> str:
     step_s = ", ".join(f"{seconds!r}" for seconds in document["step_s"])
-    return (
+    text = (
         f"[pace]\nstep_s = [{step_s}]\nmicro_batches = {document['micro_batches']}\nsamples = {document['samples']}\n"
     )
+    return text + "".join(f"\n[output]\n{key} = {value!r}\n" for key, value in counted.items())

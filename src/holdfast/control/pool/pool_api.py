@@ -335,4 +335,5 @@ def _pace(job: PooledJob) -> dict[str, Any] | None:
     if pace is None:
         return None
     step_s = {str(nodes): seconds for nodes, seconds in sorted(pace.step_s.items())}
-    return {"step_s": step_s, "micro_batches": pace.micro_batches, "samples": pace.samples}
+    known = {"micro_batches": pace.micro_batches, "samples": pace.samples, "flop_per_sample": pace.flop_per_sample}
+    return {"step_s": step_s, **known}
