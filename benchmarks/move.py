@@ -148,7 +148,7 @@ class Run:
     def emulated(self) -> int:
         """Kills, where accelerators take their time."""
         kept: dict[str, list[float]] = {"replaced": [], "shrunk": [], "shrunk, a cold node at once": []}
-        with self._bench(4, "--emulate-compute", EMULATED) as bench:
+        with self._bench(4, emulated=EMULATED) as bench:
             for _ in range(self._options.emulated_rounds):
                 bench.standby()
                 kept["replaced"].append(_rate_after_kill(bench))
@@ -157,7 +157,7 @@ class Run:
                 kept["shrunk, a cold node at once"].append(_rate_after_kill(bench, joins=True))
             code = bench.report()
         waits: list[float] = []
-        with self._bench(4, "--emulate-compute", EMULATED, "--on-node-failure", "wait") as bench:
+        with self._bench(4, "--on-node-failure", "wait", emulated=EMULATED) as bench:
             for _ in range(self._options.emulated_rounds):
                 waits.append(_rate_after_kill(bench, joins=True))
             kept["waiting for a cold node"] = waits
@@ -168,14 +168,15 @@ class Run:
     # ---- inside ----
 
     @contextmanager
-    def _bench(self, nodes: int, *options: str) -> Generator[MoveBench]:
-        """Yield a job of so many nodes that has trained for some steps."""
-        launch = ("--nodes", str(nodes), "--allow-faults", *options)
+    def _bench(self, nodes: int, *options: str, emulated: str = "") -> Generator[MoveBench]:
+        """Yield a job of so many nodes, and of standbys likewise emulated, that has trained for some steps."""
+        alike = ("--emulate-compute", emulated) if emulated else ()
+        launch = ("--nodes", str(nodes), "--allow-faults", *alike, *options)
         with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as name:
             script, args, folder = self._workload(Path(name))
             with LocalJob(script, args, options=launch) as job:
                 rng = random.Random(self._options.seed)
-                bench = MoveBench(job, watch, rng, [str(script), *args], folder)
+                bench = MoveBench(job, watch, rng, [*alike, str(script), *args], folder)
                 try:
                     bench.settle(since=0, steps=20)
                     yield bench

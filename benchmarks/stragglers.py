@@ -126,7 +126,7 @@ def _ours(
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         saves = ("--checkpoint-dir", f"{name}/checkpoints", "--checkpoint-every", str(NEVER))
         launch = (*launch, *saves)
-        script = [*saves, str(options.script), *args]
+        script = ["--emulate-compute", options.emulate_compute, *saves, str(options.script), *args]
         with LocalJob(options.script, args, options=launch) as job:
             bench = StragglerBench(job, watch, random.Random(options.seed), script)
             try:

@@ -65,7 +65,7 @@ OPTIONS = {
     "agent": SERVER
     | {"--node-name", "--advertise", "--rack", "--zone", "--standby", "--failure-rate", "--workers-per-node"}
     | {"--checkpoint-dir", "--checkpoint-every", "--checkpoint-rate", "--snapshot-every", "--snapshot-dir"}
-    | {"--expert-slots", "--verify-state", "--preflight", "--grace"}
+    | {"--expert-slots", "--emulate-compute", "--verify-state", "--preflight", "--grace"}
     | {"--log-dir", "--print", "--module"},
     "status": {*SERVER, "--json"},
     "events": {*SERVER, "--follow", "--after", "--json"},

@@ -70,6 +70,7 @@ _OF_AGENTS = SpecGroup(
         "--snapshot-every",
         "--snapshot-dir",
         "--expert-slots",
+        "--emulate-compute",
         "--verify-state",
         "--grace",
         "--preflight",
