@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
 import secrets
-import shutil
 import signal
-import socket
-import tempfile
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +20,7 @@ from holdfast.control.failure_classes import read_rules
 from holdfast.control.file_limit import few_files, raise_file_limit, room_for_nodes
 from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
+from holdfast.control.launch.places import job_folders, reserved_port
 from holdfast.control.launch.refilling import Refilling
 from holdfast.control.launch.settings import LaunchSettings, script_digest
 from holdfast.control.launch.standing import Standing
@@ -41,7 +38,7 @@ from holdfast.errors import (
     EXIT_OUR_FAULT,
     BadInputError,
 )
-from holdfast.protocol.events import ReadEvent
+from holdfast.protocol.events import NodeLeft, ReadEvent
 from holdfast.protocol.record import KnownCheckpoint
 
 _log = logging.getLogger("holdfast.run")
@@ -58,37 +55,6 @@ _SHUTDOWN_PAUSE_S = 0.1
 _ASK_AGAIN_S = 0.5
 _SAVE_S = 45.0
 _UNSAVED_S = 1.0
-
-
-@contextlib.contextmanager
-def reserved_port(port: int) -> Generator[int]:
-    """Hold a port of the loopback for the job's whole life, coordinators' restarts included.
-
-    The socket is bound but never listens: with SO_REUSEADDR on both sides a coordinator can listen on the port,
-    while nobody else is given it.
-
-    Raises:
-        BadInputError: somebody listens there.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            holder.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise BadInputError(f"--port {port} cannot be used: {error.strerror}; give another, or 0") from None
-        yield holder.getsockname()[1]
-
-
-@contextlib.contextmanager
-def job_folders(settings: LaunchSettings) -> Generator[tuple[Path, Path]]:
-    """Make the job's folder and a private, short-named one for sockets; the temporary ones go again."""
-    sockets = Path(tempfile.mkdtemp(prefix="holdfast-"))
-    try:
-        if settings.job_dir is not None:
-            settings.job_dir.mkdir(parents=True, exist_ok=True)
-        yield settings.job_dir or sockets, sockets
-    finally:
-        shutil.rmtree(sockets, ignore_errors=True)
 
 
 class Director(Protocol):
@@ -311,21 +277,29 @@ class Launcher:
         if self._agents[name] is child:
             self._refilling.ended(name, code)
             await self._refill()
-        if self._over.done() or any(agent.code is None for agent in self._agents.values()):
+        await self._end_if_all_are_gone()
+
+    async def _end_if_all_are_gone(self) -> None:
+        if not self._nobody_is_left() or (self._director is not None and self._director.patient):
             return
-        if self._director is not None and self._director.patient:
-            return
-        # Nobody is left. The coordinator may know why; a user may ask for a new node.
+        # The coordinator may know why; a user may ask for a new node.
         await asyncio.sleep(_ALL_GONE_S)
-        if not self._over.done() and all(agent.code is not None for agent in self._agents.values()):
+        if self._nobody_is_left():
             _log.error("all nodes are gone")
             self._over.set_result(EXIT_FAILED)
+
+    def _nobody_is_left(self) -> bool:
+        """Tell whether neither a node of this launcher is left nor one that somebody else has added to the job."""
+        mine = any(agent.code is None for agent in self._agents.values())
+        return not (self._over.done() or mine or self._standing.nodes - self._agents.keys())
 
     async def _follow(self) -> None:
         async for event in self._follower.events():
             if self._director is not None:
                 self._director.take(event)
             self._standing.take(event)
+            if isinstance(event, NodeLeft):
+                self._task(self._end_if_all_are_gone())
             self._refilling.take(event)
             self._on_event(event)
             await self._refill()

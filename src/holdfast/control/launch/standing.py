@@ -27,6 +27,11 @@ class Standing:
         """The process ids of the agents whose nodes are in the job."""
         return frozenset(self._agents.values())
 
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The names of the nodes that are in the job, whoever has started them."""
+        return frozenset(self._agents)
+
     def has_joined(self, agent: int) -> bool:
         """Tell whether the node of this agent (a process id) has ever been in the job."""
         return agent in self._joined

@@ -1,0 +1,25 @@
+"""A job that was started here goes on while any node is in it, whoever has added that one."""
+
+from __future__ import annotations
+
+from holdfast.control.launch.standing import Standing
+from holdfast.protocol.events import NodeLeft, NodesJoined
+from holdfast.protocol.plan import JoinedNode
+
+
+def joined(name: str, pid: int) -> NodesJoined:
+    nodes = (JoinedNode(node=name, agent_pid=pid, worker_pids=()),)
+    return NodesJoined(time=0.0, job="j", term=1, generation=1, nodes=nodes)
+
+
+def left(name: str, reason: str) -> NodeLeft:
+    return NodeLeft(time=0.0, job="j", term=1, generation=1, node=name, reason=reason)
+
+
+def test_nodes_are_those_that_have_joined_and_not_left() -> None:
+    standing = Standing(())
+    for event in (joined("node-0", 1), joined("far", 2), left("node-0", "drained")):
+        standing.take(event)
+    assert standing.nodes == {"far"}
+    standing.take(left("far", "failed"))
+    assert not standing.nodes
