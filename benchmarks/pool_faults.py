@@ -38,7 +38,7 @@ def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, 
     asks = list(ASKS)
     while time.time() < until:
         time.sleep(rng.uniform(*APART_S))
-        pool.goes_on("experts", steps=2)  # (two nodes lost at once are more than f = 2 allows)
+        _wait_for_copies(pool)
         struck = strike(pool, rng)
         faults += [struck] if struck is not None else []
         if asks and (time.time() - begin) / (until - begin) > asks[0]:
@@ -47,6 +47,17 @@ def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, 
         ask(pool, share)
     pool.goes_on(*JOBS, steps=5)
     return faults
+
+
+def _wait_for_copies(pool: LocalPool) -> None:
+    """Wait until the job with experts trains on two nodes: that both are lost at once is more than f = 2 allows."""
+
+    def members() -> int:
+        begun = pool.events_of("experts", "generation_started")
+        return len(begun[-1]["members"]) if begun else 0
+
+    pool.wait(lambda: members() >= 2, "the other node of the job with experts")
+    pool.goes_on("experts", steps=2)
 
 
 def strike(pool: LocalPool, rng: Random) -> tuple[float, str, str] | None:

@@ -131,10 +131,10 @@ def _ours(
             bench = StragglerBench(job, watch, random.Random(options.seed), script)
             try:
                 moved = bench.rounds(options.rounds)
+                wrong = bench.losses()
+                last, saved_at = bench.stop("--no-wait")
             finally:
                 bench.end_agents()
-            wrong = bench.losses()
-            last, saved_at = bench.stop("--no-wait")
         with LocalJob(options.script, args, options=(*launch[:-1], "1")) as job:
             save_and_restart = job.wait(StepCommitted).time - saved_at
             steps = bench.steps_of(job, last + 2, BEFORE)
