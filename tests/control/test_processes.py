@@ -17,7 +17,6 @@ from holdfast.control.processes import (
     describe_exit,
     end_all,
     is_stopped,
-    waited_for_core_s,
 )
 
 DEADLINE = 60.0
@@ -137,18 +136,3 @@ def test_a_child_dies_with_its_parent() -> None:
 )
 def test_exits_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
-
-
-def test_who_shares_a_core_waits_for_it() -> None:
-    spin = (
-        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print('up', flush=True)\nwhile True: pass"
-    )
-    children = [start([sys.executable, "-c", spin]) for _ in range(2)]
-    asleep = start(SLEEP)
-    before_s = waited_for_core_s(asleep.pid)
-    wait_until(lambda: all(waited_for_core_s(child.pid) > 0.1 for child in children), "they wait for each other")
-    assert waited_for_core_s(asleep.pid) - before_s < 0.1
-    for child in (*children, asleep):
-        child.send_signal(signal.SIGKILL)
-        child.reap()
-    assert waited_for_core_s(asleep.pid) == 0.0

@@ -48,15 +48,6 @@ def is_stopped(pid: int) -> bool:
     return text[text.rindex(b")") + 2 :][:1] == b"T"
 
 
-def waited_for_core_s(pid: int) -> float:
-    """Return for how long a process's main thread was ready to run and had no core; 0 where nobody counts that."""
-    try:
-        with open(f"/proc/{pid}/schedstat", "rb") as counters:
-            return int(counters.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 def describe_exit(code: int) -> str:
     """Say in words how a process ended; a negative code is a signal."""
     if code >= 0:

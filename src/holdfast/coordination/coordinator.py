@@ -96,6 +96,9 @@ class Coordinator:
         turn.change(term=self.record.term + 1, run_since=since or now, born=self.record.born or now)
         if self.record.outcome == "failed" and not self.config.takeover:
             turn.change(outcome="", plan=None, pending=None, decision=None, passed=(), raised=(), given_up=())
+        if self.record.held is not None and self.record.held.standing == "suspended":
+            # Its nodes have left, with the state saved: it begins with others, and misses none of them.
+            turn.change(plan=None, pending=None, decision=None, passed=())
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
             # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))

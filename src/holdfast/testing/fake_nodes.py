@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
@@ -117,7 +117,7 @@ class _FakeWorkforce:
     def stopped(self) -> set[str]:
         return set()
 
-    def readings(self) -> dict[str, Reading]:
+    def readings(self, now: float, closely: Collection[str]) -> dict[str, Reading]:
         return {}
 
     def held(self) -> MemoryReading:

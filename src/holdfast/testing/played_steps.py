@@ -4,6 +4,7 @@ A job of nodes with one worker each is played step by step: how long a worker co
 reduction takes once the last has come to it, and so on, is drawn from what was recorded of a real job. Beside it run
 each node's `LateWatch` and the job's `Coordinator`, the same code as in a real job, which hear all that they would.
 Every so many steps rank 0 saves a checkpoint, and more seldom it evaluates in `job.pause()`, while the others wait.
+A node may get other work beside its own: then its worker has a core for a moment at first, and waits for the next one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Input, Received, Tick
 from holdfast.coordination.instructions import Broadcast, Emit, Instruction, Send
+from holdfast.coordination.lateness.cores import CoreWaits, ThreadClock
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.protocol import events as ev
@@ -29,6 +31,10 @@ from holdfast.protocol.position import Position
 Times = Mapping[str, Sequence[float]]
 LOOK_EVERY_S = 8e-3
 _LINK_S = 5e-4
+#: of a loaded node: a thread that waits looks so often, and has a core for so long at once
+_STARVED_S, _SLICE_S = 0.45, 3e-3
+#: whoever hangs goes on after so many seconds
+HANGS_S = 60.0
 
 
 @dataclass
@@ -52,16 +58,23 @@ class _Worker:
         self.totals: dict[msg.Activity, Total] = {}
         self.step, self.since, self.waits = 1, 0.0, False
         self.activity, self.micro_batch = msg.Activity.SCRIPT, -1
+        #: all that it does takes so many times as long as it runs for
+        self.load, self._waited_s, self._cores = 1.0, 0.0, CoreWaits()
+        self.hangs = False
         self._world = world
 
-    def at(self, activity: msg.Activity, now: float, micro_batch: int = -1, *, waits: bool = False) -> None:
+    def at(
+        self, activity: msg.Activity, now: float, micro_batch: int = -1, *, waits: bool = False, hangs: bool = False
+    ) -> None:
         known, took_s = self.totals.get(self.activity, Total(0, 0.0, 0.0)), now - self.since
         longest_s = max(known.longest_s, took_s)
         self.totals[self.activity] = Total(known.count + 1, known.sum_s + took_s, longest_s)
+        self._waited_s += 0.0 if self.waits else took_s * (1.0 - 1.0 / self.load)
         self.activity, self.micro_batch, self.since, self.waits = activity, micro_batch, now, waits
+        self.hangs = hangs
 
-    def begin(self, step: int, now: float) -> None:
-        self.step = step
+    def begin(self, step: int, now: float, load: float) -> None:
+        self.step, self.load = step, load
         self.at(msg.Activity.SCRIPT, now)
 
     def reading(self, now: float) -> Reading:
@@ -73,8 +86,22 @@ class _Worker:
             since=self.since,
             world=self._world,
             waits_since=self.since if self.waits else None,
-            looked=now - LOOK_EVERY_S if self.waits else 0.0,
+            looked=self._looked(now) if self.waits else 0.0,
+            starved_s=self._cores.look(now, {1: self._clock(now)})[1],
         )
+
+    def _looked(self, now: float) -> float:
+        every_s = LOOK_EVERY_S if self.load == 1.0 else _STARVED_S
+        return now - (now - self.since) % every_s
+
+    def _clock(self, now: float) -> ThreadClock:
+        """Return what the kernel would tell of the thread: of a wait for a core nothing until it is over."""
+        if self.load == 1.0 or self.hangs:
+            return ThreadClock(False, self.since, self._waited_s)
+        if self.waits:
+            looked = self._looked(now)
+            return ThreadClock(True, looked, self._waited_s + looked - self.since)
+        return ThreadClock(True, self.since + min(now - self.since, _SLICE_S), self._waited_s)
 
 
 class PlayedSteps:
@@ -90,12 +117,16 @@ class PlayedSteps:
         checkpoint_every: int = 50,
         evaluate_every: int = 500,
         slow: Mapping[tuple[int, int], float] | None = None,
+        loaded: Mapping[int, tuple[int, float]] | None = None,
+        hangs: tuple[int, int] | None = None,
     ) -> None:
         """Play nothing yet.
 
         Args:
             times: recorded seconds, by activity. micro_batches: of a worker, per step.
             slow: (step, micro-batch of the step) -> so many times as long, whoever computes it.
+            loaded: node -> from which step on it has other work, and so how many times as long all takes there.
+            hangs: at which step which node's worker hangs in its optimizer, for `HANGS_S`.
         """
         self.found = PlayedFindings()
         self._times = {name: list(values) for name, values in times.items()}
@@ -103,7 +134,7 @@ class PlayedSteps:
         self._each = micro_batches
         #: how often rank 0 saves, and how often it evaluates
         self._every = (checkpoint_every, evaluate_every)
-        self._slow = slow or {}
+        self._slow, self._loaded, self._hangs = slow or {}, loaded or {}, hangs
         self._now, self._order, self._queue = 1000.0, count(), list[tuple[float, int, Callable[[], None]]]()
         self._free = [self._now] * nodes
         self._workers = [_Worker(f"n{index}/0/{index:08x}", nodes) for index in range(nodes)]
@@ -134,21 +165,23 @@ class PlayedSteps:
         """Let all workers do a step: each event at its time, so that whoever looks sees what it would."""
         ready: list[float] = []
         for rank, worker in enumerate(self._workers):
-            at = self._free[rank]
-            self._at(at, lambda w=worker, a=at: w.begin(step, a))
-            at += self._draw("script")
+            at, load = self._free[rank], self._load(rank, step)
+            self._at(at, lambda w=worker, a=at, by=load: w.begin(step, a, by))
+            at += self._draw("script") * load
             for number in range(self._each):
                 micro_batch = rank * self._each + number
                 self._at(at, lambda w=worker, a=at, m=micro_batch: w.at(msg.Activity.COMPUTE, a, m))
-                at += self._draw("compute") * self._slow.get((step, micro_batch), 1.0)
+                at += self._draw("compute") * load * self._slow.get((step, micro_batch), 1.0)
             self._at(at, lambda w=worker, a=at: w.at(msg.Activity.REDUCING, a, waits=True))
             ready.append(at)
-        voting = max(ready) + self._draw("reducing")
-        passed = voting + self._draw("voted")
+        slowest = max(self._load(rank, step) for rank in range(len(self._workers)))
+        voting = max(ready) + self._draw("reducing") * slowest
+        passed = voting + self._draw("voted") * slowest
         for rank, worker in enumerate(self._workers):
-            applied = passed + self._draw("applying")
+            hangs_s = HANGS_S if self._hangs == (step, rank) else 0.0
+            applied = passed + self._draw("applying") * self._load(rank, step) + hangs_s
             self._at(voting, lambda w=worker: w.at(msg.Activity.VOTED, voting, waits=True))
-            self._at(passed, lambda w=worker: w.at(msg.Activity.APPLYING, passed))
+            self._at(passed, lambda w=worker, h=hangs_s > 0.0: w.at(msg.Activity.APPLYING, passed, hangs=h))
             self._at(applied, lambda r=rank: self._applied(r, step))
             self._free[rank] = self._besides(worker, rank, step, applied)
         self._play_until(min(self._free))
@@ -166,6 +199,11 @@ class PlayedSteps:
         worker, world = self._workers[rank].id, len(self._workers)
         said = msg.Applied(worker=worker, generation=1, step=step, commit=v, world=world, witness=True)
         self._after(_LINK_S, lambda: self._feed(Received(rank, msg.FromWorker(message=said))))
+
+    def _load(self, rank: int, step: int) -> float:
+        """Return how many times as long all takes on a node."""
+        begins, times = self._loaded.get(rank, (0, 1.0))
+        return times if step >= begins else 1.0
 
     def _draw(self, name: str) -> float:
         values = self._times.get(name)

@@ -97,6 +97,23 @@ def test_another_process_sees_it_without_asking(page: ProgressPage) -> None:
     assert (reading.step, reading.activity) == (9, Activity.VOTED)
 
 
+def test_what_is_stored_meanwhile_is_never_read_as_nothing_looked_at(page: ProgressPage) -> None:
+    """For a moment of each store there were zeros: who looked then read that it had not looked for ages."""
+    code = (
+        "import sys; from holdfast.control.link.progress_page import ProgressWriter\n"
+        "writer = ProgressWriter(sys.argv[1], 2); writer.wait('vote', 4, 8); print('up', flush=True)\n"
+        "while True: writer.look()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, page.path], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        read = [page.read(2, writer.pid) for _ in range(50_000)]
+        writer.kill()
+    looked = [one.looked - one.waits_since for one in read if one is not None and one.waits_since is not None]
+    assert len(looked) > 10_000
+    assert min(looked) >= 0.0
+
+
 def test_without_a_dev_shm_it_is_as_good() -> None:
     """In a mount namespace of its own /dev/shm takes nothing, as in a container that lacks one."""
     code = (

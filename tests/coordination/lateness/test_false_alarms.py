@@ -37,3 +37,18 @@ def test_a_micro_batch_that_takes_ten_times_as_long_ends_one_process_at_most() -
     found = PlayedSteps(times(3), slow=slow).run(400)
     assert 0 < len(found.alarms) <= len(slow)
     assert all("while others wait for it" in alarm for alarm in found.alarms)
+
+
+@pytest.mark.parametrize("nodes", [(2,), (0, 1, 2, 3)], ids=["one", "all"])
+@pytest.mark.parametrize("times_as_long", [4.0, 12.0])
+def test_a_node_that_gets_other_work_beside_its_own_does_not_hang(nodes: tuple[int, ...], times_as_long: float) -> None:
+    """Limits are those of a quiet machine; and the kernel counts no wait for a core before it is over."""
+    found = PlayedSteps(times(4), loaded=dict.fromkeys(nodes, (60, times_as_long))).run(160)
+    assert found.alarms == []
+
+
+@pytest.mark.parametrize("load", [1.0, 4.0], ids=["quiet", "loaded"])
+def test_who_hangs_is_found_as_soon_on_a_loaded_node(load: float) -> None:
+    played = PlayedSteps(times(5), loaded={2: (60, load)}, hangs=(90, 2))
+    (alarm, *_) = played.run(95).alarms
+    assert "'applying' of step 90 for 0." in alarm

@@ -7,7 +7,8 @@ import pytest
 from machinery import Job, w
 
 from holdfast.coordination.instructions import Broadcast, Emit, Send
-from holdfast.coordination.lateness.inquiry import OBEYS_S, PATIENCE_S
+from holdfast.coordination.lateness.answers import PATIENCE_S
+from holdfast.coordination.lateness.inquiry import OBEYS_S
 from holdfast.coordination.lateness.stories import MAX_WORKERS, Stories
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
@@ -159,6 +160,26 @@ def test_a_silent_node_that_others_wait_for_is_given_up_long_before_its_lease_ru
     (failed,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert (failed.node, failed.kind) == ("n3", "lease_expired")
     assert job.now - begun <= 3 * STEP_S + 0.2 + 0.05
+
+
+@pytest.mark.parametrize(("took_s", "least_s", "most_s"), [(0.01, 0.2, 0.75), (0.15, 0.45, 0.95)])
+def test_a_node_whose_answers_take_long_is_waited_for_longer(took_s: float, least_s: float, most_s: float) -> None:
+    """Its machine is loaded."""
+    job, others = trained(), (waits("n0"), waits("n1"), waits("n2"))
+    probe = asked(job)
+    answer(job, probe, *others)
+    job.tick(took_s)
+    answer(job, probe, waits("n3"))
+    job.step(11)
+    probe = asked(job)
+    since = job.now
+    answer(job, probe, *others)
+    while not job.said(ev.FailureDetected):
+        job.tick(0.02)
+        assert job.now < since + most_s
+        if (again := job.sent(Probe)) and not job.said(ev.FailureDetected):
+            answer(job, again[0], *others)
+    assert job.now - since >= least_s
 
 
 def test_a_node_that_says_anything_lives() -> None:

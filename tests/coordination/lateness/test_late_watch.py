@@ -89,6 +89,34 @@ def test_time_in_which_a_worker_had_no_core_counts_not() -> None:
     assert 100.0 + 4 * LIMIT_S <= late[0] < 100.0 + 4 * LIMIT_S + 0.1
 
 
+def test_nor_does_time_in_which_another_thread_of_its_had_none() -> None:
+    """It may have the interpreter's lock."""
+    watch, late = made(), []
+    for look in range(100):
+        now = 100.0 + look / 50
+        others = {7: 3.0 + look / 50, 8: 1.0} if ME in watch.closely else {}
+        late += watch.look(now, {ME: replace(COMPUTING, others_starved_s=others)})
+    assert late == []
+
+
+def test_who_is_at_it_for_long_is_looked_at_closely_and_nobody_else() -> None:
+    watch, other = made(), "a/1/b"
+    seen: list[frozenset[str]] = []
+    for look in range(10):
+        now = 100.0 + look / 25
+        watch.look(now, {ME: COMPUTING, other: replace(COMPUTING, since=now)})
+        seen.append(watch.closely)
+    assert seen[:4] == [frozenset()] * 4
+    assert seen[5:] == [{ME}] * 5
+
+
+def test_a_thread_that_has_starved_before_anybody_looked_at_it_is_no_excuse() -> None:
+    watch = made()
+    starved = replace(COMPUTING, others_starved_s={7: 50.0})
+    (at, _), *_ = look_until(watch, starved, 100.0, 102.0)
+    assert 100.0 + LIMIT_S < at < 100.0 + LIMIT_S + 0.03
+
+
 def test_a_process_that_follows_another_has_starved_for_less() -> None:
     watch = made()
     assert look_until(watch, replace(COMPUTING, starved_s=50.0), 100.0, 100.3) == []

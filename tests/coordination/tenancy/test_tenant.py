@@ -192,7 +192,7 @@ def test_a_node_that_says_that_nothing_of_the_job_runs_there_is_lost() -> None:
     assert job.held.numbers == {1}
 
 
-def test_a_job_that_is_to_wait_is_saved_and_gives_all_its_nodes_back_at_its_end() -> None:
+def saved_and_suspended() -> Pooled:
     job = pooled(1).train("n0", saves=True)
     job.step(1, "n0")
     job.grants(wish="suspend", n0=1)
@@ -206,6 +206,11 @@ def test_a_job_that_is_to_wait_is_saved_and_gives_all_its_nodes_back_at_its_end(
     job.say(written("n0", 1, "c", generation=generation))
     job.say(kept("n0", 1, "c", generation=generation))
     job.say(msg.Finished(worker=w("n0"), generation=generation, step=1))
+    return job
+
+
+def test_a_job_that_is_to_wait_is_saved_and_gives_all_its_nodes_back_at_its_end() -> None:
+    job = saved_and_suspended()
     assert any(isinstance(one, EndJob) for one in job.last)
     assert job.told[-1].standing == "suspended"
     assert job.told[-1].held == frozenset()
@@ -244,6 +249,23 @@ def test_a_suspended_job_goes_on_once_it_is_to_by_another_coordinator() -> None:
     assert job.held.standing == "going"
     job.come("n0", 2, session="00000abc")
     assert job.sent(msg.Welcome)
+
+
+def test_a_job_that_goes_on_on_other_nodes_misses_none_of_its_old_ones() -> None:
+    """They have left: for three seconds it waited for them, and then said that they were lost."""
+    job = saved_and_suspended()
+    job.boot()
+    job.grants(n1=2)
+    job.join("n1", 2, saves=True)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert begun.members == ("n1",)
+    assert job.machine.record.decision is not None
+    assert job.machine.record.decision.applied == 1
+    job.say(msg.Entered(worker=w("n1"), generation=begun.generation, applied=1))
+    for _ in range(8):
+        job.tell("n1", msg.Heartbeat())
+        job.tick(1.0)
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
 
 def test_a_suspended_job_that_is_granted_a_node_before_it_hears_that_it_is_to_stop_again_gives_it_back() -> None:

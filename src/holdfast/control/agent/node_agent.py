@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,7 +90,7 @@ class NodeWorkers(Protocol):
 
     def stopped(self) -> set[str]: ...
 
-    def readings(self) -> dict[str, Reading]: ...
+    def readings(self, now: float, closely: Collection[str]) -> dict[str, Reading]: ...
 
     def accounts(self) -> dict[str, ProgressAccount]: ...
 
@@ -360,7 +360,7 @@ class Agent:
         watch, now = self.machine.watch, self.clock.monotonic
         while not self._exit.done():
             await asyncio.sleep(watch.look_s)
-            readings = self.workforce.readings()
+            readings = self.workforce.readings(now(), watch.closely)
             if watch.learns(now()):
                 self._obey(self.machine.seen(*watch.learn(now(), readings, self.workforce.accounts()), now=now()))
             self._obey(self.machine.seen(*watch.look(now(), readings), now=now()))
@@ -375,7 +375,8 @@ class Agent:
         """Find out of the workers what the coordinator asks for."""
         force, machine, now = self.workforce, self.machine, self.clock.monotonic()
         if isinstance(ask, Probe):
-            stands = machine.watch.stands(now, force.readings(), force.stopped())
+            watch = machine.watch
+            stands = watch.stands(now, force.readings(now, watch.closely), force.stopped())
             self._obey(machine.seen(Whereabouts(number=ask.number, stands=stands), now=now))
         elif isinstance(ask, TakeMemory):
             self._memory.take(now, force.held())

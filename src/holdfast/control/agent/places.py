@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from holdfast.control.agent.cores import CoreMeter
 from holdfast.control.agent.memory import OomCounter
 from holdfast.control.link.framing import Crashed, FrameDecoder, FrameError, FromWorkerProcess
 from holdfast.control.processes import ProcessHandle, describe_exit
@@ -74,6 +75,7 @@ class ProcessPlace:
     hung: str = ""
     #: of the process, since it was started
     oom: OomCounter | None = None
+    cores: CoreMeter | None = None
     #: the process has ended so; its last words are still awaited
     exit_code: int | None = None
     #: of the ends of processes on this node, which one this was, by the first word of it; 0: it has not ended
@@ -101,8 +103,13 @@ class ProcessPlace:
         self.forget_process()
         self.worker, self.stacks, self.unit = worker, "", ""
         self.attached, self.hung = False, ""
-        self.crashed = self.exit_code = self.oom = None
+        self.crashed = self.exit_code = self.oom = self.cores = None
         self.end_number = 0
+
+    def fill(self, process: ProcessHandle, stacks: str) -> None:
+        """A process was started here, which writes its stacks to this file."""
+        self.handle, self.stacks = process, stacks
+        self.oom, self.cores = OomCounter(process.pid), CoreMeter(process.pid)
 
     def forget_process(self) -> None:
         """The process has ended, or is none of ours any more."""

@@ -7,14 +7,13 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from itertools import count
 from typing import Any, Protocol
 
 from msgspec import structs
 
-from holdfast.control.agent.memory import MemoryReading, OomCounter, resident_bytes
+from holdfast.control.agent.memory import MemoryReading, resident_bytes
 from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection, first_to_end
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import snapshot_folder
@@ -25,7 +24,7 @@ from holdfast.control.link.progress_page import ProgressPage
 from holdfast.control.link.unit.page import ProposalPage
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.control.output_relay import OutputRelay, log_path
-from holdfast.control.processes import ProcessHandle, is_stopped, waited_for_core_s
+from holdfast.control.processes import ProcessHandle, is_stopped
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.layouts.unit_words import JoinUnit, UnitFormed, UnitRefused, UnitWord
@@ -150,15 +149,15 @@ class Workforce:
         """Return the workers whose processes are stopped."""
         return {place.worker for place in self.places if place.handle is not None and is_stopped(place.handle.pid)}
 
-    def readings(self) -> dict[str, Reading]:
-        """Return where the workers stand, as far as that can be read."""
+    def readings(self, now: float, closely: Collection[str]) -> dict[str, Reading]:
+        """Return where the workers stand, as far as that can be read; `closely`: with all threads of these."""
         if self._page is None:
             return {}
         found: dict[str, Reading] = {}
         for place in self.places:
             reading = self._page.read(place.index, place.pid) if place.pid else None
-            if place.pid and reading is not None:
-                found[place.worker] = replace(reading, starved_s=waited_for_core_s(place.pid))
+            if reading is not None and place.cores is not None:
+                found[place.worker] = place.cores.add_to(reading, now, closely=place.worker in closely)
         return found
 
     def accounts(self) -> dict[str, ProgressAccount]:
@@ -355,7 +354,7 @@ class Workforce:
             if early is None:
                 self._given_up.add(pid)
             return
-        place.handle, place.oom, place.stacks = handle, OomCounter(pid), self._stacks_path(worker)
+        place.fill(handle, self._stacks_path(worker))
         if early is not None:
             self._on_exit(pid, early)
 

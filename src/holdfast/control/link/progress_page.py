@@ -15,7 +15,8 @@ no /dev/shm is needed. Each worker has a slot, by its index on the node:
        720  moved: how much state it has sent and received, in bytes
 
 Times are of CLOCK_MONOTONIC, which all processes of a machine share. A store that is under way, or anything that makes
-no sense, reads as nothing.
+no sense, reads as nothing. What is stored alone is stored at once, eight bytes (`struct` writes zeros first: whoever
+looked in that moment, or at a process that lost its core in it, would read that it has not looked for ages).
 """
 
 from __future__ import annotations
@@ -45,19 +46,21 @@ _MAX_MOVED = 1 << 60
 _WAITS = 4
 _REASON_BYTES = 64
 
-_HEAD = struct.Struct("<QQQdIIiIQ")
-_LOOK = struct.Struct("<dd")
-_TOTAL = struct.Struct("<Qdd")
-_TIME = struct.Struct("<d")
-_WAIT = struct.Struct("<II16sQdd")
+_HEAD = struct.Struct("=QQQdIIiIQ")
+_LOOK = struct.Struct("=dd")
+_TOTAL = struct.Struct("=Qdd")
+_TIME = struct.Struct("=d")
+_WAIT = struct.Struct("=II16sQdd")
 _LOOK_AT = _HEAD.size
 _TOTALS_AT = _LOOK_AT + _LOOK.size
 _WAITS_AT = _TOTALS_AT + len(ACTIVITIES) * _TOTAL.size
 _REASON_AT = _WAITS_AT + _WAITS * _WAIT.size
 _LINK_AT = _REASON_AT + _REASON_BYTES
-_MOVED = struct.Struct("<QQ")
+_MOVED = struct.Struct("=QQ")
 _MOVED_AT = _LINK_AT + _TIME.size
 _ENDED_AT = _WAIT.size - _TIME.size
+#: in a slot's eight bytes each
+_LOOKED, _WAITS_SINCE = _LOOK_AT // 8, _LOOK_AT // 8 + 1
 
 
 class ProgressSlot(Protocol):
@@ -148,6 +151,9 @@ class ProgressWriter:
         if (index + 1) * SLOT_BYTES > len(self._page):
             raise OSError(f"{path} has no room for worker {index}")
         self._at = index * SLOT_BYTES
+        #: a slot's eight bytes each, as times and as numbers
+        slot = memoryview(self._page)[self._at : self._at + SLOT_BYTES]
+        self._times, self._numbers = slot.cast("d"), slot.cast("Q")
         self._pid = os.getpid()
         self._number = self._waited = 0
         self._moving = threading.Lock()
@@ -178,7 +184,8 @@ class ProgressWriter:
         total = self._sums[code] = self._sums[code] + took
         if took > self._longest[code]:
             self._longest[code] = took
-        _TOTAL.pack_into(page, at + _TOTALS_AT + code * _TOTAL.size, count, total, self._longest[code])
+        place = (_TOTALS_AT + code * _TOTAL.size) // 8
+        self._times[place + 1], self._times[place + 2], self._numbers[place] = total, self._longest[code], count
         self._activity, self._micro_batch, self._since = activity, micro_batch, now
         number = self._number = self._number + 1
         _HEAD.pack_into(
@@ -206,24 +213,24 @@ class ProgressWriter:
         """A wait in a collective begins."""
         now = time.monotonic()
         number = self._waited = self._waited + 1
-        _LOOK.pack_into(self._page, self._at + _LOOK_AT, now, now)
+        self._times[_LOOKED], self._times[_WAITS_SINCE] = now, now
         entry = self._at + _WAITS_AT + number % _WAITS * _WAIT.size
         _WAIT.pack_into(self._page, entry, number, size, what.encode()[:16], nbytes, now, 0.0)
 
     def look(self) -> None:
         """It lasts."""
-        _TIME.pack_into(self._page, self._at + _LOOK_AT, time.monotonic())
+        self._times[_LOOKED] = time.monotonic()
 
     def go_on(self) -> None:
         """It has ended."""
-        entry = self._at + _WAITS_AT + self._waited % _WAITS * _WAIT.size
+        entry = _WAITS_AT + self._waited % _WAITS * _WAIT.size
         now = time.monotonic()
-        _TIME.pack_into(self._page, entry + _ENDED_AT, now)
-        _LOOK.pack_into(self._page, self._at + _LOOK_AT, now, 0.0)
+        self._times[(entry + _ENDED_AT) // 8] = now
+        self._times[_LOOKED], self._times[_WAITS_SINCE] = now, 0.0
 
     def link(self, bytes_per_s: float) -> None:
         """Data goes out to peers so fast."""
-        _TIME.pack_into(self._page, self._at + _LINK_AT, bytes_per_s)
+        self._times[_LINK_AT // 8] = bytes_per_s
 
     def moved(self, sent: int, received: int) -> None:
         """So many bytes of state were sent, and received. Any thread."""

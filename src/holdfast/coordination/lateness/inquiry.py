@@ -14,6 +14,7 @@ from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.failures.seen import hangs, node_lost, process_ended
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Failure
+from holdfast.coordination.lateness.answers import Answers
 from holdfast.coordination.lateness.judge import Standstill, judge, what_hangs
 from holdfast.coordination.lateness.own_work import AGAIN_LONGER, OwnWork
 from holdfast.coordination.lateness.pace import Pace
@@ -31,8 +32,6 @@ from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stacks, St
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
-#: an agent answers in milliseconds; one on a busy machine may have to wait so long for a core
-PATIENCE_S = 0.2
 #: one answer serves all that is asked within this time; where nothing comes of it, it is asked ever more seldom
 FRESH_S = 0.25
 SELDOM = 0.5
@@ -87,6 +86,7 @@ class Inquiry:
         self._asks_at = self._ticked = 0.0
         #: nodes that were asked, and have said nothing since
         self._silent_since: dict[str, float] = {}
+        self._answers = Answers()
         #: the generation whose members were told to look around
         self._looked = 0
         #: workers that are being ended
@@ -121,7 +121,8 @@ class Inquiry:
 
     def told(self, node: Node, answer: Whereabouts) -> None:
         """A node says where its workers stand."""
-        self._silent_since.pop(node.name, None)
+        now = self._turn.now
+        self._answers.came(node.name, now - self._silent_since.pop(node.name, now), now)
         question = self._question
         if question is None or answer.number != question.number or node.name not in question.asked:
             return
@@ -195,6 +196,7 @@ class Inquiry:
         here = [nodes[name] for name in dict.fromkeys(map(node_of, turn.planned)) if name in nodes]
         self._number += 1
         self._question = RollCall(self._number, turn.now, frozenset(node.name for node in here))
+        self._answers.keep(self._question.asked)
         self._silent_since = {node.name: self._silent_since.get(node.name, turn.now) for node in here}
         still_s = turn.now - (stopping.since if stopping.stop is not None else self.pace.since)
         again_s = max(FRESH_S, SELDOM * still_s, len(here) / ASKED_PER_S)
@@ -248,8 +250,9 @@ class Inquiry:
 
     def _is_silent(self, name: str) -> bool:
         """Tell whether nothing at all has come from a node since it was asked, for longer than it should take."""
-        node, since = self._turn.members.nodes[name], self._silent_since.get(name, self._turn.now)
-        return node.seen <= since and self._turn.now - since > PATIENCE_S
+        node, now = self._turn.members.nodes[name], self._turn.now
+        since = self._silent_since.get(name, now)
+        return node.seen <= since and now - since > self._answers.patience_s(name, now)
 
     def _to_be_ended(self, hung: Iterable[Stand]) -> list[Stand]:
         """Return those of the workers that hang which no agent was told to end, or not lately."""

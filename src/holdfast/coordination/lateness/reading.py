@@ -38,7 +38,8 @@ class Reading:
 
     `since`: when this activity began. `waits_since`: in a collective, None where it waits in none; `looked`: when it
     last looked whether that has ended, or found that the last one had. `world`: members of its generation.
-    `starved_s`: for how long in its life it was ready to run and had no core.
+    `starved_s`: for how long in its life it was ready to run and had no core; `others_starved_s`: the same of the
+    process's other threads, by number, where they were looked at: one of them may have the interpreter's lock.
     """
 
     generation: int
@@ -50,6 +51,7 @@ class Reading:
     waits_since: float | None = None
     looked: float = 0.0
     starved_s: float = 0.0
+    others_starved_s: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,8 @@ LONGEST_LOOK_S = 1.0
 AWAY_S = 0.05
 #: Who waits in a collective looks every 8 ms whether it has ended; one that has not for so long does not run.
 STALLED_S = 0.3
+#: from this part of its limit on a worker is looked at closely
+CLOSELY = 1 / 3
 #: totals are read so often
 LEARN_S = 0.5
 #: workers' own times are told so often where one takes that many times as long as before: whether it stays so is for
@@ -46,11 +48,13 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Starved:
-    """What of a worker's time without a core is from before `since`, and all of it, in seconds."""
+    """What of a worker's time without a core is from before `since`, and all of it, in seconds; of other threads,
+    by number, what was known of each when it was looked at first."""
 
     since: float
     before_s: float
     total_s: float
+    others_before_s: dict[int, float]
 
 
 class LateWatch:
@@ -62,11 +66,15 @@ class LateWatch:
         self.look_s = USUAL_LOOK_S
         #: how often workers' own times are told where nothing changes
         self.tell_s = OWN_TIMES_S
+        #: workers whose other threads are to be looked at, too: that is too much for all of them
+        self.closely: frozenset[str] = frozenset()
         self._last: float | None = None
         #: when this agent did not run
         self._away: deque[tuple[float, float]] = deque(maxlen=16)
         self._seen: dict[str, _Seen] = {}
+        #: by worker: since it has begun or looked, and since it waits
         self._starved: dict[str, _Starved] = {}
+        self._starved_waiting: dict[str, _Starved] = {}
         self._totals: dict[str, tuple[int, Mapping[Activity, Total]]] = {}
         self._learnt_at = self._told_at = -math.inf
         #: how long each worker computes a micro-batch
@@ -134,23 +142,29 @@ class LateWatch:
             self._away.append((self._last, now))
         self._last = now
         self._seen = {worker: seen for worker, seen in self._seen.items() if worker in readings}
-        self._starved = {worker: starved for worker, starved in self._starved.items() if worker in readings}
+        for starved in (self._starved, self._starved_waiting):
+            for worker in starved.keys() - readings.keys():
+                del starved[worker]
         late: list[Late] = []
+        closely = set[str]()
         due, shortest = [LONGEST_LOOK_S], [USUAL_LOOK_S / LOOK_PART]
         for worker, reading in readings.items():
+            for_s = self._lasts(now, worker, reading)
+            self._waits_s(now, worker, reading)  # (takes note of how long it has had no core)
             if reading.waits_since is None and reading.activity in ENDLESS:
                 continue
             known_s = self._limit_s(reading)
             limit_s = known_s or UNKNOWN_S
-            for_s = self._lasts(now, worker, reading)
             seen = self._seen_of(worker, reading)
+            if for_s > CLOSELY * limit_s:
+                closely.add(worker)
             if for_s > seen.next_at * limit_s:
                 seen.next_at = AGAIN * for_s / limit_s
                 late.append(Late(stand=self._stand(now, worker, reading)))
             due.append(seen.next_at * limit_s - for_s)
             shortest += [limit_s] if known_s else []
         usual = max(USUAL_LOOK_S, LOOK_PART * min(shortest[1:], default=0.0))
-        self.look_s = max(LEAST_LOOK_S, min(usual, *due))
+        self.look_s, self.closely = max(LEAST_LOOK_S, min(usual, *due)), frozenset(closely)
         return late
 
     def _seen_of(self, worker: str, reading: Reading) -> _Seen:
@@ -174,16 +188,13 @@ class LateWatch:
         """
         since = max(reading.since, reading.looked) if reading.waits_since is None else reading.looked
         away_s = sum(max(0.0, end - max(begin, since)) for begin, end in self._away)
-        return now - since - away_s - self._starved_s(worker, since, reading.starved_s)
+        return now - since - away_s - _starved_s(self._starved, worker, since, reading)
 
-    def _starved_s(self, worker: str, since: float, total_s: float) -> float:
-        """Return for how long a worker had no core since then: from the last look before on, at the most."""
-        starved = self._starved.get(worker)
-        if starved is None or starved.since != since:
-            before_s = min(starved.total_s, total_s) if starved is not None else total_s
-            starved = self._starved[worker] = _Starved(since, before_s, total_s)
-        starved.total_s = total_s
-        return max(0.0, total_s - starved.before_s)
+    def _waits_s(self, now: float, worker: str, reading: Reading) -> float:
+        """Return for how long a worker waits in a collective, without when it had no core: what comes stays unread."""
+        since = reading.waits_since
+        starved_s = _starved_s(self._starved_waiting, worker, since or now, reading)
+        return 0.0 if since is None else max(0.0, now - since - starved_s)
 
     def stands(self, now: float, readings: Mapping[str, Reading], stopped: Collection[str]) -> tuple[Stand, ...]:
         """Return where all workers stand, late or not; `stopped`: those whose processes are."""
@@ -201,6 +212,21 @@ class LateWatch:
             limit_s=self._limit_s(reading) or 0.0,
             micro_batch=reading.micro_batch,
             waits=reading.waits_since is not None,
-            waits_s=max(0.0, now - reading.waits_since) if reading.waits_since is not None else 0.0,
+            waits_s=self._waits_s(now, worker, reading),
             stopped=stopped,
         )
+
+
+def _starved_s(of: dict[str, _Starved], worker: str, since: float, reading: Reading) -> float:
+    """Return for how long a worker had no core since then: from the last look before on, at the most.
+
+    While its thread does not run it may wait for another one of its process that has none.
+    """
+    starved, total_s = of.get(worker), reading.starved_s
+    if starved is None or starved.since != since:
+        before_s = min(starved.total_s, total_s) if starved is not None else total_s
+        starved = of[worker] = _Starved(since, before_s, total_s, {})
+    starved.total_s = total_s
+    before, others = starved.others_before_s, reading.others_starved_s
+    others_s = (waited_s - before.setdefault(thread, waited_s) for thread, waited_s in others.items())
+    return max(0.0, total_s - starved.before_s) + max(0.0, max(others_s, default=0.0))
