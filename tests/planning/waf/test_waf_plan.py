@@ -160,9 +160,7 @@ def test_a_job_keeps_its_nodes_where_a_change_costs_more_than_it_brings() -> Non
     assert Planner(tasks, 4, 10_000.0).plan().sizes == {"a": 2, "b": 2}
 
 
-def test_a_failure_costs_what_failures_have_cost_whoever_made_the_plan_for_it_and_any_other_change_what_these_do() -> (
-    None
-):
+def test_a_failure_costs_what_failures_have_cost_whoever_made_the_plan_for_it() -> None:
     curve = np.array([0.0, 10.0, 18.0, 24.0, 28.0])
     tasks = [Task(name=name, throughput=curve, had=2, transition_s=1.0, hit_s=30.0) for name in ("a", "b")]
     hit = [replace(tasks[0], hit=True), tasks[1]]
