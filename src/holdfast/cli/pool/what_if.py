@@ -19,7 +19,6 @@ from holdfast.control.launch.modules import with_script
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import JobSpec
 
-
 #: more are not asked about; how many more it takes itself, each pool says
 _MOST_ADDED = 1 << 16
 
