@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
+from holdfast.errors import BadInputError
 from holdfast.protocol.names import NAME_PATTERN
 from holdfast.storage import is_url
 from holdfast.units import WorkTime, parse_work_time
@@ -25,6 +26,10 @@ AUTO = "auto"
 MAX_RESTARTS = 5
 #: of every whole number here: whatever keeps and sends it has room for that
 MOST = 1_000_000_000
+#: FLOP of a sample, FLOP/s: more is a slip, and what is reckoned from it has to stay a number
+MOST_FLOP = 1e30
+#: what takes less, and is not 0, was not measured
+LEAST_STEP_S = 1e-9
 #: so often nodes tell how long they compute: they say who is slow, and nobody waits for that
 OWN_TIMES_S = 5.0
 
@@ -186,9 +191,12 @@ class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="Hand what needs a person to this program (an event as JSON on its stdin) or URL (POST)."),
     ] = ""
     flop_per_sample: Annotated[
-        float, Meta(ge=0, description="FLOP that training on one sample takes, for FLOP delivered and MFU.")
+        float,
+        Meta(ge=0, le=MOST_FLOP, description="FLOP that training on one sample takes, for FLOP delivered and MFU."),
     ] = 0.0
-    peak_flop_per_s: Annotated[float, Meta(ge=0, description="FLOP/s that one accelerator could do, for MFU.")] = 0.0
+    peak_flop_per_s: Annotated[
+        float, Meta(ge=0, le=MOST_FLOP, description="FLOP/s that one accelerator could do, for MFU.")
+    ] = 0.0
 
 
 class PaceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -200,6 +208,24 @@ class PaceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ()
     micro_batches: Annotated[int, Meta(ge=0, le=MOST, description="Of a step.")] = 0
     samples: Annotated[int, Meta(ge=0, le=MOST, description="Of a step.")] = 0
+
+    @property
+    def known(self) -> dict[int, float]:
+        """What was measured, by number of nodes."""
+        return {nodes: seconds for nodes, seconds in enumerate(self.step_s, 1) if seconds}
+
+    def check(self) -> None:
+        """Refuse steps that cannot have been measured.
+
+        Raises:
+            BadInputError: with the number of nodes and the value.
+        """
+        for nodes, seconds in self.known.items():
+            if seconds < LEAST_STEP_S:
+                raise BadInputError(
+                    f"pace.step_s says that a step with {nodes} nodes takes {seconds:g} s: give seconds, "
+                    f"{LEAST_STEP_S:g} or more, or 0 where that was not measured"
+                )
 
     @property
     def slower(self) -> dict[int, int]:

@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+FIRST = -1
 URGENT = 0
 NORMAL = 1
 

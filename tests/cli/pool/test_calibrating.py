@@ -9,13 +9,13 @@ from msgspec import toml
 
 from holdfast.cli.pool import calibrate
 from holdfast.errors import UnreachableError
-from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec
 
 
 class Client:
     """A pool's interface: after so many looks at the job it is not what it was."""
 
-    def __init__(self, looks: int, then: dict[str, Any] | Exception) -> None:
+    def __init__(self, looks: int, then: dict[str, Any] | BaseException) -> None:
         self._looks, self._then = looks, then
         self.most = 0
         self.stopped: list[str] = []
@@ -32,7 +32,9 @@ class Client:
             step_s = {str(nodes): 8.0 / nodes for nodes in range(1, self.most + 1)}
             pace = {"step_s": step_s, "micro_batches": 8, "samples": 8, "flop_per_sample": 6e9}
             return {"submission": 7, "state": "admitted", "why": "", "nodes": ["n1"], "pace": pace}
-        if isinstance(self._then, Exception):
+        if isinstance(self._then, KeyboardInterrupt) and self._looks < -1:
+            return WAITS  # (who presses Ctrl-C does so once)
+        if isinstance(self._then, BaseException):
             raise self._then
         return self._then
 
@@ -57,15 +59,17 @@ def measured(client: Client) -> tuple[dict[str, Any], str]:
         (WAITS, "no steps with 3 nodes were measured within 0.5 s: it needs 1 node"),
         (ANOTHER, "one is another job by now"),
         (UnreachableError("nobody answers at http://gone"), "nobody answers at http://gone"),
+        (KeyboardInterrupt(), "it was interrupted"),
     ],
 )
-def test_what_was_measured_before_is_kept(then: dict[str, Any] | Exception, why: str) -> None:
+def test_what_was_measured_before_is_kept(then: dict[str, Any] | BaseException, why: str) -> None:
     client = Client(2, then)
     found, said = measured(client)
     assert said == why
     assert found["step_s"] == {"1": 8.0, "2": 4.0}
     assert calibrate._document(found, 4) == {"step_s": [8.0, 4.0], "micro_batches": 8, "samples": 8}  # pyright: ignore
-    assert bool(client.stopped) == (then is WAITS), "what still waits is stopped, and nobody else's job is"
+    waits = then is WAITS or isinstance(then, KeyboardInterrupt)
+    assert bool(client.stopped) == waits, "what still waits is stopped, and nobody else's job is"
 
 
 def test_nothing_is_missing_where_nothing_interrupts_it() -> None:
@@ -86,3 +90,14 @@ def test_what_is_written_is_of_the_job_file_with_the_flop_that_were_counted() ->
 
 def test_where_nobody_has_counted_flop_none_are_written() -> None:
     assert "flop" not in calibrate._toml(calibrate._document({}, 4), calibrate._counted({}))  # pyright: ignore
+
+
+def test_the_copy_touches_nothing_that_is_the_jobs_own_and_is_measured_as_it_is() -> None:
+    output = OutputSpec(
+        events="/kept/events.jsonl", metrics_file="/kept/m.csv", log_dir="/kept", alert="page-me", flop_per_sample=6e9
+    )
+    job = JobSpec(name="one", checkpoint=CheckpointSpec(dir="/kept", snapshot_every=5), output=output, weight=2.0)
+    copy = calibrate._copy(job, 3)  # pyright: ignore
+    assert "/kept" not in repr(copy)
+    assert copy.output == OutputSpec(flop_per_sample=6e9)
+    assert copy.name != job.name

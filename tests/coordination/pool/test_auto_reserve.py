@@ -18,6 +18,7 @@ from holdfast.coordination.pool.plans.reserving import (
     stops_of,
     worth_of_reserves,
 )
+from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobCosts, JobPace
@@ -142,6 +143,8 @@ def test_repairs_are_the_mean_of_those_seen_and_of_what_is_known_before() -> Non
 def test_what_failures_have_cost_a_job_takes_the_place_of_what_was_guessed() -> None:
     assert stops_of(JobCosts(), 2.0) == Stops(replaced_s=1.0, hit_s=1.0, given_s=13.0)
     assert stops_of(JobCosts(hit_s=5.0, replaced_s=0.5), 2.0) == Stops(replaced_s=0.5, hit_s=5.0, given_s=17.0)
+    absurd = stops_of(JobCosts(hit_s=1e9, replaced_s=1e9), 2.0)
+    assert (absurd.replaced_s, absurd.hit_s) == (MOST_CHANGE_S, MOST_CHANGE_S)
 
 
 #: with four nodes as fast as with eight

@@ -9,7 +9,10 @@ from played_pool import PlayedPool
 from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAVED_S
 from holdfast.coordination.pool.inputs import JobSaid
 from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
+from holdfast.coordination.pool.plans.what_if import Lose, what_if
+from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S, guessed
 from holdfast.coordination.pool.share.interface import Bid
+from holdfast.protocol.pool.events import PlanDecided
 from holdfast.protocol.pool.sharing import JobCosts, JobStands
 
 
@@ -36,19 +39,42 @@ def played() -> PlayedPool:
     return pool
 
 
-def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a_move() -> None:
+@pytest.mark.parametrize("foreseen", [True, False])
+def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a_move(foreseen: bool) -> None:
     pool = played()
-    assert bid_of(pool, "one").change_s == GUESSED_CHANGE_S
+    bid = bid_of(pool, "one")
+    assert (bid.change_s, bid.hit_s) == (GUESSED_CHANGE_S, GUESSED_CHANGE_S)
     costs = JobCosts(hit_s=30.0)
     stands(pool, "one", costs)
-    assert bid_of(pool, "one").change_s == 2.0
+    bid = bid_of(pool, "one")
+    assert (bid.change_s, bid.hit_s) == (2.0, 30.0)
     lost = frozenset({min(pool.nodes_of("one"))})
+    would = what_if(pool.config.policy, *pool.pool.changed(Lose(min(lost))))
+    if foreseen:
+        pool.foresee()
     pool.go(min(lost))
+    stands(pool, "one", costs, lost)
+    plan = pool.of_kind(PlanDecided)[-1]
+    assert plan.source == ("table" if foreseen else "solved")
+    # (four nodes that achieve as much as they are taken to, for 30 s, and not for the 2 s that a move takes)
+    assert would.worth is not None
+    assert plan.cost == pytest.approx(would.worth.cost)
+    assert plan.cost == pytest.approx(30.0 * guessed(1.0, 4)[4], rel=1e-6)
+
+
+def test_what_cannot_be_keeps_no_job_from_changing_for_ever() -> None:
+    pool = played()
     told = pool.job_told["one"]
-    state = pool.pool.state
-    state.of_job["one"] = {node: grant for node, grant in state.of_job["one"].items() if node not in lost}
-    assert bid_of(pool, "one").change_s == 30.0
-    assert told.submission == 1
+    held = frozenset(told.grants.values())
+    absurd = JobCosts(hit_s=1e9, replaced_s=1e9, rolled_back_s=1e9)
+    said = JobStands(submission=1, heard=told.version, held=held, trains=held, move_s=1e9, costs=absurd)
+    pool.feed(JobSaid("one", said))
+    bid = bid_of(pool, "one")
+    assert bid.change_s == bid.hit_s == MOST_CHANGE_S
+    assert max(bid.lost_share) < 0.01
+    pool.submit("two")
+    pool.stands("one")
+    assert len(pool.nodes_of("one")) == len(pool.nodes_of("two")) == 2
 
 
 def test_what_going_back_has_cost_and_how_often_it_saves_take_the_place_of_guesses() -> None:

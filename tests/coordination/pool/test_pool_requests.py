@@ -7,6 +7,7 @@ from played_pool import PlayedPool
 
 from holdfast.coordination.pool.inputs import ResumeJob, StopPooled, SuspendJob, UpdateJob
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
+from holdfast.protocol.job_spec import PaceSpec
 from holdfast.protocol.pool import events as ev
 
 
@@ -24,6 +25,10 @@ from holdfast.protocol.pool import events as ev
         ),
         ({"least": 5, "most": 4}, "min_nodes is 5: it must be max_nodes (4) at the most"),
         ({"least": 3, "most": 4, "sizes": (2, 8)}, "sizes is 2, 8: none lies within min_nodes and max_nodes (3 to 4)"),
+        (
+            {"pace": PaceSpec(step_s=(0.0, 1e-300), micro_batches=1, samples=1)},
+            "pace.step_s says that a step with 2 nodes takes 1e-300 s: give seconds, 1e-09 or more, or 0",
+        ),
         ({"preemptible": True, "saves": False}, "preemptible is true: each time others need its nodes the job would"),
     ],
 )

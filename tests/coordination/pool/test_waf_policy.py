@@ -219,3 +219,21 @@ def test_failures_are_counted_and_what_the_pool_itself_takes_is_none() -> None:
     pool.go(lost)
     pool.stands("two", without={lost})
     assert pool.record.failures == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        JobPace(step_s={2: 0.0}),
+        JobPace(step_s={2: 1e-300, 3: 1e12}, micro_batches=1, samples=1, flop_per_sample=1e30),
+        JobPace(step_s={2: 1.0}, micro_batches=10**40, samples=10**400, workers=10**40, flop_per_sample=1e30),
+        JobPace(step_s={2: 1.0}, micro_batches=8, samples=8, workers=1, experts=10**40, slots=10**40),
+    ],
+)
+def test_a_pace_that_cannot_be_costs_the_pool_nothing(said: JobPace) -> None:
+    pool = two_jobs()
+    pool.stands("one", pace=said)
+    pool.stands("two", pace=GROWS)
+    pool.submit("three")
+    assert sum(pool.of_kind(ev.PlanDecided)[-1].shares.values()) == 6
+    pool.restart()

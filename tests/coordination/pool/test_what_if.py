@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from played_pool import PlayedPool, a_job
 
@@ -9,6 +11,7 @@ from holdfast.coordination.pool.inputs import DrainNodes, Submit
 from holdfast.coordination.pool.plans.what_if import Add, Change, HandIn, Lose, WhatIf, what_if
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.errors import BadInputError, UnreachableError
+from holdfast.protocol.job_spec import OutputSpec, PaceSpec
 from holdfast.protocol.pool.events import PlanDecided
 
 
@@ -19,6 +22,11 @@ def a_pool(policy: str) -> PlayedPool:
         pool.stands(name)
     pool.stands("one")
     return pool
+
+
+def paced(step_s: tuple[float, ...]) -> dict[str, Any]:
+    pace = PaceSpec(step_s=step_s, micro_batches=24, samples=24)
+    return {"pace": pace, "output": OutputSpec(flop_per_sample=1e9)}
 
 
 def newest(pool: PlayedPool) -> dict[str, int]:
@@ -51,6 +59,24 @@ def test_what_would_follow_is_what_follows_and_asking_changes_nothing(policy: st
     assert newest(pool) == would_begin.shares
     assert would_begin.shares["three"] or would_begin.waiting["three"]
     assert (would_begin.worth is None) == (policy != "waf")
+
+
+@pytest.mark.parametrize("step_s", [(9.0, 9.0, 9.0), (1.0, 0.5, 0.34, 0.25)])
+def test_what_a_job_says_of_its_own_pace_counts_before_it_is_handed_in(step_s: tuple[float, ...]) -> None:
+    def made() -> PlayedPool:
+        pool = PlayedPool(6, policy="waf", expected=8)
+        for name in ("one", "two"):
+            pool.submit(name, 1, 8, **paced((1.0, 0.6, 0.4, 0.35)))
+            pool.stands(name)
+        pool.stands("one")
+        return pool
+
+    third = a_job("three", 1, 6, **paced(step_s))
+    would, pool = asked(made(), HandIn(third)), made()
+    pool.feed(Submit(third))
+    assert newest(pool) == would.shares
+    assert would.worth is not None
+    assert pool.of_kind(PlanDecided)[-1].gain == pytest.approx(would.worth.gain)
 
 
 @pytest.mark.parametrize(

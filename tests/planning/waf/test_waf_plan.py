@@ -52,6 +52,7 @@ def tasks_and_nodes(draw: st.DrawFn) -> tuple[list[Task], int, float]:
             had=draw(st.integers(0, nodes)),
             hit=draw(st.booleans()),
             transition_s=draw(st.floats(0, 50)),
+            hit_s=draw(st.sampled_from([None, 0.0, 70.0])),
         )
         floored = replace(task, floor=task.least)
         if draw(st.booleans()) and floored.kept <= left and _allowed(floored, floored.kept):
@@ -157,6 +158,15 @@ def test_a_job_keeps_its_nodes_where_a_change_costs_more_than_it_brings() -> Non
     ]
     assert Planner(tasks, 4, 100.0).plan().sizes == {"a": 3, "b": 1}
     assert Planner(tasks, 4, 10_000.0).plan().sizes == {"a": 2, "b": 2}
+
+
+def test_a_failure_costs_what_failures_have_cost_whoever_made_the_plan_for_it() -> None:
+    curve = np.array([0.0, 10.0, 18.0, 24.0, 28.0])
+    tasks = [Task(name=name, throughput=curve, had=2, transition_s=1.0, hit_s=30.0) for name in ("a", "b")]
+    hit = [replace(tasks[0], hit=True), tasks[1]]
+    for plan in (Planner(tasks, 3, 100.0).hit("a"), Planner(hit, 3, 100.0).plan(), best(hit, 3, 100.0)):
+        assert (plan.sizes, plan.cost) == ({"a": 1, "b": 2}, 18.0 * 30.0)
+    assert Planner(tasks, 6, 100.0).plan().cost == 2 * 18.0
 
 
 def test_a_job_in_danger_of_a_roll_back_outbids_a_safe_one() -> None:

@@ -20,12 +20,13 @@ from holdfast.cli.spec_options import given_job, job_spec
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
-from holdfast.errors import EXIT_FAILED, BadInputError, HoldfastError
+from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, PaceSpec
 from holdfast.protocol.pool.record import OVER
 
 #: the least of all that want nodes: nobody is made smaller for it, whose policy shares by weight or priority
 _WEIGHT, _PRIORITY = 1e-3, -1000
+_INTERRUPTED = "it was interrupted"
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +65,7 @@ def calibrate(
     warn_of_pace(msgspec.structs.replace(given, pace=PaceSpec(step_s=tuple(document["step_s"]))))
     if why:
         warn(f"the calibration is kept as far as it came: {why}")
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(EXIT_INTERRUPTED if why == _INTERRUPTED else EXIT_FAILED)
 
 
 def warn_of_pace(spec: JobSpec) -> None:
@@ -90,7 +91,11 @@ def _sizes(text: str) -> tuple[int, int]:
 
 
 def _copy(spec: JobSpec, nodes: int) -> JobSpec:
-    """Return the job that is measured: it saves nothing, and is the last to be given anything."""
+    """Return the job that is measured: it saves nothing, and is the last to be given anything.
+
+    It writes nothing into the job's own files, either, which may train meanwhile, and calls nobody.
+    """
+    output = msgspec.structs.replace(spec.output, events="", metrics_file="", log_dir="", alert="")
     return msgspec.structs.replace(
         spec,
         name=f"{spec.name[:54]}-calibrate",
@@ -103,6 +108,7 @@ def _copy(spec: JobSpec, nodes: int) -> JobSpec:
         snooze=0.0,
         time_limit=0.0,
         checkpoint=CheckpointSpec(),
+        output=output,
         pace=PaceSpec(),
     )
 
@@ -123,6 +129,8 @@ def _measured(
         return found, ""
     except HoldfastError as error:
         return found, str(error)
+    except KeyboardInterrupt:
+        return found, _INTERRUPTED
     finally:
         with contextlib.suppress(HoldfastError):  # (whoever is out of reach loses nothing of what was measured by that)
             job = patiently(lambda: client.job(spec.name))

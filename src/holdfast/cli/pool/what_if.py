@@ -19,6 +19,9 @@ from holdfast.control.launch.modules import with_script
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import JobSpec
 
+#: more are not asked about; how many more it takes itself, each pool says
+_MOST_ADDED = 1 << 16
+
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
@@ -50,8 +53,8 @@ def _lose(node: str) -> dict[str, object]:
 
 
 def _add(nodes: str) -> dict[str, object]:
-    if not nodes.isdecimal() or not 1 <= int(nodes) <= 1 << 16:
-        raise BadInputError(f"{nodes!r} is no number of nodes: give 1 or more")
+    if not nodes.isdecimal() or not 1 <= int(nodes) <= _MOST_ADDED:
+        raise BadInputError(f"{nodes!r} is no number of nodes that can come: give 1 to {_MOST_ADDED}")
     return {"add": int(nodes)}
 
 

@@ -20,7 +20,7 @@ from holdfast.simulation.fleet.case import FleetCase
 from holdfast.simulation.fleet.pool.gpt_tasks import table_3
 from holdfast.simulation.fleet.pool.living import MACHINE_NODES, live, undisturbed
 from holdfast.simulation.fleet.pool.months import Lived
-from holdfast.simulation.fleet.pool.outages import TRACE_A, TRACE_B, FleetTrace, drawn, recorded, scaled
+from holdfast.simulation.fleet.pool.outages import MOST_S, TRACE_A, TRACE_B, FleetTrace, drawn, recorded, scaled
 from holdfast.simulation.fleet.pool.systems import HoldfastTimes, System, assumed, system_named
 from holdfast.simulation.fleet.pool.tasks import FleetTask
 
@@ -32,6 +32,7 @@ PAPERS_NODES = 16
 COMPARED = ("waf", "equal", "weighted", "hit-only", "megatron")
 _MOST_NODES = 4096
 _MOST_TRACE_BYTES = 64 << 20
+_MOST_HOURS = int(MOST_S / 3600)
 
 
 def trace_asked(name: str, nodes: int | None, hours: float | None, seed: int) -> FleetTrace:
@@ -47,11 +48,15 @@ def trace_asked(name: str, nodes: int | None, hours: float | None, seed: int) ->
         raise BadInputError(
             f"{nodes:,} nodes are too many for a pool to be simulated: give --nodes {_MOST_NODES} at most"
         )
+    if seed < 0:
+        raise BadInputError(f"--seed is {seed}: it must be 0 or more")
     if name in DRAWN:
         if hours is not None:
             raise BadInputError(f"--hours is {hours:g}: {name} has its own length; leave one of them out")
         count = PAPERS_NODES if nodes is None else nodes
         return drawn(scaled(DRAWN[name], count, PAPERS_NODES), count, seed)
+    if hours is not None and not 0 < hours <= _MOST_HOURS:
+        raise BadInputError(f"--hours is {hours:g}: give when the trace ends, above 0 and {_MOST_HOURS:,} at most")
     try:
         with open_given(Path(name)) as file:
             text = file.read(_MOST_TRACE_BYTES + 1).decode()
@@ -82,6 +87,7 @@ def tasks_asked(files: Sequence[Path], nodes: int) -> list[FleetTask]:
 def _task(path: Path) -> FleetTask:
     spec = job_spec(read_toml(path, JobSpec))
     pace = spec.pace
+    pace.check()
     warn_of_pace(spec)
     if not any(pace.step_s) or not (pace.micro_batches and pace.samples):
         raise BadInputError(
@@ -91,7 +97,7 @@ def _task(path: Path) -> FleetTask:
         raise BadInputError(f"{path}: output.flop_per_sample is 0: say how many FLOP training on a sample takes")
     flop = pace.samples * spec.output.flop_per_sample
     times = StepTimes(
-        step_s={held: seconds for held, seconds in enumerate(pace.step_s, 1) if seconds},
+        step_s=pace.known,
         micro_batches=pace.micro_batches,
         workers=spec.workers_per_node,
         flop=flop,

@@ -11,6 +11,7 @@ from holdfast.coordination.pool.places.choosing import choose, spare
 from holdfast.coordination.pool.places.moving import Moving
 from holdfast.coordination.pool.plans.deciding import PlanInForce
 from holdfast.coordination.pool.plans.paces import Paces
+from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Worth
 from holdfast.coordination.pool.share.starving import would_starve
 from holdfast.coordination.pool.state import PoolState
@@ -65,10 +66,8 @@ class Granting:
     def bid(self, job: PooledJob, nodes: int) -> Bid:
         """Return a job as a policy sees it, which has so many nodes to share out."""
         state, spec = self._state, job.spec
-        change_s = state.move_s.get(job.name, GUESSED_CHANGE_S)
-        has = state.has(job.name)
-        if job.state == "admitted" and has < job.share:
-            change_s = state.costs.get(job.name, JobCosts()).hit_s or change_s
+        change_s = min(state.move_s.get(job.name, GUESSED_CHANGE_S), MOST_CHANGE_S)
+        hit_s = min(state.costs.get(job.name, JobCosts()).hit_s, MOST_CHANGE_S) or change_s
         reckons = state.config.policy.reckons
         snoozes = job.state == "admitted" and state.now < job.grew_at + spec.snooze
         least = spec.nodes_to_begin
@@ -81,7 +80,7 @@ class Granting:
             sizes=tuple(sorted(set(spec.sizes))),
             weight=spec.weight,
             priority=spec.priority,
-            has=has,
+            has=state.has(job.name),
             admitted=job.state == "admitted",
             limit_s=limit_s,
             ends_by=job.admitted_at + limit_s,
@@ -93,6 +92,7 @@ class Granting:
             achieves=self._paces.achieved(job, nodes) if reckons else (),
             in_flop=self._paces.in_flop(job),
             change_s=change_s,
+            hit_s=hit_s,
             lost_share=self._lost_share(job, nodes, change_s) if reckons else (),
             may_starve=state.config.policy.starves and self._may_starve(job),
         )
@@ -104,7 +104,7 @@ class Granting:
         """Return the share of a job's time that going back takes, with 0.. nodes."""
         costs = self._state.costs.get(job.name, JobCosts())
         saved_s = (costs.saves_every_s or SAVED_S) if job.spec.checkpoint.dir else UNSAVED_S
-        lost_s = costs.rolled_back_s or RESTART_S + saved_s / 2
+        lost_s = min(costs.rolled_back_s, UNSAVED_S) or RESTART_S + saved_s / 2
         return self._paces.lost_share(job, nodes, (self._deciding.failure_rate, change_s, lost_s))
 
     @property

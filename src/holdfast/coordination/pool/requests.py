@@ -48,6 +48,7 @@ def check_sharing(spec: JobSpec) -> None:
             f"sizes is {sizes}: none lies within min_nodes and max_nodes ({least} to {most}); change either"
         )
     pace = spec.pace
+    pace.check()
     if not pace.step_s and (pace.micro_batches or pace.samples):
         raise BadInputError(
             f"pace.step_s is empty, with {pace.micro_batches} micro_batches of {pace.samples} samples: give how long a "

@@ -22,10 +22,10 @@ class Task:
     as with that. weight: Eq. 2's w(t). least: nodes without which it is worth nothing (T_necessary); sizes: those that
     it can run on, () for all from `least` to `most`. floor: the plan gives it no fewer, whatever the others would make
     of them: as printed, Eq. 3 starves jobs (errata 4). had: nodes before what has happened (x_i). hit: a
-    node of it has failed (Eq. 4). transition_s: how
-    long a change of its nodes keeps it from training; left_s: so much longer where it is left with none, for it
-    is saved, and begun again some day. lost_share: `(n + 1,)`, the share of its time that goes into
-    computing anew what roll-backs have undone (`survival`); None where none does.
+    node of it has failed (Eq. 4). transition_s: how long a change of its nodes keeps it from training; hit_s: likewise
+    one that begins with a failure, None where that is the same; left_s: so much longer where it is left with none, for
+    it is saved, and begun again some day. lost_share: `(n + 1,)`, the share of its time that goes into computing anew
+    what roll-backs have undone (`survival`); None where none does.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Task:
     had: int = 0
     hit: bool = False
     transition_s: float = 0.0
+    hit_s: float | None = None
     left_s: float = 0.0
     lost_share: FloatArray | None = None
 
@@ -75,7 +76,8 @@ class Task:
     @property
     def loss(self) -> float:
         """What a transition costs, weighted FLOP: F(t, x) of the nodes that it had, for that long."""
-        return float(self.waf(self.had)[self.had]) * self.transition_s
+        seconds = self.transition_s if self.hit_s is None or not self.hit else self.hit_s
+        return float(self.waf(self.had)[self.had]) * seconds
 
     def loss_with(self, nodes: int) -> float:
         """What it costs that it comes to have so many nodes, weighted FLOP."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from holdfast.protocol.job_spec import MOST_FLOP
 from holdfast.protocol.names import Count, Name, Seconds, Struct, Text
 
 #: what a job is to do with its nodes: train; save its state and leave them; save it and end; end at once
@@ -55,7 +56,7 @@ class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     micro_batches: Count = 0
     samples: Count = 0
     workers: Count = 0
-    flop_per_sample: Annotated[float, Meta(ge=0.0, le=1e30)] = 0.0
+    flop_per_sample: Annotated[float, Meta(ge=0.0, le=MOST_FLOP)] = 0.0
     experts: Count = 0
     slots: Count = 0
 

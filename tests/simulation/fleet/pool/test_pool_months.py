@@ -126,6 +126,15 @@ def test_both_ways_to_share_come_to_the_same_total(seed: int, nodes: int, case: 
     assert totals[0] == totals[1]
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_a_trace_that_ends_while_a_job_is_stopped_ends_there(name: str) -> None:
+    tasks, end = [linear("only", 4)], DAY_S + 1.0
+    lived = live(SYSTEMS[name], tasks, trace_of((DAY_S, "n0001", "fault"), seconds=end))
+    assert lived.total == pytest.approx(4 * DAY_S)
+    assert lived.stopped_s["only"] + lived.short_s["only"] == pytest.approx(1.0)
+    assert all(at <= end for at, _ in lived.steps)
+
+
 def test_what_megatron_loses_is_what_figure_2_says() -> None:
     tasks = [linear("only", 4)]
     again_s = RESUBMIT_S + SET_UP_S + AGAIN_S

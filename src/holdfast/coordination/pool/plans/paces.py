@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.coordination.pool.state import PoolState
 from holdfast.planning.waf.pace import StepTimes
 from holdfast.planning.waf.survival import lost_with_all, lost_with_experts
-from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.job_spec import LEAST_STEP_S, MOST, JobSpec
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobPace
 
@@ -28,11 +28,10 @@ def room_for(nodes: int) -> int:
 
 def declared(spec: JobSpec) -> JobPace | None:
     """Return what a job says of its own pace before it was seen to train, None where it says nothing."""
-    step_s = {nodes: seconds for nodes, seconds in enumerate(spec.pace.step_s, 1) if seconds}
-    if not step_s:
+    if not spec.pace.known:
         return None
     return JobPace(
-        step_s=step_s,
+        step_s=spec.pace.known,
         micro_batches=spec.pace.micro_batches,
         samples=spec.pace.samples,
         workers=spec.workers_per_node,
@@ -74,20 +73,20 @@ class Paces:
 
     def achieved(self, job: PooledJob, nodes: int) -> tuple[float, ...]:
         """Return FLOP/s with 0.. nodes, samples/s where nobody has said how many FLOP one takes; () if unknown."""
-        pace = self._taken.get(job.name)
-        if pace is None or not pace.step_s:
+        pace, room = self._of(job), room_for(nodes)
+        if pace is None or not _known(pace):
             return ()
         known = self._achieved.get(job.name)
-        room = room_for(nodes)
         if known is None or known[0] != pace or len(known[1]) != room + 1:
             known = pace, _throughput(pace, room)
-            self._achieved[job.name] = known
+            if self._is_here(job):
+                self._achieved[job.name] = known
         return known[1]
 
     def lost_share(self, job: PooledJob, nodes: int, danger: Danger) -> tuple[float, ...]:
         """Return the share of a job's time that going back takes, with 0.. nodes."""
-        pace, room = self._taken.get(job.name), room_for(nodes)
-        shape = (pace.experts, pace.slots) if pace is not None else (0, 0)
+        pace, room = self._of(job), room_for(nodes)
+        shape = (min(pace.experts, MOST), min(pace.slots, MOST)) if pace is not None else (0, 0)
         known = self._lost.get(job.name)
         if known is None or known[0] != (shape, room, danger):
             rate, exposed_s, lost_s = danger
@@ -96,13 +95,22 @@ class Paces:
             else:
                 share = lost_with_all(room, rate, exposed_s, lost_s)
             known = (shape, room, danger), tuple(share.tolist())
-            self._lost[job.name] = known
+            if self._is_here(job):
+                self._lost[job.name] = known
         return known[1]
 
     def in_flop(self, job: PooledJob) -> bool:
         """Tell whether `achieved` is in FLOP/s."""
-        pace = self._taken.get(job.name)
+        pace = self._of(job)
         return pace is not None and pace.flop_per_sample > 0
+
+    def _of(self, job: PooledJob) -> JobPace | None:
+        """Return the pace that counts; of a job that somebody only asks about it is what that one says itself."""
+        return self._taken.get(job.name) if self._is_here(job) else job.pace
+
+    def _is_here(self, job: PooledJob) -> bool:
+        known = self._state.jobs.get(job.name)
+        return known is not None and known.submission == job.submission
 
 
 def _is_off(taken: JobPace | None, known: JobPace) -> bool:
@@ -116,11 +124,16 @@ def _is_off(taken: JobPace | None, known: JobPace) -> bool:
     )
 
 
+def _known(pace: JobPace) -> dict[int, float]:
+    """Return the steps of a pace that can have been measured: jobs have said them, and no plan is to fail by one."""
+    return {size: seconds for size, seconds in pace.step_s.items() if seconds >= LEAST_STEP_S}
+
+
 def _throughput(pace: JobPace, nodes: int) -> tuple[float, ...]:
     times = StepTimes(
-        step_s={size: seconds for size, seconds in pace.step_s.items() if seconds > 0},
-        micro_batches=max(1, pace.micro_batches),
-        workers=max(1, pace.workers),
-        flop=max(1, pace.samples) * (pace.flop_per_sample or 1.0),
+        step_s=_known(pace),
+        micro_batches=min(max(1, pace.micro_batches), MOST),
+        workers=min(max(1, pace.workers), MOST),
+        flop=min(max(1, pace.samples), MOST) * (pace.flop_per_sample or 1.0),
     )
     return tuple(times.throughput(nodes).tolist())

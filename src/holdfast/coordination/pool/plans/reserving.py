@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from holdfast.coordination.pool.share.achieving import LONGEST_S, tasks
+from holdfast.coordination.pool.share.achieving import LONGEST_S, MOST_CHANGE_S, tasks
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.planning.arrays import FloatArray, indices
 from holdfast.planning.waf.durations import running_s
@@ -48,8 +48,9 @@ class Stops:
 
 def stops_of(costs: JobCosts, move_s: float) -> Stops:
     """Return for how long failures stop a job, by what they have cost it. move_s: what another change of nodes does."""
-    hit_s = costs.hit_s or HIT_S
-    return Stops(replaced_s=costs.replaced_s or REPLACED_S, hit_s=hit_s, given_s=hit_s + move_s + COLD_S)
+    hit_s = min(costs.hit_s, MOST_CHANGE_S) or HIT_S
+    replaced_s = min(costs.replaced_s, MOST_CHANGE_S) or REPLACED_S
+    return Stops(replaced_s=replaced_s, hit_s=hit_s, given_s=hit_s + move_s + COLD_S)
 
 
 def observed_repair_s(repairs: Sequence[float]) -> float:

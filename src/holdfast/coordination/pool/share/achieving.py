@@ -24,6 +24,9 @@ from holdfast.planning.waf.task import Task
 LONGEST_S = 86400.0
 #: a job that is left with no node is saved and begun again, which takes so long
 LEFT_S = 30.0
+#: no change counts as longer, whatever was measured: else a clock that was set, or a machine that slept, could keep a
+#: job from ever changing again, and so from being measured anew
+MOST_CHANGE_S = 3600.0
 
 
 class Waf:
@@ -76,6 +79,7 @@ def tasks(bids: Sequence[Bid], floors: Mapping[str, int], nodes: int) -> list[Ta
             had=bid.had,
             hit=bid.has < bid.had,
             transition_s=bid.change_s,
+            hit_s=bid.hit_s,
             left_s=LEFT_S,
             lost_share=np.array(bid.lost_share) if bid.lost_share else None,
         )
@@ -93,7 +97,7 @@ def _throughput(bid: Bid, on_one: float, nodes: int) -> FloatArray:
     achieved = np.array(bid.achieves)
     on_each = _on_each(bid)
     if not on_each:
-        return guessed(on_one, nodes)
+        return guessed(on_one, max(nodes, bid.had))
     return achieved if bid.in_flop else achieved / on_each * on_one
 
 

@@ -21,7 +21,8 @@ class Bid:
     admitted. preemptible: it runs on what all others leave over. may_wait: standbys are of use to it. standbys: so many
     it asks for. waiting: so many it has. had: nodes that it was to have when that was decided last. achieves: FLOP/s
     with 0.. nodes, () where that is not known; in_flop: else it is samples/s. change_s: how long a change of its nodes
-    keeps it from training. lost_share: of its time, what roll-backs undo, with 0.. nodes; () for nothing. may_starve:
+    keeps it from training; hit_s: how long it does that a node is lost, None where that is the same. lost_share: of its
+    time, what roll-backs undo, with 0.. nodes; () for nothing. may_starve:
     it keeps what it has done, so that it may be left with no node where a policy does that.
     """
 
@@ -44,6 +45,7 @@ class Bid:
     achieves: tuple[float, ...] = ()
     in_flop: bool = False
     change_s: float = 0.0
+    hit_s: float | None = None
     lost_share: tuple[float, ...] = ()
     may_starve: bool = False
 

@@ -140,5 +140,6 @@ class DividedShares:
             achieves=task.achieves if reckons else (),
             in_flop=True,
             change_s=change_s,
+            hit_s=change_s,
             lost_share=tuple(lost_share),
         )

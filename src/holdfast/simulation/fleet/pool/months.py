@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.simulation.clock import URGENT, Timeline
+from holdfast.simulation.clock import FIRST, URGENT, Timeline
 from holdfast.simulation.fleet.pool.outages import FleetTrace, Outage
 from holdfast.simulation.fleet.pool.shares import NodeShares
 from holdfast.simulation.fleet.pool.systems import System
@@ -73,10 +73,10 @@ class Months:
         self._reckon(self._jobs)
         for outage in self.trace.outages:
             timeline.at(outage.at, self._strike, outage, priority=URGENT)
+        # (nothing that comes later is looked at: whoever is stopped beyond the end achieves nothing until then)
+        timeline.at(end, self._reckon, self._jobs, priority=FIRST)
         while timeline.now < end and timeline.step():
             pass
-        timeline.now = end
-        self._reckon(self._jobs)
         return Lived(
             achieved={name: job.achieved for name, job in self._jobs.items()},
             steps=tuple(self._steps),

@@ -17,6 +17,8 @@ from holdfast.errors import BadInputError
 from holdfast.planning.availability import NodeEvent
 
 DAY_S = 86400.0
+#: of a trace: a century
+MOST_S = 36525 * DAY_S
 Happening = Literal["lost", "back", "fault"]
 #: numbers that are drawn for each failure, even between 0 and 1: the same whoever lives through it
 MARKS = 4
@@ -131,6 +133,8 @@ def recorded(
     seconds = last.seconds if end is None else end
     if seconds <= 0:
         raise BadInputError(f"line {last.line}: the trace ends at {last.seconds:g} s, where it begins: give --hours")
+    if not seconds <= MOST_S:
+        raise BadInputError(f"line {last.line}: {seconds:g} s are too long for a trace: {MOST_S:g} s at the most")
     first = [event for event in events if event.seconds <= 0]
     present = {event.node: event.add for event in first if not event.fault}
     there = tuple(node for node, here in present.items() if here)
