@@ -114,6 +114,14 @@ def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_en
                 say(node, NodeAlive())
             time.sleep(0.05)
         assert pool.ask("GET", "/jobs/large/job/status").status_code == 404
+        # Nobody has begun it: whoever wants it to end does not wait for that either, and its name can be used again.
+        for body in ({"why": "enough"}, {"why": "enough", "now": True}):
+            assert pool.ask("POST", "/jobs/large/stop", body).status_code == 200
+            while (job := pool.ask("GET", "/jobs/large").json())["state"] != "stopped":
+                assert time.monotonic() < deadline, pool.log
+                time.sleep(0.02)
+            assert job["why"] == "enough"
+            assert pool.ask("POST", "/jobs", a_job("large", checkpoint=saved)).status_code == 200
         pool.process.send_signal(signal.SIGTERM)
         assert pool.process.wait(PATIENCE_S) == EXIT_ENDED
 

@@ -28,7 +28,7 @@ from holdfast.errors import BadInputError, SupersededError
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.pool.record import PooledJob
-from holdfast.protocol.pool.sharing import JobShares, JobStands
+from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands
 
 #: before a coordinator that has failed is begun again: at first, and at the most
 _FIRST_PAUSE_S = 0.1
@@ -41,11 +41,16 @@ _LEARNT = tuple(msgspec.json.Decoder(kind) for kind in (StoredFile, FailureRule)
 _log = logging.getLogger("holdfast.pool")
 
 
+class _EndedFirstError(Exception):
+    """A job was to end before it had begun."""
+
+
 @dataclass(slots=True)
 class _Hosted:
     """A job that is to have a coordinator.
 
-    host: while there is one. shares: what it was told last. trains: an earlier one has begun the job, and it goes on.
+    host: while there is one. shares: what it was told last. trains: an earlier one has begun the job, and it goes on;
+    None where that is not known yet. ended: somebody has asked for its end.
     """
 
     job: PooledJob
@@ -55,8 +60,9 @@ class _Hosted:
     app: ASGIApp | None = None
     shares: JobShares | None = None
     wanted: bool = True
-    trains: bool = False
+    trains: bool | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_to_end(self) -> bool:
@@ -114,6 +120,8 @@ class JobCoordinators:
         hosted = self._hosted.get(job)
         if hosted is not None and hosted.job.submission == shares.submission:
             hosted.shares = shares
+            if hosted.is_to_end:
+                hosted.ended.set()
             if hosted.host is not None:
                 hosted.host.hear(PoolSaid(shares))
 
@@ -167,8 +175,11 @@ class JobCoordinators:
         while hosted.wanted:
             began = self._now()
             error = await self._broke(hosted)
+            if isinstance(error, _EndedFirstError):
+                self._over(hosted, "stopped", "")
+                return
             if isinstance(error, BadInputError) and (not hosted.trains or hosted.is_to_end):
-                self._fail(hosted, str(error))
+                self._over(hosted, "failed", str(error))
                 return
             if isinstance(error, SupersededError):
                 _log.error("job %s: another pool leads it: %s", hosted.job.name, error)
@@ -193,16 +204,15 @@ class JobCoordinators:
             hosted.host = hosted.app = None
         return None if running.cancelled() else running.exception()
 
-    def _fail(self, hosted: _Hosted, why: str) -> None:
-        """A job cannot be begun as it is: it is over."""
+    def _over(self, hosted: _Hosted, standing: JobStanding, why: str) -> None:
+        """A job is over without having begun."""
         job = hosted.job
-        self._on_stand(job.name, JobStands(submission=job.submission, heard=0, standing="failed", why=why[:1000]))
+        self._on_stand(job.name, JobStands(submission=job.submission, heard=0, standing=standing, why=why[:1000]))
 
     async def _run(self, hosted: _Hosted) -> None:
         """Be a job's coordinator until it is not wanted, and the job's nodes have heard its last word."""
-        job, nodes = hosted.job, self._nodes()
-        made = await in_a_thread(lambda: self._opened(hosted, nodes))
-        host = made()
+        job = hosted.job
+        host = (await self._open(hosted))()
         ticking: asyncio.Task[None] | None = None
         try:
             await host.begin()
@@ -225,15 +235,31 @@ class JobCoordinators:
                 ticking.cancel()
             await host.close()
 
-    def _opened(self, hosted: _Hosted, nodes: int) -> Callable[[], JobHost]:
+    async def _open(self, hosted: _Hosted) -> Callable[[], JobHost]:
         """Read what there is of a job; return what puts its coordinator together.
 
-        Called in a thread: its checkpoints are read to the last byte, and may lie where nobody answers.
+        Its checkpoints are read to the last byte, and may lie where nobody answers: a job that is to end meanwhile, and
+        that no coordinator has begun, is over.
         """
-        job, token, spec = hosted.job, hosted.token, hosted.job.spec
-        keeper = RecordKeeper(self._store, f"{job.name}/{job.submission}")
+        job, nodes = hosted.job, self._nodes()
+        keeper = await in_a_thread(lambda: RecordKeeper(self._store, f"{job.name}/{job.submission}"))
         held = keeper.record.held if keeper.record is not None else None
         hosted.trains = held is not None and held.standing == "going"
+        opening = asyncio.ensure_future(in_a_thread(lambda: self._opened(hosted, keeper, nodes)))
+        ended = asyncio.ensure_future(hosted.ended.wait())
+        try:
+            await asyncio.wait((opening,) if hosted.trains else (opening, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                raise _EndedFirstError
+            return opening.result()
+        finally:
+            opening.cancel()
+            ended.cancel()
+
+    def _opened(self, hosted: _Hosted, keeper: RecordKeeper, nodes: int) -> Callable[[], JobHost]:
+        """Read the rest, in a thread."""
+        job, token, spec = hosted.job, hosted.token, hosted.job.spec
+        held = keeper.record.held if keeper.record is not None else None
         if not spec.output.events:
             events = self._settings.journal_of(job.name, job.submission)
             spec = replace(spec, output=replace(spec.output, events=events))
