@@ -69,8 +69,8 @@ class JobMetrics:
         self._config, self._dims, self._device = config, parallel_dims, device
         self._flops = flops_per_token
         self._processor: Any = None
-        self._tokens = 0
-        self._waits: list[float] = []
+        self._tokens, self._waits = 0, list[float]()
+        self._since = time.perf_counter()
 
     def wanted(self, step: int) -> bool:
         """Tell whether torchtitan would say something of a step: the same on all workers."""
@@ -82,16 +82,16 @@ class JobMetrics:
         self._waits.append(seconds)
 
     def say(self, line: StepLine, *, rank: int, trainer: Any) -> None:
-        """Say what a step has come to, if this worker is the one that says it."""
-        if rank != 0:
-            return
-        if self._processor is None:
-            self._processor = self._made(trainer)
-        self._processor.ntokens_since_last_log = self._tokens
-        self._processor.data_loading_times = self._waits or [0.0]
-        rates = {"n_tokens_seen": line.tokens, **line.rates}
-        self._processor.log(line.number, line.loss, line.largest, line.norm, extra_metrics=rates)
-        self._tokens, self._waits = 0, []
+        """Say what a step has come to, if this worker is the one that says it; each counts from here on anew."""
+        if rank == 0:
+            if self._processor is None:
+                self._processor = self._made(trainer)
+            self._processor.ntokens_since_last_log = self._tokens
+            self._processor.data_loading_times = self._waits or [0.0]
+            self._processor.time_last_log = self._since
+            rates = {"n_tokens_seen": line.tokens, **line.rates}
+            self._processor.log(line.number, line.loss, line.largest, line.norm, extra_metrics=rates)
+        self._tokens, self._waits, self._since = 0, [], time.perf_counter()
 
     def close(self) -> None:
         """Write what is not written yet."""

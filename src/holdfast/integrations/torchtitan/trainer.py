@@ -119,20 +119,35 @@ class ElasticTrainer(_Trainer):
         _, flops = self.model_config.get_nparams_and_flops(model, config.training.seq_len)
         if on_cpu:
             self._first_weights(model)
-        model = config.model_spec.parallelize_fn(
-            model,
-            parallel_dims=self.parallel_dims,
-            training=config.training,
-            parallelism=config.parallelism,
-            compile_config=config.compile,
-            ac_config=config.activation_checkpoint,
-            dump_folder=config.dump_folder,
-        )
+        model = self._spread(model)
         if not on_cpu:
             model.to_empty(device=self.device)
             self._first_weights(model)
         model.train()
         return model, flops
+
+    def _spread(self, model: Any) -> Any:
+        """Let torchtitan spread a model over the job's mesh, recompute in it, and compile it, as the config says."""
+        config = self.config
+        try:
+            return config.model_spec.parallelize_fn(
+                model,
+                parallel_dims=self.parallel_dims,
+                training=config.training,
+                parallelism=config.parallelism,
+                compile_config=config.compile,
+                ac_config=config.activation_checkpoint,
+                dump_folder=config.dump_folder,
+            )
+        except ValueError as error:
+            # (torch 2.13's fully_shard() wants DTensors where a mesh has more than dimensions of shards; torchtitan's
+            # newest backend gives it plain tensors with annotations, which later ones take)
+            if config.parallelism.spmd_backend != "spmd_types" or "must be DTensors" not in str(error):
+                raise
+            raise BadInputError(
+                f"torch {torch.__version__} cannot shard a model under parallelism.spmd_backend 'spmd_types': give "
+                f"'partial_dtensor' or 'full_dtensor', or a later torch ({error})"
+            ) from error
 
     def _dtype(self) -> Any:
         return _tools.set_default_dtype(_config.TORCH_DTYPE_MAP[self.config.training.dtype])
