@@ -50,7 +50,7 @@ OUTSIDE: dict[str, set[str]] = {
     "coordination": {"msgspec", "numpy"},
     "observability": {"msgspec", "prometheus_client"},
     "simulation": {"msgspec", "numpy"},
-    "integrations": {"torch", "transformers"},
+    "integrations": {"torch", "transformers", "torchtitan"},
 }
 WITHOUT_TORCH = (
     "protocol",

@@ -93,8 +93,8 @@ def named_modules(model: torch.nn.Module) -> tuple[tuple[str, torch.nn.Module], 
 
 
 def uncompiled(name: str) -> str:
-    """Return the name that a tensor of a model has where no part of that went through torch.compile."""
-    return name.replace("_orig_mod.", "")
+    """Return the name that a tensor of a model has where no part of that is compiled, or computed again in backward."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
 def has_extra_state(module: torch.nn.Module) -> bool:

@@ -9,7 +9,7 @@ import torch
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.layouts.layout import SHARD, TENSOR
-from holdfast.runtime.layouts.local import is_spread, local_of
+from holdfast.runtime.layouts.local import dimensions_of, is_spread, local_of
 from holdfast.runtime.layouts.place import PlaceInUnit
 
 
@@ -26,8 +26,7 @@ def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
     if not is_spread(tensor):
         return box
     untyped: Any = tensor
-    along: tuple[str, ...] = untyped.device_mesh.mesh_dim_names or ()
-    cuts: list[tuple[Any, str]] = list(zip(untyped.placements, along, strict=True))
+    cuts: list[tuple[Any, str]] = list(zip(untyped.placements, dimensions_of(untyped.device_mesh), strict=True))
     # What FSDP2 cuts may lie in pieces along the same dimension already, for matrix products that are shared: then
     # torch calls its cut a strided one, and that comes last, although its dimension of the mesh is the first.
     for cut, axis in sorted(cuts, key=lambda one: hasattr(one[0], "split_factor")):

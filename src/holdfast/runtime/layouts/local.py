@@ -6,6 +6,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+#: the name of a group along a dimension of the layout, before that of the dimension
+GROUP = "holdfast-"
+
 
 class SpreadAs(NamedTuple):
     """How a tensor is spread over a unit: its global shape, and its placements in words, along the mesh's dimensions.
@@ -32,6 +35,15 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     untyped: Any = tensor
     return cast(torch.Tensor, untyped._local_tensor)
+
+
+def dimensions_of(mesh: Any) -> tuple[str, ...]:
+    """Return which dimensions of the layout those of a mesh are, whatever it calls them; "" where it is none of them.
+
+    The groups say so: a script may have the same places under names of its own (`Job.mesh_as`).
+    """
+    names = (str(group.group_name) for group in mesh.get_all_groups())
+    return tuple(name.removeprefix(GROUP) if name.startswith(GROUP) else "" for name in names)
 
 
 def spread_of(tensor: torch.Tensor) -> SpreadAs:
@@ -75,6 +87,6 @@ def counts_here(parameter: torch.Tensor, coordinates: dict[str, int]) -> bool:
     cut: set[str] = set()
     if is_spread(parameter):
         untyped: Any = parameter
-        names: tuple[str, ...] = untyped.device_mesh.mesh_dim_names or ()
+        names = dimensions_of(untyped.device_mesh)
         cut = {name for name, one in zip(names, untyped.placements, strict=True) if not one.is_replicate()}
     return all(name in cut or not coordinate for name, coordinate in coordinates.items())

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import DIMENSIONS, Layout
 from holdfast.protocol.plan import Role
 from holdfast.runtime.groups.communicator import CollectiveLeftError, Communicator, LocalCommunicator
 from holdfast.runtime.layouts.default_group import DefaultGroup
+from holdfast.runtime.layouts.local import GROUP
 from holdfast.runtime.layouts.outer_group import OuterGroup
 from holdfast.runtime.layouts.registered import register, register_default, unregister
 
@@ -35,15 +37,44 @@ class ReplicaMesh:
         self.groups: dict[str, OuterGroup] = {}
         for dimension in DIMENSIONS:
             members = layout.beside(role.place, dimension)
-            group = OuterGroup(f"holdfast-{dimension}", members.index(role.place), len(members))
+            group = OuterGroup(f"{GROUP}{dimension}", members.index(role.place), len(members))
             if len(members) == 1:
                 group.swap(LocalCommunicator())
             register(group, [first + place for place in members])
             self.groups[dimension] = group
-        places = torch.arange(first, first + layout.places, dtype=torch.int).view(layout.shard, layout.tensor)
+        #: of this place alone: of the dimensions that other libraries' meshes have beside those of the layout
+        self._single = OuterGroup(f"{GROUP}single", 0, 1)
+        self._single.swap(LocalCommunicator())
+        register(self._single, [self._default.rank()])
+        self._device_type = device.type
         #: with the dimensions "shard" and "tensor", sizes of one included: `mesh["shard"]`
-        self.mesh: DeviceMesh = _DeviceMesh.from_group(
-            list(self.groups.values()), device.type, mesh=places, mesh_dim_names=DIMENSIONS
+        self.mesh = self.named({dimension: dimension for dimension in DIMENSIONS})
+
+    def named(self, dimensions: Mapping[str, str]) -> DeviceMesh:
+        """Return the same places as a mesh with other names, and more dimensions.
+
+        Args:
+            dimensions: by the mesh's own names, the slowest first: a dimension of the layout, in their order; or "",
+                for one of a single place.
+
+        Raises:
+            BadInputError: those of the layout are named in another order, or twice; or one is none of them.
+        """
+        of_layout = [dimension for dimension in dimensions.values() if dimension]
+        if not dimensions or of_layout != [dimension for dimension in DIMENSIONS if dimension in of_layout]:
+            raise BadInputError(
+                f'job.mesh_as({", ".join(f"{name}={of!r}" for name, of in dimensions.items())}): give "shard", '
+                '"tensor", or "" for a dimension of one place; each once, "shard" before "tensor"'
+            )
+        sizes = self.layout.sizes
+        shape = [sizes[dimension] if dimension else 1 for dimension in dimensions.values()]
+        here = self.layout.coordinates(self.role.place)
+        index = tuple(slice(None) if dimension in of_layout else here[dimension] for dimension in DIMENSIONS)
+        first = self.layout.rank(self.role.stage, 0)
+        places = torch.arange(first, first + self.layout.places, dtype=torch.int).view(*sizes.values())
+        groups = [self.groups[dimension] if dimension else self._single for dimension in dimensions.values()]
+        return _DeviceMesh.from_group(
+            groups, self._device_type, mesh=places[index].reshape(shape), mesh_dim_names=tuple(dimensions)
         )
 
     @property
@@ -71,7 +102,7 @@ class ReplicaMesh:
 
     def close(self) -> None:
         """Retire the communicators and let torch forget the groups."""
-        for group in self.groups.values():
+        for group in (*self.groups.values(), self._single):
             group.give_up(sever=False)
             unregister(group)
         unregister(self._default)

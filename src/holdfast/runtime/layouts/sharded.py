@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import SHARD
-from holdfast.runtime.layouts.local import is_spread
+from holdfast.runtime.layouts.local import dimensions_of, is_spread
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.tensors import named_modules, uncompiled
@@ -61,12 +61,12 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
         if is_spread(parameter):
             untyped: Any = parameter
             mesh = untyped.device_mesh
-            names = mesh.mesh_dim_names or ()
             if any(id(group) not in ours for group in mesh.get_all_groups()):
                 raise BadInputError(
                     f"parameter {uncompiled(name)!r} is spread over another mesh than the job's: give "
                     'fully_shard(..., mesh=job.mesh["shard"]) and parallelize_module(..., job.mesh["tensor"], ...)'
                 )
+            names = dimensions_of(mesh)
         if parameter.requires_grad and replica.layout.shard > 1 and SHARD not in names:
             raise BadInputError(
                 f"parameter {uncompiled(name)!r} is not sharded, and each place of the unit would train it on its own "

@@ -134,12 +134,20 @@ class Job:
         Raises:
             BadInputError: without a layout.
         """
+        return self._replica.mesh
+
+    def mesh_as(self, **dimensions: str) -> DeviceMesh:
+        """Return `mesh` under other names: `job.mesh_as(dp="shard", cp="", tp="tensor")`, where "" is of one place."""
+        return self._replica.named(dimensions)
+
+    @property
+    def _replica(self) -> SpreadModel:
         if self._spread is None:
             raise BadInputError(
                 "job.mesh: every worker holds the whole model; for a mesh give "
                 "holdfast.init(layout=holdfast.Layout(shard=N, tensor=M))"
             )
-        return self._spread.mesh
+        return self._spread
 
     def protect(
         self,

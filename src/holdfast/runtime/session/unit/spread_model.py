@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,10 @@ class SpreadModel:
     def mesh(self) -> DeviceMesh:
         """The mesh, with the dimensions "shard" and "tensor"."""
         return self._replica.mesh
+
+    def named(self, dimensions: Mapping[str, str]) -> DeviceMesh:
+        """Return the same places under other names (`ReplicaMesh.named`)."""
+        return self._replica.named(dimensions)
 
     def take(self, model: object) -> PlaceInUnit:
         """Look whether a model is spread as the layout says, and have FSDP2 add gradients up and divide by nothing.

@@ -1,0 +1,108 @@
+"""torchtitan's metrics of a job: said by the worker with rank 0, whoever that is at the time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.integrations.torchtitan.package import module
+
+_metrics: Any = module("components.metrics")
+_tools: Any = module("tools.utils")
+_MetricsProcessor: Any = _metrics.MetricsProcessor
+
+
+class _NoMemory:
+    """Stands where torchtitan asks a GPU how much memory has been used."""
+
+    def get_peak_stats(self) -> Any:
+        return _metrics.DeviceMemStats(0.0, 0.0, 0.0, 0.0, 0, 0)
+
+    def reset_peak_stats(self) -> None:
+        """There is nothing."""
+
+
+class CpuMetrics(_MetricsProcessor):
+    """torchtitan's `MetricsProcessor` on a machine without a GPU: it says no memory, and no share of a peak."""
+
+    def __init__(
+        self, config: Any, *, parallel_dims: Any, dump_folder: str, pp_schedule: str, config_dict: Any
+    ) -> None:
+        """Do what torchtitan's does, but for the GPU."""
+        self.logger = self._build_metric_logger(
+            config=config,
+            parallel_dims=parallel_dims,
+            dump_folder=dump_folder,
+            pp_schedule=pp_schedule,
+            config_dict=config_dict,
+        )
+        self.parallel_dims, self.config = parallel_dims, config
+        self.device_memory_monitor = _NoMemory()
+        self.color = _tools.NoColor() if config.disable_color_printing else _tools.Color()
+        self.gpu_peak_flops = float("inf")
+        self.has_quantization = True  # (then a share of the peak is not said)
+        self.ntokens_since_last_log = 0
+        self.data_loading_times: list[float] = []
+        self.time_last_log = time.perf_counter()
+        self.num_flops_per_token = -1
+        self.optimizers = self.model_parts = None
+
+
+class StepLine(NamedTuple):
+    """What a step has come to, over all workers; `largest`: the greatest loss of a part of a micro-batch."""
+
+    number: int
+    loss: float
+    largest: float
+    norm: float
+    tokens: int
+    rates: dict[str, float]
+
+
+class JobMetrics:
+    """When and by whom something is said; the processor is made by whoever says something first."""
+
+    def __init__(self, config: Any, parallel_dims: Any, device: torch.device, flops_per_token: int) -> None:
+        """Say nothing yet."""
+        self._config, self._dims, self._device = config, parallel_dims, device
+        self._flops = flops_per_token
+        self._processor: Any = None
+        self._tokens, self._waits = 0, list[float]()
+        self._since = time.perf_counter()
+
+    def wanted(self, step: int) -> bool:
+        """Tell whether torchtitan would say something of a step: the same on all workers."""
+        return step == 1 or step % self._config.metrics.log_freq == 0
+
+    def loaded(self, tokens: int, seconds: float) -> None:
+        """A micro-batch is there, for which was waited so long."""
+        self._tokens += tokens
+        self._waits.append(seconds)
+
+    def say(self, line: StepLine, *, rank: int, trainer: Any) -> None:
+        """Say what a step has come to, if this worker is the one that says it; each counts from here on anew."""
+        if rank == 0:
+            if self._processor is None:
+                self._processor = self._made(trainer)
+            self._processor.ntokens_since_last_log = self._tokens
+            self._processor.data_loading_times = self._waits or [0.0]
+            self._processor.time_last_log = self._since
+            rates = {"n_tokens_seen": line.tokens, **line.rates}
+            self._processor.log(line.number, line.loss, line.largest, line.norm, extra_metrics=rates)
+        self._tokens, self._waits, self._since = 0, [], time.perf_counter()
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        if self._processor is not None:
+            self._processor.close()
+
+    def _made(self, trainer: Any) -> Any:
+        config = self._config
+        given = {"parallel_dims": self._dims, "dump_folder": config.dump_folder, "config_dict": config.to_dict()}
+        given["pp_schedule"] = config.parallelism.pipeline_parallel_schedule
+        made: Any = CpuMetrics(config.metrics, **given) if self._device.type == "cpu" else config.metrics.build(**given)
+        made.num_flops_per_token = self._flops
+        made.optimizers, made.model_parts = trainer.optimizers, trainer.model_parts
+        return made

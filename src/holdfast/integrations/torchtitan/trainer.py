@@ -1,0 +1,272 @@
+"""torchtitan's trainer whose loop is a job's: its model, loss, optimizer and schedule, on replicas that come and go."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from holdfast import BadInputError, Job, Step
+from holdfast.integrations.torchtitan.configs import check_config, layout_of
+from holdfast.integrations.torchtitan.dims import JobParallelDims
+from holdfast.integrations.torchtitan.metrics import JobMetrics, StepLine
+from holdfast.integrations.torchtitan.package import module
+from holdfast.integrations.torchtitan.samples import LoaderStreams
+
+logger = logging.getLogger(__name__)
+
+_spmd: Any = __import__("spmd_types")
+_config: Any = module("config")
+_losses: Any = module("components.loss")
+_distributed: Any = module("distributed.utils")
+_tools: Any = module("tools.utils")
+_Trainer: Any = module("trainer").Trainer
+#: in the metrics of a step: its greatest loss, and how many labels were to be ignored
+_LARGEST, _IGNORED = "torchtitan/max_loss", "torchtitan/ignored_tokens"
+
+
+class ElasticTrainer(_Trainer):
+    """A `Trainer` of torchtitan under a job: processes, groups, data, clipping and checkpoints are holdfast's."""
+
+    def __init__(self, config: Any, job: Job) -> None:
+        """Make the model, spread as the job's layout says, its loss, its optimizer and its schedule.
+
+        Args:
+            config: a `Trainer.Config`; this keeps a copy of it.
+            job: of `holdfast.init(layout=layout_of(config))`.
+
+        Raises:
+            BadInputError: the config wants something that a job does not do, or does by itself.
+        """
+        # (not torchtitan's __init__: that wants a GPU, a launcher's environment, and a process group of its own)
+        self.layout = layout_of(config)
+        check_config(config)
+        self.config = config = copy.deepcopy(config)
+        self.job, self.device = job, job.device
+        self._check_mesh()
+        torch.autograd.set_multithreading_enabled(False)  # (torchtitan keeps its meshes in the thread that computes)
+        self.parallel_dims = JobParallelDims(job, config.parallelism.spmd_backend)
+        _distributed.set_spmd_backend(config.parallelism.spmd_backend)
+        self._seed()
+        self.model_config = config.model_spec.model
+        self.model_config.update_from_config(config=config)
+        self.loss_fn = self._loss()
+        model, flops = self._model()
+        self.model_parts = [model]
+        self.optimizers = config.optimizer.build(model_parts=self.model_parts)
+        if len(self.optimizers) != 1:
+            kinds = ", ".join(type(one).__name__ for one in self.optimizers)
+            raise BadInputError(
+                f"the config's optimizer is of several kinds ({kinds}): give all parameters to one kind"
+            )
+        self.lr_schedulers = config.lr_scheduler.build(optimizers=self.optimizers, training_steps=config.training.steps)
+        self.metrics = JobMetrics(config, self.parallel_dims, self.device, flops)
+        self.step, self.ntokens_seen = 0, 0
+        self.train_context = _distributed.get_spmd_context(parallel_dims=self.parallel_dims)
+        self.fwd_bwd_fn = self._forward_backward
+        self._protected = False
+        self._at_hand: Step | None = None
+
+    # ---- what is trained ----
+
+    def _check_mesh(self) -> None:
+        """Look whether the job has the config's layout; alone, all sizes count as 1."""
+        shard, tensor = self.job.mesh.shape
+        if (shard, tensor) not in ((self.layout.shard, self.layout.tensor), (1, 1)):
+            raise BadInputError(
+                f"the job's layout is shard {shard} x tensor {tensor}, and the config's {self.layout}: "
+                "give holdfast.init(layout=layout_of(config))"
+            )
+        length = self.config.training.seq_len
+        if self.config.parallelism.enable_sequence_parallel and length % self.layout.tensor:
+            raise BadInputError(
+                f"training.seq_len is {length}, and must be a multiple of tensor_parallel_degree, {self.layout.tensor}"
+            )
+
+    def _seed(self) -> None:
+        """Seed as torchtitan does, all places and replicas alike."""
+        debug = self.config.debug
+        debug.seed = 0 if debug.seed is None else debug.seed
+        if self.device.type != "cpu":
+            _distributed.set_determinism(self.parallel_dims, self.device, debug, distinct_seed_mesh_dims=[])
+        torch.manual_seed(debug.seed)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
+
+    def _loss(self) -> Any:
+        """Build the loss; one in chunks calls backward() itself, which a job has to see: the loss in it, then."""
+        config = self.config.loss
+        if isinstance(config, _losses.ChunkedLossWrapper.Config):
+            logger.info(
+                "the loss is computed in one piece: ChunkedLossWrapper calls backward() where a job would not see"
+            )
+            config = config.loss_fn
+        return config.build(compile_config=self.config.compile)
+
+    def _model(self) -> tuple[Any, int]:
+        """Build the model, spread it, and give it its first weights; return it and its FLOP per token.
+
+        On a GPU it is spread before it has weights, as torchtitan does; DTensor then draws the same random numbers
+        however it is spread. On CPUs it does not, so there the whole model is made first.
+        """
+        config = self.config
+        on_cpu = self.device.type == "cpu"
+        with torch.device("cpu" if on_cpu else "meta"), self._dtype():
+            model: Any = self.model_config.build()
+        model.verify_module_protocol()
+        _, flops = self.model_config.get_nparams_and_flops(model, config.training.seq_len)
+        if on_cpu:
+            self._first_weights(model)
+        model = self._spread(model)
+        if not on_cpu:
+            model.to_empty(device=self.device)
+            self._first_weights(model)
+        model.train()
+        return model, flops
+
+    def _spread(self, model: Any) -> Any:
+        """Let torchtitan spread a model over the job's mesh, recompute in it, and compile it, as the config says."""
+        config = self.config
+        try:
+            return config.model_spec.parallelize_fn(
+                model,
+                parallel_dims=self.parallel_dims,
+                training=config.training,
+                parallelism=config.parallelism,
+                compile_config=config.compile,
+                ac_config=config.activation_checkpoint,
+                dump_folder=config.dump_folder,
+            )
+        except ValueError as error:
+            # (torch 2.13's fully_shard() wants DTensors where a mesh has more than dimensions of shards; torchtitan's
+            # newest backend gives it plain tensors with annotations, which later ones take)
+            if config.parallelism.spmd_backend != "spmd_types" or "must be DTensors" not in str(error):
+                raise
+            raise BadInputError(
+                f"torch {torch.__version__} cannot shard a model under parallelism.spmd_backend 'spmd_types': give "
+                f"'partial_dtensor' or 'full_dtensor', or a later torch ({error})"
+            ) from error
+
+    def _dtype(self) -> Any:
+        return _tools.set_default_dtype(_config.TORCH_DTYPE_MAP[self.config.training.dtype])
+
+    def _first_weights(self, model: Any) -> None:
+        with torch.no_grad():
+            model.init_weights(buffer_device=None)
+
+    # ---- the loop ----
+
+    def protect(self, data: Any = None, **options: Any) -> None:
+        """Join the job; `train` does so by itself where this was not called.
+
+        Args:
+            data: a data set of (inputs by name, labels), as `TokenWindows`, or whatever else `job.protect` takes. None:
+                the config's data loader, which is asked for as many data-parallel ranks as a step has micro-batches.
+            options: more of `job.protect`, such as `num_workers`.
+        """
+        training = self.config.training
+        self.job.protect(
+            self.model_parts[0],
+            next(iter(self.optimizers)),
+            self._streams() if data is None else data,
+            global_batch=training.global_batch_size,
+            micro_batch=self._micro_batch,
+            seed=self.config.debug.seed,
+            max_grad_norm=training.max_norm,
+            extra={"lr_scheduler": next(iter(self.lr_schedulers))},
+            **options,
+        )
+        self._protected = True
+
+    def train(self, data: Any = None) -> None:
+        """Train until `training.steps` steps are applied.
+
+        Args:
+            data: as of `protect`.
+        """
+        if not self._protected:
+            self.protect(data)
+        for step in self.job.steps(self.config.training.steps):
+            self.train_step(step)
+
+    def train_step(self, step: Step) -> bool:
+        """Do one attempt at one step; return whether it was applied."""
+        self.step, self._at_hand = step.number, step
+        rates, wanted = self.lr_schedulers.get_metrics(), self.metrics.wanted(step.number)
+        for inputs, labels in self._timed(step.micro_batches()):
+            ignored = int((labels == _losses.IGNORE_INDEX).sum())
+            if ignored:
+                step.log({_IGNORED: ignored}, reduce="sum")
+            tokens = torch.tensor(labels.numel(), device=self.device)
+            loss = self.forward_backward_step(input_dict=inputs, labels=labels, global_valid_tokens=tokens)
+            if wanted:
+                step.log({_LARGEST: loss.detach() * (labels.numel() / max(labels.numel() - ignored, 1))}, reduce="max")
+        applied = step.apply()
+        if applied and wanted:
+            self.metrics.say(self._line(step, rates), rank=self.job.rank, trainer=self)
+        return applied
+
+    def close(self) -> None:
+        """Write what torchtitan's metrics have not written yet."""
+        self.metrics.close()
+
+    def _forward_backward(self, inputs: Any, labels: Any, tokens: Any, more: dict[str, Any]) -> torch.Tensor:
+        """Stand where torchtitan calls loss.backward(): the gradients are the step's.
+
+        The loss is divided by all tokens of the part, those to be ignored among them: so each token that counts does so
+        alike, whichever micro-batch it is in, as with torchtitan's sum over the global batch.
+        """
+        assert self._at_hand is not None
+        with self.train_context():
+            predicted = self.model_parts[0](inputs, **more)
+            named = {"positions": more["positions"]} if "positions" in more else {}
+            loss, _ = self.loss_fn(predicted, labels, tokens, **named)
+            del predicted
+            with _spmd.no_typecheck():
+                self._at_hand.backward(loss)
+        return loss
+
+    def _line(self, step: Step, rates: dict[str, float]) -> StepLine:
+        tokens = self.config.training.global_batch_size * self.config.training.seq_len
+        counted = max(tokens - step.metrics.get(_IGNORED, 0.0), 1.0)
+        return StepLine(
+            number=step.number,
+            loss=step.loss * tokens / counted,
+            largest=step.metrics.get(_LARGEST, step.loss),
+            norm=step.grad_norm,
+            tokens=tokens * step.number,
+            rates=rates,
+        )
+
+    @property
+    def _micro_batch(self) -> int:
+        """Of a unit: what torchtitan calls local is of one place along `shard`."""
+        return self.config.training.local_batch_size * self.layout.shard
+
+    def _streams(self) -> LoaderStreams:
+        config = self.config
+        tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
+
+        def build(rank: int, world: int) -> Any:
+            return config.dataloader.build(
+                dp_world_size=world,
+                dp_rank=rank,
+                tokenizer=tokenizer,
+                seq_len=config.training.seq_len,
+                local_batch_size=self._micro_batch,
+                snapshot_every_n_steps=None,
+            )
+
+        return LoaderStreams(build)
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield micro-batches, and note for how long each was waited."""
+        while True:
+            before = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            self.metrics.loaded(batch[1].numel(), time.perf_counter() - before)
+            yield batch

@@ -1,0 +1,65 @@
+"""The places of a unit under other libraries' names: the same groups, and what is where is known all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import holdfast
+from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.plan import Role
+from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.local import dimensions_of
+from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.layouts.place import PlaceInUnit
+
+LAYOUT, PLACE = Layout(shard=2, tensor=2), 2
+
+
+@pytest.fixture
+def replica() -> Iterator[ReplicaMesh]:
+    """Place 2 of four: the second shard, the first tensor; nothing is said between them here."""
+    replica = ReplicaMesh(LAYOUT, Role(place=PLACE), torch.device("cpu"))
+    yield replica
+    replica.close()
+
+
+def test_other_names_for_the_same_groups(replica: ReplicaMesh) -> None:
+    mesh = replica.named({"replicas": "", "fsdp": "shard", "context": "", "tp": "tensor"})
+    assert mesh.mesh_dim_names == ("replicas", "fsdp", "context", "tp")
+    assert tuple(mesh.shape) == (1, 2, 1, 2)
+    assert mesh.get_coordinate() == [0, 1, 0, 0]
+    assert mesh.get_group("fsdp") is replica.groups["shard"]
+    assert mesh["tp"].get_group() is replica.groups["tensor"]
+    assert dimensions_of(mesh) == ("single", "shard", "single", "tensor")
+    alone = replica.named({"tp": "tensor"})
+    assert alone.mesh.tolist() == [2, 3]
+    assert dimensions_of(alone) == ("tensor",)
+
+
+@pytest.mark.parametrize("names", [{}, {"a": "tensor", "b": "shard"}, {"a": "shard", "b": "shard"}, {"a": "pipeline"}])
+def test_names_that_make_no_mesh_are_refused(replica: ReplicaMesh, names: dict[str, str]) -> None:
+    with pytest.raises(BadInputError, match=r"^job\.mesh_as\(.*\): give \"shard\", \"tensor\", or \"\""):
+        replica.named(names)
+
+
+def test_what_is_here_of_a_tensor_does_not_depend_on_the_names(replica: ReplicaMesh) -> None:
+    place = PlaceInUnit(layout=LAYOUT, place=PLACE, spread=True)
+    cut = torch.zeros(3, 4)
+    for names in ({"shard": "shard", "tensor": "tensor"}, {"fsdp": "shard", "tp": "tensor"}):
+        mesh = replica.named(names)
+        spread = DTensor.from_local(cut, mesh, (Shard(0), Shard(1)), run_check=False, shape=(6, 8), stride=(8, 1))
+        box = box_of("weight", spread, place)
+        assert (box.offset, box.shape) == ((3, 0), (3, 4))
+        assert place.counts(spread)
+        everywhere = DTensor.from_local(cut, mesh, (Replicate(), Shard(1)), run_check=False)
+        assert not place.counts(everywhere)  # (the first shard counts it)
+
+
+def test_a_job_without_a_layout_has_no_mesh() -> None:
+    with pytest.raises(BadInputError, match=r"every worker holds the whole model"):
+        holdfast.init().mesh_as(dp="shard")
