@@ -82,6 +82,8 @@ class Admission:
             rules=config.rules,
             max_restarts=config.spec.recovery.max_restarts,
             snapshot_key=self._snapshots.key,
+            layout=turn.record.layout if turn.record.layouts else None,
+            nodes=config.spec.nodes_to_begin,
         )
         turn.send(connection, welcome)
         return node
