@@ -71,7 +71,7 @@ class Admission:
             self._standbys.came(node)
         elif self._departures.owes(hello.node):
             turn.members.owe(hello.node)
-        node.returning = self._absences.knows(hello.node)
+        node.returning = self._absences.returns(hello.node)
         self._snapshots.hold(node, hello.snapshots)
         welcome = Welcome(
             term=turn.record.term,
