@@ -148,7 +148,7 @@ _WHILE_PUTTING = (
 
 
 def _with_layouts(plan: FaultPlan, rng: Random) -> FaultPlan:
-    """Return a plan of which two in five have several layouts, that follow from the nodes, and faults while they change.
+    """Return a plan of which two in five have several layouts, by the nodes, and faults while they change.
 
     Nodes have four workers then, or two; what strikes comes where the state is put away, and where it is read again.
     """
