@@ -110,7 +110,9 @@ class JobParts:
             lambda: self.checkpoints.period_s,
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
-        self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)
+        self.raisers = Raisers(
+            turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes, self.layouts
+        )
 
     @property
     def members(self) -> Membership:

@@ -29,6 +29,7 @@ class Changing(Job):
     """Nodes of two workers: with three nodes each has a whole replica, with fewer those of a node have one."""
 
     nodes: int = 3
+    listed: tuple[ListedLayout, ...] = LISTED
 
     def up(self, node: str, layout: Layout, nonce: str = "a", parts: tuple[SnapshotPart, ...] = ()) -> None:
         held = msg.NodeSnapshots(host="h", port=1, parts=parts)
@@ -36,7 +37,7 @@ class Changing(Job):
         self.connect(msgspec.structs.replace(known, snapshots=held))
         for index in range(2):
             one = attach(w(node, index, nonce))
-            self.say(msgspec.structs.replace(one, layout=layout, layouts=LISTED))
+            self.say(msgspec.structs.replace(one, layout=layout, layouts=self.listed))
 
     def begin(self) -> Changing:
         self.boot()
@@ -205,3 +206,37 @@ def test_other_lists_are_refused() -> None:
     (end,) = job.sent(msg.EndNode)
     assert "the first of the layouts that differs is one place from 3 nodes on" in end.why
     assert end.exit_code == 2
+
+
+FASTEST = (ListedLayout(layout=WHOLE), ListedLayout(layout=TWO))
+
+
+def raises(job: Changing, worker: str, place: str) -> None:
+    error = msg.ScriptError(place=place, step=1, micro_batch=0)
+    job.say(msg.Raised(worker=worker, generation=job.plan.generation, detail=place, error=error, exit_code=1))
+
+
+def test_one_that_does_not_fit_memory_is_left_at_once() -> None:
+    job = Changing(listed=FASTEST).begin()
+    raises(job, w("n1", 0), "OutOfMemoryError (train.py, line 3)")
+    record = job.machine.record
+    assert (record.layout, record.too_large, record.plan) == (TWO, (WHOLE,), None)
+    assert len(job.sent(msg.Refused)) == 3
+    for node in ("n0", "n1", "n2"):
+        job.up(node, TWO, "b")
+    decision = job.machine.record.decision
+    assert (job.plan.places, decision and decision.kind) == (2, DecisionKind.START)
+    job.enter(0)
+    for step in range(1, 4):
+        job.done(step, SETTLE_S)
+    assert job.machine.parts.stopping.stop is None, "the larger one is not tried again"
+
+
+def test_other_exceptions_say_nothing_of_the_layout() -> None:
+    job = Changing(listed=FASTEST).begin()
+    raises(job, w("n1", 0), "ValueError (train.py, line 3)")
+    assert job.machine.record.layout == WHOLE
+    assert job.machine.record.plan is not None
+    told = Changing().begin()
+    raises(told, w("n1", 0), "OutOfMemoryError (train.py, line 3)")
+    assert told.machine.record.layout == WHOLE, "a script that says which is obeyed"

@@ -10,6 +10,7 @@ that was put away, which a single node that is left has whole. Else with what th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 import msgspec
 
@@ -26,8 +27,8 @@ from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import LayoutChanged, LayoutKept
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import LayoutChange, said_so
-from holdfast.protocol.messages.worker import Attach
+from holdfast.protocol.layouts.several import LayoutChange, are_told, said_so
+from holdfast.protocol.messages.worker import Attach, ScriptError
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.state import SnapshotKey, SnapshotSource
 
@@ -36,6 +37,8 @@ RECENT_S = 600.0
 _MOST_RECENT = 5
 #: where a change has failed, it is not tried again for so long
 RETRY_S = 60.0
+#: how what scripts raise begins, where memory was too small
+_NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 
 
 class LayoutChanges:
@@ -86,7 +89,7 @@ class LayoutChanges:
             self._wanted = None
             return
         nodes = len({member.node for member in plan.members})
-        choice = self._choose(nodes, plan)
+        choice = self._choose(nodes, self._measured(plan))
         if choice.layout == record.layout or not choice.pays(self._progress.costs.of(Cost.LAYOUT)):
             self._wanted = None
             self._stays(nodes, choice)
@@ -111,7 +114,7 @@ class LayoutChanges:
         raised = any(info.raised for info in turn.members.workers())
         return not (busy or raised or any(turn.members.outside(plan)))
 
-    def _choose(self, nodes: int, plan: GenerationPlan) -> LayoutChoice:
+    def _choose(self, nodes: int, measured_s: Mapping[str, float]) -> LayoutChoice:
         record = self._turn.record
         return choose_layout(
             record.layouts,
@@ -119,7 +122,7 @@ class LayoutChanges:
             nodes=nodes,
             workers=max(node.expected for node in self._turn.members.regular),
             micro_batches=record.micro_batches,
-            measured_s=self._measured(plan),
+            measured_s=measured_s,
             too_large=record.too_large,
         )
 
@@ -213,23 +216,61 @@ class LayoutChanges:
     def _take_effect(self, plan: GenerationPlan, change: LayoutChange) -> None:
         turn = self._turn
         assert change.kept is not None
+        turn.change(change=change, layout_s=self._measured(plan))
+        source = self._snapshots.serving(change.kept[2])
+        assert source is not None
+        self._recent.append(turn.now)
+        self._progress.layout_changes()
+        decision = Decision(kind=DecisionKind.ROLLBACK, applied=source.step, source=source)
+        self._replace_all(change.after, decision)
+
+    def _replace_all(self, layout: Layout, decision: Decision | None) -> None:
+        """Have another layout in force: all workers are replaced, and begin with what was decided, if anything was."""
+        turn = self._turn
         self._departures.all_over()
         turn.change(
-            layout=change.after,
-            change=change,
-            layout_s=self._measured(plan),
+            layout=layout,
             config={},  # (it says how the model is spread: the next worker says it anew)
             bases=(),  # (nothing else that lies in memory can be read under another layout)
             plan=None,
             pending=None,
             passed=(),
+            decision=decision,
         )
-        source = self._snapshots.serving(change.kept[2])
-        assert source is not None
-        turn.change(decision=Decision(kind=DecisionKind.ROLLBACK, applied=source.step, source=source))
-        self._recent.append(turn.now)
-        self._progress.layout_changes()
-        self._absences.replace_workers(list(turn.members.nodes), f"another layout: {said_so(change.after)}")
+        self._absences.replace_workers(list(turn.members.nodes), f"another layout: {said_so(layout)}")
+
+    # ---- one that does not fit ----
+
+    def ran_out(self, error: ScriptError) -> bool:
+        """A script has raised this: where memory was too small for the layout in force, that is chosen no more.
+
+        Returns:
+            Whether all workers are replaced, for another one: at once as long as no step is committed under it. (Later
+            the change is one like any other, as soon as all train again.)
+        """
+        turn, record = self._turn, self._turn.record
+        if not record.layouts or are_told(record.layouts) or not error.place.startswith(_NO_MEMORY):
+            return False
+        if record.layout not in record.too_large:
+            turn.change(too_large=(*record.too_large, record.layout))
+        others = [one.layout for one in record.layouts if one.layout not in turn.record.too_large]
+        change, nodes = record.change, len(turn.members.regular)
+        since = change.kept[2] if change is not None and change.kept is not None else 0
+        if not others or self._progress.ledger.committed > since or self._config.spec.recovery.restarts_all:
+            return False
+        choice = self._choose(nodes, {})
+        source = record.decision if record.decision is not None and self.from_memory(record.decision) else None
+        if source is not None and change is not None:
+            turn.change(change=msgspec.structs.replace(change, after=choice.layout, why=choice.why))
+        else:
+            change = LayoutChange(
+                before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=turn.now
+            )
+            self._changed(change, choice.why)
+        self._stopping.end()
+        self._progress.restarts()
+        self._replace_all(choice.layout, source)
+        return True
 
     def from_memory(self, decision: Decision) -> bool:
         """Tell whether a decision goes back to what was put away for the layout in force: then nothing is undone."""
