@@ -8,6 +8,8 @@
           committed, less a step; for how long an arrival holds the others up; what the arrivals have received
   exact   for each layout: 100 steps or more with six kills, so that each role is hit, and an arrival after each:
           the losses against those of one process (float64), and whether a step or a sample is lost or counted twice
+  change  a node of three is killed, and another comes: with three nodes shard = 2, with two shard = 4; for how long no
+          step is committed for the change of layout, of which starting the workers is a part, and the losses as above
   memory  what a worker under shard = 4 holds, less what it holds with next to no model, against the state of the whole
   before  processor time of a job without a layout, against another tree of this project with its own .venv, in turns
 
@@ -37,13 +39,13 @@ from standstill import Watch
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.history.audit import audit_events
 from holdfast.observability.report import committed_steps
-from holdfast.protocol.events import FailureDetected, GenerationStarted, Recovered, StepCommitted
+from holdfast.protocol.events import FailureDetected, GenerationStarted, LayoutChanged, Recovered, StepCommitted
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT, WHOLE_SCRIPT = ROOT / "examples" / "fsdp_gpt.py", ROOT / "examples" / "dense_gpt.py"
-SECTIONS = ("kill", "exact", "memory", "before")
+SECTIONS = ("kill", "exact", "change", "memory", "before")
 FOREVER = ("--steps", "1000000", "--context", "16")
 #: parameters and both moments of AdamW; float32
 STATE_BYTES = 3 * 4
@@ -180,6 +182,39 @@ class Run:
             name = f"{name}: loss of {len(steps)} steps with {KILLS} kills, off by"
             print(f"{name} {off:.2e}", flush=True)
             self.figures.append(Figure(name=name, values=(off * 1e12,), asked=LOSS * 1e12, each=True, unit="e-12"))
+        return code
+
+    def change(self) -> int:
+        """With three nodes two workers of a node have a replica, with two four have one, and back."""
+        sizes, code = ("--layers", "2", "--dim", "32", "--heads", "2", "--dtype", "float64"), 0
+        spread = ("--shard", "4", "--shard-from", "3:2", "--micro-batch", "4")
+        options = ("--nodes", "3", "--workers-per-node", "4", "--max-restarts", "1000")
+        found: list[tuple[str, float]] = []
+        with Watch() as watch, LocalJob(SCRIPT, (*FOREVER, *sizes, *spread), options=options) as job:
+            bench = SpreadBench(job, watch, random.Random(self._options.seed), 3, Layout(shard=2))
+            bench.settle(since=0, steps=10)
+            for _ in range(max(1, self._options.rounds // 5)):
+                since = len(job.events)
+                victim = bench.rng.choice(job.nodes())
+                bench.killed.add(victim)
+                job.signal_node(victim)
+                down = job.wait(LayoutChanged, since=since, timeout=300.0)
+                bench.settle(since=len(job.events), steps=10)
+                since = len(job.events)
+                job.add_nodes(1)
+                up = job.wait(LayoutChanged, since=since, timeout=300.0)
+                bench.settle(since=len(job.events), steps=10)
+                found += [(f"{e.from_layout} to {e.to_layout}", e.down_s) for e in (down, up)]
+            code = bench.report()
+            steps = {e.step: e.loss or 0.0 for e in committed_steps(read_events(job.events_file))}
+        serial = self._serial((*sizes, "--micro-batch", "4"), max(steps))
+        off = max(abs(loss - serial[step]) / abs(serial[step]) for step, loss in steps.items())
+        name = f"layouts that change: loss of {len(steps)} steps, off by"
+        print(f"{name} {off:.2e}", flush=True)
+        self.figures.append(Figure(name=name, values=(off * 1e12,), asked=LOSS * 1e12, each=True, unit="e-12"))
+        for way in dict.fromkeys(way for way, _ in found):
+            values = tuple(seconds for other, seconds in found if other == way)
+            self.figures.append(Figure(name=f"no step, {way}", values=values, asked=None, unit="s"))
         return code
 
     def memory(self) -> int:

@@ -4,6 +4,10 @@ Runs alone (`python examples/fsdp_gpt.py`), or on several nodes that may fail an
 
     holdfast run --nodes 3 --workers-per-node 2 examples/fsdp_gpt.py --shard 2
     holdfast run --nodes 2 --workers-per-node 4 examples/fsdp_gpt.py --shard 2 --tensor 2
+    holdfast run --nodes 3 --workers-per-node 4 examples/fsdp_gpt.py --shard 4 --shard-from 3:2
+
+With --shard-from NODES:SHARD the layout changes while the job runs: there, two workers have a replica between them as
+long as there are three nodes or more, and four with fewer.
 
 The loop is that of dense_gpt.py, line by line; the layout, and torch's own calls that spread the model, are new.
 """
@@ -36,15 +40,26 @@ def spread(model: GPT, mesh: DeviceMesh, *, shard: int, tensor: int) -> None:
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--shard", type=int, default=1, help="workers of a node that share all parameters (FSDP2)")
+    parser.add_argument(
+        "--shard-from",
+        action="append",
+        default=[],
+        metavar="NODES:SHARD",
+        help="from so many nodes on, another --shard",
+    )
     parser.add_argument("--tensor", type=int, default=1, help="workers of a node that share each matrix product")
     args = checked(parser, parser.parse_args())
     torch.manual_seed(args.seed)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
     dataset = Bytes(read_text(args.text), args.context)
 
-    job = holdfast.init(layout=holdfast.Layout(shard=args.shard, tensor=args.tensor))  # holdfast
+    # (from so many nodes on; one layout alone would be `layout=holdfast.Layout(...)`)
+    layouts = {1: holdfast.Layout(shard=args.shard, tensor=args.tensor)}
+    for nodes, shard in (map(int, pair.split(":")) for pair in args.shard_from):
+        layouts[nodes] = holdfast.Layout(shard=shard, tensor=args.tensor)
+    job = holdfast.init(layout=layouts)  # holdfast
     model = GPT(args.layers, args.dim, args.heads, args.context)
     model.to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
-    spread(model, job.mesh, shard=args.shard, tensor=args.tensor)
+    spread(model, job.mesh, shard=job.layout.shard, tensor=job.layout.tensor)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
     job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0)  # holdfast

@@ -99,6 +99,8 @@ CONTRACT = {
     "snapshot_saved": {"step", "save_s", "saved_bytes", "stall_s", "fault_threshold"},
     "snapshot_failed": {"node", "step", "why"},
     "job_at_risk": {"why"},
+    "layout_changed": {"from_layout", "to_layout", "nodes", "step", "why", "down_s", "moved_bytes"},
+    "layout_kept": {"layout", "nodes", "why"},
     "snapshot_rejected": {"step", "node", "why"},
     "store_returned": {"away_s"},
     "journal_repaired": {

@@ -31,6 +31,8 @@ class CoordinatorConfig:
     witnesses: how many workers tell of a step as it passes; 0: as `witnesses_wanted` says.
     period: of saves where their times are not given. save_timeout_s: how long a job that is to end may take to save
     what it has led to. warm_timeout_s: how long the warm-up of a standby may take.
+    layout_settle_s: another layout is taken once it has been the better one for so long, and longer where the last
+    change was lately. layout_timeout_s: the state is put away for it within this time, or it stays as it is.
     submission: the job's number in its pool, 0 outside of pools. grant_join_s: a node that was granted has so long to
     come. pool_nodes: of the pool whose server has this coordinator, as it has those of all other jobs.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
@@ -48,6 +50,8 @@ class CoordinatorConfig:
     period: PeriodBounds = field(default_factory=PeriodBounds)
     save_timeout_s: float = 30.0
     warm_timeout_s: float = 300.0
+    layout_settle_s: float = 2.0
+    layout_timeout_s: float = 120.0
     witnesses: int = 0
     submission: int = 0
     grant_join_s: float = 60.0

@@ -158,8 +158,8 @@ class Coordinator:
             return  # (while reports are awaited nobody knows who a member is)
         self.parts.departures.look(plan)
         if at_boundary := self.parts.progress.release():
-            self.parts.failures.made_good()
-        self.parts.look_at_what_is_saved()
+            self.parts.made_good()
+        self.parts.look_at_what_is_saved(plan)
         if self.parts.progress.finished(plan):
             if self.parts.closing.renews:
                 self._deciding.renew()
@@ -170,7 +170,7 @@ class Coordinator:
             return
         self.parts.joining.arm()
         if at_boundary and self._settled is not None:
-            self.parts.departures.begin(plan)
+            self.parts.change(plan)
         if self._settled is not None and not self.parts.departures.go_next(plan):
             self._rearrange(plan)
 
@@ -190,7 +190,7 @@ class Coordinator:
     def _settled(self) -> GenerationPlan | None:
         """The plan in force, where nothing is about to change it; else None."""
         plan = self.record.plan
-        if plan is None or plan.last or self.members.owed:
+        if plan is None or plan.last or plan.puts_away or self.members.owed:
             return None
         calm = self.parts.state is JobState.RUNNING and self.record.pending is None and not self.parts.absences.promised
         return plan if calm and self.members.entered(plan) else None

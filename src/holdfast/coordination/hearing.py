@@ -127,6 +127,8 @@ class Hearing:
         if not node.has_place_for(attach.worker):
             self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
             return
+        if self._parts.layouts.outdated(node, attach):
+            return
         if differing := misfit(self._turn, node, attach):
             if node.standby:
                 self._parts.standbys.unfit(node, differing)
@@ -198,7 +200,7 @@ class Hearing:
             return
         parts.ledger.prove(step, self._turn.generation)
         if parts.progress.release():  # (who joins has not applied what those of before have)
-            parts.failures.made_good()
+            parts.made_good()
         lost_at = parts.joining.lost_at
         parts.joining.promote(step, parts.progress)
         if lost_at is not None:  # (the flags were up before anybody heard that one of its members is not there)
@@ -238,8 +240,12 @@ class Hearing:
             self._parts.stopping.begin(self._turn.now)
 
     def _snapshot(self, node: Node, message: Any) -> None:
-        if self._turn.is_member(message.worker) and self._parts.snapshots.take(message):
+        if not self._turn.is_member(message.worker):
+            return
+        if self._parts.snapshots.take(message):
             self._parts.stopping.begin(self._turn.now)
+        elif isinstance(message, msg.SnapshotLeftOut) and message.generation == self._turn.generation:
+            self._parts.layouts.left_out(f"node {node.name}: {message.why}")
 
     def _evaluated(self, node: Node, message: msg.EvaluationDone) -> None:
         steps = [result.step for result in message.results]

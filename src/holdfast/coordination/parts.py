@@ -20,6 +20,7 @@ from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.lateness.inquiry import Inquiry
 from holdfast.coordination.lateness.straggling import Straggling
+from holdfast.coordination.layouts.changing import LayoutChanges
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.membership import Membership
@@ -73,6 +74,9 @@ class JobParts:
         self.departures = Departures(
             turn, config, self.ledger, self.stopping, self.absences, self.standbys, self.replacing, costs
         )
+        self.layouts = LayoutChanges(
+            turn, config, self.progress, self.stopping, self.absences, self.snapshots, self.departures
+        )
         self.straggling = Straggling(turn, config, self.departures, self.replacing)
         self.handing_on = HandingOn(turn, config, self.loads, self.departures)
         self.closing = Closing(turn, config, self.stopping, self.ending)
@@ -106,7 +110,9 @@ class JobParts:
             lambda: self.checkpoints.period_s,
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
-        self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)
+        self.raisers = Raisers(
+            turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes, self.layouts
+        )
 
     @property
     def members(self) -> Membership:
@@ -118,10 +124,21 @@ class JobParts:
         """Who has applied what."""
         return self.progress.ledger
 
-    def look_at_what_is_saved(self) -> None:
+    def made_good(self) -> None:
+        """Steps are committed: what has gone wrong before them is over."""
+        self.failures.made_good()
+        self.layouts.over()
+
+    def change(self, plan: GenerationPlan) -> None:
+        """A step is committed under a plan that nothing is about to change: stop its members, where something is."""
+        self.departures.begin(plan)
+        self.layouts.begin(plan)
+
+    def look_at_what_is_saved(self, plan: GenerationPlan) -> None:
         """See which checkpoints and snapshots count by now."""
         self.checkpoints.accept(self.ledger.committed)
         self.snapshots.look(self.ledger.committed)
+        self.layouts.put_away(plan)
 
     def other_placement(self, plan: GenerationPlan) -> ExpertPlan | None:
         """Return where the experts of a plan in force are to live from now on; None: where they do."""

@@ -12,6 +12,9 @@ import msgspec
 from holdfast.protocol.event import Event
 from holdfast.protocol.failures import SeenWorker, SharedStack
 from holdfast.protocol.node_events import (
+    JobAtRisk,
+    LayoutChanged,
+    LayoutKept,
     MemorySampled,
     NodeLeft,
     NodeMoved,
@@ -178,7 +181,7 @@ class LimitRaised(Event, frozen=True, kw_only=True, tag_field="event", tag="limi
 class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recovered"):
     """The first step after a failure or a join is committed.
 
-    `action`: retry, shrink, grow, rollback, restart_all; `state_source`: live, snapshot, checkpoint, none (for nobody).
+    `action`: retry, shrink, grow, rollback, restart_all, layout; `state_source`: live, snapshot, checkpoint, none.
     Phases: detect, decide, regroup, redo, one after the other; transfer, of the member that took longest, beside them.
     `micro_batches_kept`: gradients of the interrupted step that survivors kept; `micro_batches_redone`: those
     that were computed, and are once more. None: no step was interrupted, or not known.
@@ -316,15 +319,6 @@ class SnapshotRejected(Event, frozen=True, kw_only=True, tag_field="event", tag=
     why: str
 
 
-class JobAtRisk(Event, frozen=True, kw_only=True, tag_field="event", tag="job_at_risk"):
-    """The loss of any process would end the job, or all that it has done: `why`, and what to do about it.
-
-    Said when a generation begins in which it is so, once as long as it stays so.
-    """
-
-    why: str
-
-
 class StoreReturned(Event, frozen=True, kw_only=True, tag_field="event", tag="store_returned"):
     """The store answers again, which was away for `away_s`: nothing was decided meanwhile, and training went on."""
 
@@ -423,6 +417,8 @@ AnyEvent = (
     | SnapshotFailed
     | SnapshotRejected
     | JobAtRisk
+    | LayoutChanged
+    | LayoutKept
     | StoreReturned
     | JournalRepaired
     | ActionRequested

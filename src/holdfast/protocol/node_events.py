@@ -1,4 +1,4 @@
-"""The events that tell of nodes: who comes, goes, waits, and takes whose place."""
+"""The events that tell of nodes: who comes, goes, waits, takes whose place; and of what follows from their number."""
 
 from __future__ import annotations
 
@@ -106,3 +106,36 @@ class MemorySampled(Event, frozen=True, kw_only=True, tag_field="event", tag="me
 
     since_generation: int
     nodes: tuple[MemoryOfNode, ...]
+
+
+class JobAtRisk(Event, frozen=True, kw_only=True, tag_field="event", tag="job_at_risk"):
+    """The loss of any process would end the job, or all that it has done: `why`, and what to do about it.
+
+    Said when a generation begins in which it is so, once as long as it stays so.
+    """
+
+    why: str
+
+
+class LayoutChanged(Event, frozen=True, kw_only=True, tag_field="event", tag="layout_changed"):
+    """Replicas lie over the workers of a node in another way from here on, since there are so many `nodes`; `why`.
+
+    `step`: whose state was put into memory, and read from there. `down_s` runs from the stop after it to the first step
+    committed under the new layout. `moved_bytes`: what came from other nodes.
+    """
+
+    from_layout: str
+    to_layout: str
+    nodes: int
+    step: int
+    why: str
+    down_s: float
+    moved_bytes: int
+
+
+class LayoutKept(Event, frozen=True, kw_only=True, tag_field="event", tag="layout_kept"):
+    """The layout stays what it is although there are `nodes` now: `why` no other one is better, or could not come."""
+
+    layout: str
+    nodes: int
+    why: str

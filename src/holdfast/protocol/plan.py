@@ -151,7 +151,8 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     members save what they have, where they save anything, and finish. `counts`: how many micro-batches of a step each
     unit computes, () for as many as the others, or one more. A unit is one member, unless the job has a layout: then
     it is those that have a replica between them, in a row, by their places (docs/layouts.md). `counts_flop`: it is to
-    be counted what a round takes.
+    be counted what a round takes. `puts_away`: nothing is computed in it either. Its members put the state into the
+    memory of their nodes, from where workers under another layout read it.
     """
 
     term: Count
@@ -164,6 +165,7 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     last: bool = False
     counts: tuple[Count, ...] = ()
     counts_flop: bool = False
+    puts_away: bool = False
 
     def rank(self, worker: str) -> int | None:
         """Return the rank of a worker, None where it is no member."""
@@ -195,6 +197,14 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
             parts=len(self.members),
             seal=seal_of(self.secret),
         )
+
+    def kept_part(self, rank: int, step: int) -> SnapshotPart | None:
+        """Return which part of the state of a step a member puts away; None: another unit of its node puts it there."""
+        first = next(other for other, member in enumerate(self.members) if member.node == self.members[rank].node)
+        if self.unit_of(first) != self.unit_of(rank):
+            return None
+        part = msgspec.structs.replace(self.snapshot_part(rank, step), part=rank % self.places, parts=self.places)
+        return msgspec.structs.replace(part, everywhere=True)
 
     @cached_property
     def places(self) -> int:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import LayoutChange, Layouts
 from holdfast.protocol.names import Count, Struct
 from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
 from holdfast.protocol.pool.held import Held
@@ -21,7 +22,8 @@ from holdfast.protocol.position import Position
 #: 4: v has the sum of its micro-batches' hashes.
 #: 5: v has what the script has logged.
 #: 6: `layout` says which workers are one replica.
-SCHEMA = 6
+#: 7: `change` says that another layout is on its way, and in which plan's memory the state lies.
+SCHEMA = 7
 #: lineages that are remembered: snapshots of older ones are of no use
 MAX_BASES = 8
 
@@ -156,9 +158,11 @@ class Record(Struct, frozen=True, kw_only=True):
 
     `generation` is the highest number ever given, a pending plan's included. `lineage` is the generation of the last
     START or ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and
-    that were not in the journal when it was taken, with their v. `script_digest`, `config` and `layout` are those of
-    the first worker. `outbox` holds the events of the transition that wrote this record, `position` is where the job
-    stood before them: what the journal lacks of either after a crash is appended at the restart. `seed`,
+    that were not in the journal when it was taken, with their v. `script_digest`, `config` and `layouts` are those of
+    the first worker, `layout` is the one in force. `change`: to another one. `layout_s`: what a micro-batch took under
+    layouts that were in force, by their names. `too_large`: those that have not fitted memory.
+    `outbox` holds the events of the transition that wrote this record, `position` is where the job stood before them:
+    what the journal lacks of either after a crash is appended at the restart. `seed`,
     `micro_batches` and `global_batch` say which samples a step has; `refusal` is of the step in progress.
     `checkpoints`, oldest first, are those that the job can go back to; those whose names are in `superseded` may be
     removed from the directory.
@@ -195,6 +199,10 @@ class Record(Struct, frozen=True, kw_only=True):
     refusal: Refusal | None = None
     expert_shape: ExpertShape | None = None
     layout: Layout = WHOLE
+    layouts: Layouts = ()
+    change: LayoutChange | None = None
+    layout_s: Mapping[str, float] = msgspec.field(default_factory=dict[str, float])
+    too_large: tuple[Layout, ...] = ()
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     superseded: tuple[str, ...] = ()
     saving: Saving = Saving()

@@ -30,6 +30,8 @@ class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     `term` and `generation` are those of the plan under which the step was applied; `parts`: its world size. `seal`: of
     that plan, so that no other run of a job has the same.
+    `everywhere`: the state was put away for another layout: each node of the plan has all parts, one for each place of
+    a unit, in terms of whole tensors. That all are there proves nothing by itself: the record says whether it counts.
     """
 
     term: Count
@@ -38,6 +40,7 @@ class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     part: Count
     parts: Annotated[int, Meta(ge=1, le=MAX_PARTS)]
     seal: Seal
+    everywhere: bool = False
 
     @property
     def key(self) -> SnapshotKey:
@@ -47,7 +50,8 @@ class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     @property
     def name(self) -> str:
         """Of its file."""
-        return f"step-{self.step:08d}-t{self.term}-g{self.generation}-p{self.part}-of-{self.parts}"
+        kind = "place" if self.everywhere else "p"
+        return f"step-{self.step:08d}-t{self.term}-g{self.generation}-{kind}{self.part}-of-{self.parts}"
 
 
 class Keeper(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -71,7 +75,8 @@ class LiveSource(Struct, frozen=True, kw_only=True, tag="live"):
 class SnapshotSource(Struct, frozen=True, kw_only=True, tag="snapshot"):
     """A snapshot in the memory of nodes' agents.
 
-    `parts`: of each, which of the `keepers` have it. `key`: what whoever reads them has to know.
+    `parts`: of each, which of the `keepers` have it. `key`: what whoever reads them has to know. `everywhere`: as of
+    its parts.
     """
 
     term: Count
@@ -81,6 +86,7 @@ class SnapshotSource(Struct, frozen=True, kw_only=True, tag="snapshot"):
     keepers: Annotated[tuple[Keeper, ...], Meta(min_length=1)]
     parts: Annotated[tuple[tuple[Count, ...], ...], Meta(min_length=1, max_length=MAX_PARTS)]
     key: Annotated[bytes, Meta(max_length=64)] = b""
+    everywhere: bool = False
 
     def part(self, number: int) -> SnapshotPart:
         """Return the name of one of the parts."""
@@ -91,6 +97,7 @@ class SnapshotSource(Struct, frozen=True, kw_only=True, tag="snapshot"):
             part=number,
             parts=len(self.parts),
             seal=self.seal,
+            everywhere=self.everywhere,
         )
 
 

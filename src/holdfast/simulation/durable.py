@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from random import Random
@@ -10,7 +10,6 @@ from random import Random
 from holdfast.errors import SupersededError
 from holdfast.protocol import events as ev
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
-from holdfast.protocol.names import index_of
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSource, StateSource
@@ -89,15 +88,17 @@ class HandedPart:
     name: CheckpointName
     part: int
     parts: int
+    places: int
     state: int
 
 
 @dataclass(slots=True)
 class CheckpointFile:
-    """One checkpoint: each role's state in it, which parts and whether its manifest are there, and whether it can be
-    read."""
+    """One checkpoint: each role's state in it, of so many roles, which parts and whether its manifest are there, and
+    whether it can be read."""
 
     step: int
+    places: int = 1
     states: dict[int, int] = field(default_factory=dict[int, int])
     sealed: bool = False
     parts: set[int] = field(default_factory=set[int])
@@ -134,39 +135,48 @@ class CheckpointDirectory:
 
 
 class Truth:
-    """The decided lineage: the state that each step must have led to, by role; with one role by step alone."""
+    """The decided lineage: the state that each step must have led to, by role, of so many places."""
 
-    def __init__(self, places: int) -> None:
-        self._places = places
-        self._states: dict[tuple[int, int], int] = {}
+    def __init__(self) -> None:
+        self._states: dict[tuple[int, int, int], int] = {}
 
-    def place_of(self, worker: str) -> int:
-        """Return which part of the state a worker has."""
-        return index_of(worker) % self._places
-
-    def right(self, step: int, place: int, state: int) -> bool:
+    def right(self, step: int, place: int, places: int, state: int) -> bool:
         """Tell whether this is the state of a step for a role, as far as that is known."""
-        return self._states.get((step, place), state) == state
+        return self._states.get((step, place, places), state) == state
 
-    def all_right(self, step: int, states: Mapping[int, int]) -> bool:
-        """The same of several roles, by place."""
-        return all(self.right(step, place, state) for place, state in states.items())
+    def all_right(self, step: int, file: CheckpointFile) -> bool:
+        """The same of all roles in a checkpoint."""
+        return all(self.right(step, place, file.places, state) for place, state in file.states.items())
 
-    def right_part(self, step: int, part: int, state: int) -> bool:
-        """Tell whether this is right in a part of a snapshot or a checkpoint: ranks follow each other by places."""
-        return self.right(step, part % self._places, state)
-
-    def hold(self, step: int, worker: str, state: int) -> bool:
+    def hold(self, step: int, place: int, places: int, state: int) -> bool:
         """A worker that counts has the state of a step; tell whether that is right."""
-        return self._states.setdefault((step, self.place_of(worker)), state) == state
+        return self._states.setdefault((step, place, places), state) == state
 
     def knows(self, step: int) -> bool:
         """Tell whether anybody has ever had the state of a step."""
-        return any((step, place) in self._states for place in range(self._places))
+        return any(at == step for at, _, _ in self._states)
 
     def forget_after(self, step: int) -> None:
         """What came after a step never counted."""
-        self._states = {(at, place): state for (at, place), state in self._states.items() if at <= step}
+        self._states = {key: state for key, state in self._states.items() if key[0] <= step}
+
+
+class Relaid:
+    """States under one layout made of those under another, and back: what is put away loses nothing."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def under(self, states: tuple[int, ...], places: int) -> tuple[int, ...]:
+        """Return the states of so many places that are the same whole state as these."""
+        if len(states) == places:
+            return states
+        before = self._made.get(states, states)
+        if len(before) == places:
+            return before
+        made = tuple(hash((29, before, places, place)) for place in range(places))
+        self._made[made] = before
+        return made
 
 
 def wrong_source(
@@ -175,21 +185,23 @@ def wrong_source(
     truth: Truth,
     checkpoints: CheckpointDirectory,
     memory: Callable[[str], NodeMemory],
+    places: int,
 ) -> str:
     """Return how a source of the state of `step` is not what it must be, "" where it is on the lineage.
 
     Args:
-        memory: of a node.
+        memory: of a node. places: of a unit, under the layout in force.
     """
     if isinstance(source, SnapshotSource):
         if source.step != step or not all(source.parts):
             return "leads to a snapshot that is not whole"
-        for number, places in enumerate(source.parts):
-            for keeper in (source.keepers[place] for place in places):
+        roles = len(source.parts) if source.everywhere else places  # (ranks follow each other by places)
+        for number, keepers in enumerate(source.parts):
+            for keeper in (source.keepers[place] for place in keepers):
                 part = memory(keeper.node).parts.get(source.part(number))  # (it may be gone since)
-                if part is not None and not truth.right_part(step, number, part.state):
+                if part is not None and not truth.right(step, number % roles, roles, part.state):
                     return f"leads to part {number} on {keeper.node}, which is not on the lineage"
         return ""
     file = checkpoints.files.get(source.name) if isinstance(source, CheckpointSource) else None
-    wrong = file is None or not truth.all_right(step, file.states)
+    wrong = file is None or not truth.all_right(step, file)
     return f"leads to {file}, which is not on the lineage" if wrong else ""

@@ -39,9 +39,7 @@ class Checker:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._truth = Truth(world.plan.places)
-        #: (generation, step) -> v and state, for all that ever passed it, expelled or not
-        self._passed: dict[tuple[int, int], tuple[Commit, int]] = {}
+        self._truth = Truth()
         self._promised: set[str] = set()
         self._work = KeptWork(world.plan)
         self._record: Record | None = None
@@ -142,7 +140,8 @@ class Checker:
     def holds(self, worker: Peer) -> None:
         """A worker holds a state (applied, received or loaded): it must be that of the decided lineage."""
         step = worker.machine.applied or 0
-        if worker.id in self._counts.workers and not self._truth.hold(step, worker.id, worker.state):
+        right = worker.id not in self._counts.workers
+        if not (right or self._truth.hold(step, worker.place, worker.places, worker.state)):
             self._fail(f"{worker.id} has another state of step {step} than the lineage")
 
     def _experts_of_the_step(self, worker: Peer) -> None:
@@ -232,16 +231,16 @@ class Checker:
             self._commits[decision.applied] = decision.commit
         if decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied < self._committed:
             self._fail(f"{decision} undoes step {self._committed}, which is committed")
-        if wrong := self._work.undone_by(decision, plan.workers if plan else ()):
+        if plan is not None and (wrong := self._work.undone_by(decision, plan.workers, plan.places)):
             self._fail(wrong)
-        self._goes_back_to_its_own(decision)
+        self._goes_back_to_its_own(decision, record.layout.places)
         for worker in plan.workers if plan else ():
             process = self._world.worker(worker)
             settled = decision.kind is DecisionKind.REDO and plan is not None and worker not in plan.sources
             if process is not None and settled and process.machine.applied == decision.applied and process.whole:
                 self.holds(process)
 
-    def _goes_back_to_its_own(self, decision: msg.Decision) -> None:
+    def _goes_back_to_its_own(self, decision: msg.Decision, places: int) -> None:
         """A checkpoint that a decision names lies there, with a state of the lineage."""
         if decision.kind is DecisionKind.START and self._committed:
             left = [name for name in self._saved if not self._world.checkpoints.files[name].damaged]
@@ -249,8 +248,8 @@ class Checker:
                 self._fail(f"the job begins anew although {left} are there")
         if decision.kind is DecisionKind.ROLLBACK:
             world = self._world
-            wrong = wrong_source(decision.source, decision.applied, self._truth, world.checkpoints, world.memory)
-            if wrong:
+            known = self._truth, world.checkpoints, world.memory, places
+            if wrong := wrong_source(decision.source, decision.applied, *known):
                 self._fail(f"{decision} {wrong}")
 
     def emitted(self, machine: Coordinator, event: ev.AnyEvent) -> None:
@@ -380,7 +379,7 @@ class Checker:
         file = self._world.checkpoints.files.get(saved.name)
         if file is None or file.step != step:
             self._fail(f"checkpoint {saved} of step {step} is {file}")
-        if step > self._committed or not self._truth.all_right(step, file.states):
+        if step > self._committed or not self._truth.all_right(step, file):
             self._fail(f"checkpoint {saved} is not on the decided lineage: {file}")
         self._saved[saved.name] = step
 
@@ -418,7 +417,7 @@ class Checker:
             if process is None or process.experts is not None or info.raised:
                 continue  # its dense state alone is not enough; (or nobody can go on with it)
             able += [info.id] * (process.whole and (process.machine.applied or 0) >= self._committed > 0)
-        if every_role(able, self._world.plan.places):
+        if every_role(able, machine.record.layout.places):
             self._fail(f"the job failed although {able} hold step {self._committed}: {why}")
         for name in self._saved:
             if not self._world.checkpoints.files[name].damaged:

@@ -62,6 +62,7 @@ _ACTIVITIES = {
     "load": Activity.LOADING,
     "move": Activity.MOVING,
     "save": Activity.FINISHED,
+    "put": Activity.SAVING,
     "adopt": Activity.RECEIVING,
     "bring": Activity.RECEIVING,
     "warm": Activity.WARMING,

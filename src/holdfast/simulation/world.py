@@ -19,7 +19,7 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.simulation.climbing import LeveledGroup
 from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Group, Underway
-from holdfast.simulation.durable import CheckpointDirectory, NodeMemory, SimJournal, SimStore
+from holdfast.simulation.durable import CheckpointDirectory, NodeMemory, Relaid, SimJournal, SimStore
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Troubles
 from holdfast.simulation.machines.experts.stored import StoredExperts
@@ -90,6 +90,8 @@ class Copier(Protocol):
 
     def applied(self, plan: GenerationPlan, step: int) -> None: ...
 
+    def put_away(self, plan: GenerationPlan) -> None: ...
+
 
 class Peer(Protocol):
     """What others see of a worker process, and what they put into it."""
@@ -97,6 +99,9 @@ class Peer(Protocol):
     id: str
     alive: bool
     stopped: bool
+    #: which part of a replica it has, of how many
+    place: int
+    places: int
     machine: WorkerMachine
     #: the model's state; garbage while it is being written, and not `whole`
     state: int
@@ -129,6 +134,7 @@ class World:
         self.store = parts.store()
         self.journal = parts.journal()
         self.checkpoints = CheckpointDirectory()
+        self.relaid = Relaid()
         self._memories: dict[str, NodeMemory] = {}
         self.data_plane = DataPlane()
         self.plans = SharedPlans()
@@ -265,6 +271,8 @@ def _config(plan: FaultPlan) -> CoordinatorConfig:
         witnesses=plan.witnesses,
         period=PeriodBounds(first_s=0.2, least_s=0.1, most_s=0.6),
         submission=1 if plan.pooled else 0,
+        layout_settle_s=0.2,
+        layout_timeout_s=3.0,
         grant_join_s=3.0,
     )
 

@@ -16,6 +16,7 @@ import holdfast
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--shard", type=int, default=1)
+parser.add_argument("--shard-from", action="append", default=[], help="NODES:SHARD: another from so many nodes on")
 parser.add_argument("--tensor", type=int, default=1)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
 parser.add_argument("--hidden", type=int, default=32, help="so wide is the model")
@@ -28,7 +29,10 @@ generator = torch.Generator().manual_seed(1)
 x = torch.randn(96, 8, generator=generator, dtype=torch.float64)
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
 
-job = holdfast.init(layout=holdfast.Layout(shard=args.shard, tensor=args.tensor))
+layouts = {1: holdfast.Layout(shard=args.shard, tensor=args.tensor)}
+for nodes, shard in (map(int, pair.split(":")) for pair in args.shard_from):
+    layouts[nodes] = holdfast.Layout(shard=shard, tensor=args.tensor)
+job = holdfast.init(layout=layouts)
 
 
 class Block(torch.nn.Module):
@@ -51,7 +55,7 @@ model.to(job.device, torch.float64)
 if args.tensor > 1:
     for block in model[:2]:
         parallelize_module(block, job.mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-if args.shard > 1:
+if job.layout.shard > 1:
     experts = {weight for block in model[:2] if args.experts for weight in block.moe.experts.parameters()}
     for module in (*model[:2], model):
         fully_shard(module, mesh=job.mesh["shard"], ignored_params=experts)

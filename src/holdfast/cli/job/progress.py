@@ -155,7 +155,6 @@ _WORDS = dict(
         _line(ev.CheckpointSaved, _saved),
         _line(ev.CheckpointFailed, lambda e: f"the checkpoint of step {e.step} failed on {e.node}: {e.why}"),
         _line(ev.SnapshotSaved, _snapshot),
-        _line(ev.JobAtRisk, lambda e: e.why),
         _line(ev.SnapshotFailed, lambda e: f"no snapshot of step {e.step}: {e.node}: {e.why}"),
         _line(ev.SnapshotRejected, lambda e: f"snapshot of step {e.step}{f' on {e.node}' * bool(e.node)}: {e.why}"),
         _line(ev.CheckpointRejected, lambda e: f"checkpoint {e.name} cannot be used: {e.why}"),
@@ -165,6 +164,13 @@ _WORDS = dict(
         ),
         _line(ev.LimitRaised, _limit),
         _line(ev.JobAtRisk, lambda e: f"at risk: {e.why}"),
+        _line(
+            ev.LayoutChanged,
+            lambda e: (
+                f"layout: {e.to_layout} with {e.nodes} nodes, not {e.from_layout}, down {e.down_s:.3f} s: {e.why}"
+            ),
+        ),
+        _line(ev.LayoutKept, lambda e: f"layout: {e.layout} stays with {e.nodes} nodes: {e.why}"),
         _line(ev.CorruptionFound, lambda e: f"corrupt {e.what} of step {e.step}, refused by all: {e.detail}"),
         _line(ev.ActionRequested, lambda e: f"the {e.who} may do: {e.command}"),
         _line(ev.JobFinished, _finished),

@@ -41,6 +41,7 @@ from holdfast.coordination.agent.instructions import (
     FetchParts,
     ForgetParts,
     KillHung,
+    OpenMemory,
     Pass,
     Reconnect,
     Replay,
@@ -206,7 +207,7 @@ class Agent:
                     self.workforce.kill_hung(worker, why)
                 case Answer(ask):
                     self._answer(ask)
-                case FetchParts() | ForgetParts() | AdmitReaders() | Stow():
+                case FetchParts() | ForgetParts() | AdmitReaders() | OpenMemory() | Stow():
                     self._keep(instruction)
                 case Reconnect(why, blame):
                     _log.log(logging.WARNING if blame else logging.INFO, "%s", why)
@@ -214,7 +215,7 @@ class Agent:
                 case EndAgent():
                     self._ended(instruction)
 
-    def _keep(self, work: FetchParts | ForgetParts | AdmitReaders | Stow) -> None:
+    def _keep(self, work: FetchParts | ForgetParts | AdmitReaders | OpenMemory | Stow) -> None:
         """Do what concerns snapshots and checkpoints."""
         match work:
             case FetchParts(wanted):
@@ -223,6 +224,8 @@ class Agent:
                 self._snapshots.forget(parts, why)
             case AdmitReaders(key):
                 self._snapshots.admit(key)
+            case OpenMemory():
+                self._obey(self.machine.opened(self._snapshots.open(always=True), self.clock.monotonic()))
             case Stow(order):
                 if self._store is not None:
                     self._store.obey(order)

@@ -276,7 +276,7 @@ class Workforce:
         for place in self.places:
             if place.worker in formed.workers:
                 place.unit = formed.unit
-        return structs.replace(formed, page=page.path)
+        return structs.replace(formed, page=page.path, snapshots=snapshot_folder(self.settings, always=True))
 
     def _forget_units(self) -> None:
         """Give back what belonged to units that are none any more."""

@@ -16,6 +16,8 @@ from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.awaited import awaited_by
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.metrics import Slowness
+from holdfast.protocol.layouts.layout import WHOLE
+from holdfast.protocol.layouts.several import said_of, said_so
 from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.protocol.record import Departure, Record
 
@@ -67,7 +69,17 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
             for link in links_of(coordinator)[:MOST_PACES]
         ],
         "clock": now,
+        **_layout(record),
     }
+
+
+def _layout(record: Record) -> dict[str, str]:
+    """Return which layout is in force, and which is on its way, where the job has any."""
+    if record.layout == WHOLE and not record.layouts:
+        return {}
+    change, listed = record.change, f"of {said_of(record.layouts)}" if record.layouts else ""
+    coming = f", {said_so(change.after)} is on its way" if change is not None and change.kept is None else ""
+    return {"layout": f"{said_so(record.layout)}{f' ({listed}{coming})' if listed else ''}"}
 
 
 def paces_of(coordinator: Coordinator) -> list[WorkerPace]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.agent.instructions import FetchParts, ForgetParts, SnapshotWork
+from holdfast.coordination.agent.instructions import FetchParts, ForgetParts, OpenMemory, SnapshotWork
+from holdfast.protocol.layouts.unit_words import JoinUnit, UnitWord
 from holdfast.protocol.messages.agent import MAX_HELD_PARTS, DropSnapshots, KeepSnapshots, NodeSnapshots
 from holdfast.protocol.state import SnapshotPart
 
@@ -16,6 +17,7 @@ class HeldSnapshots:
     def __init__(self) -> None:
         """Keep none: this node has no room for any, or nobody has asked for them."""
         self._at: NodeSnapshots | None = None
+        self._asked = False
         #: in the order in which they came
         self._own: list[SnapshotPart] = []
         self._copies: list[SnapshotPart] = []
@@ -32,6 +34,13 @@ class HeldSnapshots:
         """Hold what was found from before; None: keep none."""
         self._at = found
         self._own = list(found.parts) if found is not None else []
+
+    def needed_by(self, word: UnitWord) -> list[SnapshotWork]:
+        """A worker comes to be in a unit: where its job may change the layout there is to be room, asked for once."""
+        if not (isinstance(word, JoinUnit) and word.layouts) or self._at is not None or self._asked:
+            return []
+        self._asked = True
+        return [OpenMemory()]
 
     def taken(self, part: SnapshotPart) -> list[SnapshotWork]:
         """A worker has written its part."""

@@ -79,6 +79,11 @@ class AdmitReaders:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenMemory:
+    """Have room for parts of snapshots, and say `opened` with what lies there: a job may change its layout."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stow:
     """Have a checkpoint count, or remove some, where they lie; the answer is said by `worker_said`."""
 
@@ -102,5 +107,5 @@ class EndAgent:
     alone: bool = False
 
 
-SnapshotWork = FetchParts | ForgetParts | AdmitReaders
+SnapshotWork = FetchParts | ForgetParts | AdmitReaders | OpenMemory
 AgentInstruction = Say | Replay | Pass | StartWorker | KillHung | Answer | SnapshotWork | Stow | Reconnect | EndAgent

@@ -181,6 +181,7 @@ class AgentMachine:
     def disconnected(self) -> None:
         """The connection has ended, from whichever side."""
         self._connected, self._welcome = False, None
+        self.units.uninformed()
 
     def hear(self, message: CoordinatorMessage, now: float) -> list[AgentInstruction]:
         """Take a message from the coordinator; an injected fault (NodeFault) is the shell's business."""
@@ -218,8 +219,7 @@ class AgentMachine:
         self._welcome, self.ever_welcomed = welcome, True
         self._restarts.allowed(welcome.max_restarts, welcome.rules)
         self._plans.told_anew(welcome.members)
-        admit = [AdmitReaders(welcome.snapshot_key)] if self._snapshots.told is not None else []
-        return [*admit, *self._leave_unfit(now)]
+        return [*self._admit(), *self.units.informed(welcome, now), *self._leave_unfit(now)]
 
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
         if not refused.retry:
@@ -275,7 +275,7 @@ class AgentMachine:
         if place is None or self.over is not None:
             return []
         if isinstance(message, UnitWord):
-            return self.units.take(message, now)
+            return [*self._snapshots.needed_by(message), *self.units.take(message, now)]
         out: list[AgentInstruction] = []
         match message:
             case Attach():
@@ -406,6 +406,14 @@ class AgentMachine:
             return [Stow(message), Pass(here, message)] if self.welcomed and comes_from(message, self.term) else []
         return [self._snapshots.obey(message)] if message.term >= self.term else []
 
+    def opened(self, snapshots: NodeSnapshots | None, now: float) -> list[AgentInstruction]:
+        """There is room for parts of snapshots, with what lies there; None: there is none."""
+        self._snapshots.begin(snapshots)
+        return [*self._admit(), *self._holds([], now)]
+
+    def _admit(self) -> list[AgentInstruction]:
+        return [AdmitReaders(self._welcome.snapshot_key)] if self._welcome and self._snapshots.told else []
+
     def fetched(self, part: SnapshotPart, now: float) -> list[AgentInstruction]:
         """A copy of another node's part of a snapshot is here."""
         return self._holds(self._snapshots.fetched(part), now)
@@ -432,10 +440,8 @@ class AgentMachine:
         return next((place for place in self._places if place.worker == worker and not place.ended), None)
 
     def _tell(self, message: AgentMessage, now: float) -> list[AgentInstruction]:
-        if not self._connected:
-            return []
-        self._said_at = now
-        return [Say(message)]
+        self._said_at = now if self._connected else self._said_at
+        return [Say(message)] if self._connected else []
 
     def _end(self, end: EndAgent) -> list[AgentInstruction]:
         if self.over is not None:

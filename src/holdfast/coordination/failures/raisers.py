@@ -17,6 +17,7 @@ from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.failures.seen import script_raised
 from holdfast.coordination.generations.roles import unit_of
 from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.layouts.changing import LayoutChanges
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
@@ -53,6 +54,7 @@ class Raisers:
         failures: Failures,
         closing: Closing,
         classes: Classes,
+        layouts: LayoutChanges,
     ) -> None:
         self._turn = turn
         self._config = config
@@ -60,7 +62,7 @@ class Raisers:
         self._stopping = stopping
         self._failures = failures
         self._closing = closing
-        self._classes = classes
+        self._classes, self._layouts = classes, layouts
         self._blamed: _Blamed | None = None
 
     def raised(self, node: Node, message: Raised) -> None:
@@ -121,6 +123,8 @@ class Raisers:
         )
         before = turn.record.raised
         turn.change(raised=(*before, last)[-_REMEMBERED:])
+        if self._layouts.ran_out(error):
+            return
         machine = found.status not in _SOFTWARE
         if nodes := nodes_that_agree(before, last, self._nodes, machine=machine, ever=not turn.position.step):
             where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {', '.join(nodes)})"

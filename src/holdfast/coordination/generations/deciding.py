@@ -28,7 +28,7 @@ from holdfast.coordination.generations.roles import every_role, only_whole
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
-from holdfast.coordination.progress.recovery_cost import FAILURE
+from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT
 from holdfast.coordination.snapshots.nearest import nearest
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
@@ -54,7 +54,7 @@ class Deciding:
         self._standbys, self._replacing = parts.standbys, parts.replacing
         self._departures = parts.departures
         self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
-        self._snapshots = parts.snapshots
+        self._snapshots, self._layouts = parts.snapshots, parts.layouts
         self._loads = parts.loads
         self._ending = parts.ending
         self._closing = parts.closing
@@ -345,6 +345,8 @@ class Deciding:
         self._ledger.reset(verdict.decision.applied)
         self._checkpoints.rolled_back(to_snapshot=isinstance(verdict.decision.source, SnapshotSource))
         self._evaluations.rolled_back(verdict.decision.applied)
+        if self._layouts.from_memory(verdict.decision):
+            return LAYOUT
         self._turn.emit(RolledBack, to_step=verdict.decision.applied, why=why)
         return "rollback" if known else "start"
 
@@ -378,7 +380,8 @@ class Deciding:
             else:
                 self._ending.failed(str(plan), EXIT_BAD_INPUT)
             return
-        plan = msgspec.structs.replace(plan, last=self._closing.under_way)
+        puts_away = self._layouts.leads_on(decision, ends=self._closing.under_way)
+        plan = msgspec.structs.replace(plan, last=self._closing.under_way, puts_away=puts_away)
         refusal = refusal_after(record.refusal, decision)
         assignment = () if refusal is not None else first_assignment(record, plan, decision, reports, whose)
         whole = bool(whose) and fills_the_seats(record.plan, plan.workers, whose)
@@ -386,6 +389,8 @@ class Deciding:
             reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
+        if puts_away:
+            self._progress.puts_away(decision)
         self._progress.replaced(moved, plan, self._replacing.why, whole=whole)
         if anew:
             turn.change(lineage=plan.generation)

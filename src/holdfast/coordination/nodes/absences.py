@@ -23,6 +23,8 @@ class Absences:
         #: since when they are away, by whether they come back as they were, or with fresh workers
         self._as_they_were: dict[str, float] = {}
         self._fresh: dict[str, float] = {}
+        #: of those that are to come with fresh workers, the ones that nobody was told of yet
+        self._untold: set[str] = set()
         #: when one came back as it was: who comes later may only have stood behind it in the queue
         self._last_back = 0.0
         #: here again, with fresh workers still to come
@@ -50,6 +52,8 @@ class Absences:
             node = turn.members.nodes.get(name)
             if node is None:
                 continue
+            if not (node.announced or node.returning):
+                self._untold.add(name)
             turn.send(node.connection, Refused(why=why, exit_code=EXIT_DONE, retry=True))
             turn.close(node.connection)
             turn.members.remove(name)
@@ -61,10 +65,15 @@ class Absences:
         """True where a node that connects was expected."""
         return name in self._as_they_were or name in self._fresh
 
+    def returns(self, name: str) -> bool:
+        """True where a node that connects was expected, and was told of before."""
+        return self.knows(name) and name not in self._untold
+
     def back(self, node: Node) -> None:
         """A node is here, and has said all that its workers had to say."""
         if self._as_they_were.pop(node.name, None) is not None:
             self._last_back = self._turn.now
+        self._untold.discard(node.name)
         fresh = self._fresh.pop(node.name, None) is not None
         if fresh and not (node.complete or node.aside):  # (for a standby nobody waits)
             self._starting.add(node.name)
@@ -79,6 +88,7 @@ class Absences:
     def lost(self, name: str) -> None:
         """A node has left the job."""
         self._starting.discard(name)
+        self._untold.discard(name)
         self._as_they_were.pop(name, None)
         self._fresh.pop(name, None)
 

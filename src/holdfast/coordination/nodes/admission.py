@@ -71,7 +71,7 @@ class Admission:
             self._standbys.came(node)
         elif self._departures.owes(hello.node):
             turn.members.owe(hello.node)
-        node.returning = self._absences.knows(hello.node)
+        node.returning = self._absences.returns(hello.node)
         self._snapshots.hold(node, hello.snapshots)
         welcome = Welcome(
             term=turn.record.term,
@@ -82,6 +82,8 @@ class Admission:
             rules=config.rules,
             max_restarts=config.spec.recovery.max_restarts,
             snapshot_key=self._snapshots.key,
+            layout=turn.record.layout if turn.record.layouts else None,
+            nodes=config.spec.nodes_to_begin,
         )
         turn.send(connection, welcome)
         return node

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol.layouts.several import said_of
 from holdfast.protocol.messages.agent import EndNode
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.names import node_of
@@ -24,6 +25,8 @@ def misfit(turn: Turn, node: Node, attach: Attach) -> str:
         return _sent_away(turn, node, why)
     if not turn.record.config and node.standby:
         return ""  # (the others say what the job is)
+    if not turn.record.config and (why := _other_work(turn, attach)):
+        return _sent_away(turn, node, f"node {node.name} does not fit the job: {why}")
     if not turn.record.config:
         turn.change(
             config=attach.config,
@@ -34,16 +37,33 @@ def misfit(turn: Turn, node: Node, attach: Attach) -> str:
             saves=attach.saves,
             saves_in_time=attach.saves_in_time,
             layout=attach.layout,
+            layouts=attach.layouts,
         )
         return ""
     job, here = turn.record.config, attach.config
     differing = [name for name in dict.fromkeys((*job, *here)) if job.get(name) != here.get(name)]
     said = [_difference(name, here.get(name, "none"), job.get(name, "none")) for name in differing]
-    if attach.layout != turn.record.layout:
+    if attach.layouts != turn.record.layouts:
+        said.append(_difference("layouts", said_of(attach.layouts) or "one", said_of(turn.record.layouts) or "one"))
+    elif attach.layout != turn.record.layout:
         said.append(_difference("layout", str(attach.layout), str(turn.record.layout)))
     if node.standby:
         said += _other_room(turn, node, attach)
     return _sent_away(turn, node, f"node {node.name} does not fit the job: {'; '.join(said)}") if said else ""
+
+
+def _other_work(turn: Turn, attach: Attach) -> str:
+    """Say in what a worker differs from those that trained under another layout; "" where none did."""
+    record = turn.record
+    if not record.layouts:
+        return ""
+    pairs = (
+        ("layouts", said_of(attach.layouts) or "one", said_of(record.layouts)),
+        ("global batch", attach.global_batch, record.global_batch),
+        ("micro-batches", attach.micro_batches, record.micro_batches),
+        ("seed", attach.seed, record.seed),
+    )
+    return "; ".join(_difference(name, str(here), str(job)) for name, here, job in pairs if here != job)
 
 
 def _sent_away(turn: Turn, node: Node, why: str) -> str:
@@ -61,6 +81,11 @@ def _cannot_be(node: Node, attach: Attach) -> str:
         return (
             f"layout {layout} takes {places} workers of a node for each replica, node {node.name} has {workers}: "
             f"give --workers-per-node a multiple of {places}, or a smaller layout"
+        )
+    if attach.layouts and attach.expert_shape is not None:
+        return (
+            "a model with experts cannot change its layout while it runs: give holdfast.init() one layout "
+            f"rather than {said_of(attach.layouts)}"
         )
     samples = attach.global_batch // attach.micro_batches if attach.micro_batches else 0
     if samples % layout.shard:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.coordination.progress.costs import MeasuredCosts
+from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
-from holdfast.coordination.progress.recovery_cost import DRAIN, FAILURE, MOVE, RecoveryCost, TakenPlace
+from holdfast.coordination.progress.recovery_cost import DRAIN, FAILURE, LAYOUT, MOVE, RecoveryCost, TakenPlace
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.commit import Wish
 from holdfast.protocol.events import NodeMoved, Rebalanced, Recovered, StepCommitted
@@ -39,6 +39,8 @@ class Progress:
         self._swapped_away: RecoveryCost | None = None
         #: what it has cost those to join that are there for others' places: seconds beside the step's own, and bytes
         self._beside: dict[str, tuple[float, int]] = {}
+        #: what a change of layout has cost, until that is told
+        self._layout_cost: tuple[float, int] | None = None
         self._told, self._told_at = turn.position.step, 0.0
         #: when the newest step was committed of which that is known, unix seconds; 0 where it is of none
         self._known_at = 0.0
@@ -203,6 +205,29 @@ class Progress:
         merged = {**taken, **before, **{name: taken[name] for name in moved}}
         recovery.taken = {name: place for name, place in merged.items() if name in here and place.whose not in here}
 
+    def puts_away(self, decision: Decision) -> None:
+        """The plan that was decided on is to put the state away for another layout: that is what the recovery is."""
+        if self.recovery is not None:
+            self.recovery.action, self.recovery.restart = LAYOUT, True
+            self.recovery.after_step = decision.applied
+
+    def layout_stays(self) -> None:
+        """Nothing comes of that."""
+        if self.recovery is not None and self.recovery.action == LAYOUT:
+            self.recovery.action, self.recovery.restart = "retry", False
+
+    def layout_changes(self) -> None:
+        """The state is put away: all workers are replaced."""
+        if self.recovery is None:  # (another coordinator has begun it)
+            self.failed(self._turn.now, asked=True)
+        self.puts_away(Decision(kind=DecisionKind.ROLLBACK, applied=self.ledger.committed))
+        self.costs.forget_steps()
+
+    def layout_cost(self, since: float) -> tuple[float, int]:
+        """Return what the last change of layout has cost: for how long no step was committed, and bytes moved."""
+        cost, self._layout_cost = self._layout_cost, None
+        return cost if cost is not None else (max(0.0, self.committed_at - since), 0)
+
     @property
     def _owed(self) -> list[str]:
         """The workers that have left, and count still."""
@@ -265,6 +290,10 @@ class Progress:
         """What began before this step is over with it: say what it has cost."""
         self.costs.switched(recovery, self.committed_at)
         costs = recovery.costs(self.committed_at)
+        if recovery.action == LAYOUT:
+            down_s = max(0.0, self.committed_at - recovery.failed)
+            self._layout_cost = down_s, recovery.moved_bytes
+            self.costs.measured(Cost.LAYOUT, max(0.0, down_s - self.costs.step_s))
         if recovery.action == "rebalance":
             told = {name: costs[name] for name in ("moved_bytes", "experts_moved", "transfer_s", "down_s")}
             self._turn.emit(Rebalanced, step=done.step, **told)

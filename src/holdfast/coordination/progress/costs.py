@@ -37,6 +37,7 @@ class Cost(StrEnum):
     STATE = "state_bytes"  # what it received
     HIT = "hit_s"  # a node was lost, and nobody took its place: from then to the first step, beside a usual one
     REPLACED = "replaced_s"  # likewise, and a standby did
+    LAYOUT = "layout_s"  # from the stop for another layout to the first step under it, beside a usual one
     ROLLED_BACK = "rolled_back_s"  # likewise, and the job went back to what was saved: with what was done again
     LOSS = "lost_at"  # when nodes were lost, unix seconds
 
@@ -52,6 +53,7 @@ PRIORS = {
     Cost.STATE: 0.0,
     Cost.HIT: 1.0,
     Cost.REPLACED: 1.0,
+    Cost.LAYOUT: 10.0,
     Cost.ROLLED_BACK: 0.0,
     Cost.LOSS: 0.0,
 }
@@ -136,6 +138,16 @@ class MeasuredCosts:
             self._seconds.append(seconds)
             self._times.append(time)
             self._by_world.setdefault(world, deque(maxlen=_STEPS)).append(seconds)
+
+    def step_of(self, world: int) -> float:
+        """Return the median seconds of a step with so many workers, 0 where too few are known."""
+        return self.paces().get(world, 0.0)
+
+    def forget_steps(self) -> None:
+        """Steps take another time from here on."""
+        self._seconds.clear()
+        self._times.clear()
+        self._by_world.clear()
 
     def paces(self) -> dict[int, float]:
         """Return the median seconds of a step by the number of workers, where enough steps of it are known."""

@@ -10,6 +10,8 @@ FAILURE = "failure"
 DRAIN = "drain"
 #: somebody gives its place to a standby
 MOVE = "move"
+#: another layout is to be in force
+LAYOUT = "layout"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@ durable: agents tell what they hold, and tell it again to a coordinator that com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.nodes.membership import Node
@@ -90,13 +92,13 @@ class SnapshotBook:
         if told is None:
             return
         self._changed = True
-        parts = tuple(part for part in told.parts if self._is_ours(part) and on_lineage(self._turn.record, part))
+        parts = tuple(part for part in told.parts if self._is_ours(part) and _is_of_use(self._turn.record, part))
         others = tuple(part for part in told.parts if part not in parts)
         node.snapshots = NodeSnapshots(host=told.host, port=told.port, parts=parts)
         if not others:
             return
         foreign = [part for part in others if not self._is_ours(part)]
-        why = "of another run of the job" if foreign else "of steps that were undone"
+        why = "of another run of the job" if foreign else "of steps that were undone, or another layout's"
         self._turn.send(node.connection, DropSnapshots(term=self._turn.record.term, parts=others, why=why))
         if foreign:
             self._turn.emit(SnapshotRejected, step=foreign[0].step, node=node.name, why=why)
@@ -140,7 +142,9 @@ class SnapshotBook:
 
     def serving(self, committed: int) -> SnapshotSource | None:
         """Return the newest snapshot of a committed step that is complete, and not known to be of no use."""
+        change = self._turn.record.change
         found = [held for key, held in self._held().items() if held.complete and key not in self._lost]
+        found = [one for one in found if not one.example.everywhere or (change and change.kept == one.example.key)]
         held = max((one for one in found if one.example.step <= committed), key=_age, default=None)
         if held is None:
             return None
@@ -155,6 +159,16 @@ class SnapshotBook:
             keepers=tuple(keeper for node in nodes if (keeper := _keeper(node)) is not None),
             parts=tuple(tuple(places[n.name] for n in held.holders[part]) for part in range(example.parts)),
             key=self.key,
+            everywhere=example.everywhere,
+        )
+
+    def everywhere(self, key: SnapshotKey, nodes: Iterable[str], parts: int) -> bool:
+        """Tell whether each of these nodes has all parts of a state that is put away."""
+        here = self._turn.members.nodes
+        held = [here[name].snapshots if name in here else None for name in nodes]
+        return all(
+            told is not None and len([part for part in told.parts if part.everywhere and part.key == key]) == parts
+            for told in held
         )
 
     def newest(self, committed: int) -> tuple[int, int] | None:
@@ -174,6 +188,8 @@ class SnapshotBook:
 
     def look(self, committed: int, *, at_once: bool = False) -> None:
         """Announce what has become complete, and have copies of it made; with many nodes not at once for each."""
+        if self._turn.record.layouts:
+            self._let_go()
         nodes = len(self._turn.members.nodes)
         wait_s = nodes / LOOKED_THROUGH if nodes > FEW else 0.0
         early = not at_once and 0.0 <= self._turn.now - self._looked < wait_s
@@ -186,8 +202,23 @@ class SnapshotBook:
             self._changed = False
             self._ask(held)
 
+    def _let_go(self) -> None:
+        """What was put away for another layout is of no use any more once steps were done under it, or it is not to be.
+
+        Others need their memory.
+        """
+        record = self._turn.record
+        for node in self._turn.members.nodes.values():
+            told = node.snapshots
+            gone = [part for part in told.parts if part.everywhere and not _is_of_use(record, part)] if told else []
+            if told is not None and gone:
+                node.snapshots = msgspec.structs.replace(told, parts=tuple(p for p in told.parts if p not in gone))
+                self._turn.send(node.connection, DropSnapshots(term=record.term, parts=tuple(gone)))
+                self._changed = True
+
     def _announce(self, held: dict[SnapshotKey, _Held], committed: int) -> None:
-        complete = sorted(key for key, one in held.items() if key > self._told and one.complete)
+        usual = {key: one for key, one in held.items() if not one.example.everywhere}
+        complete = sorted(key for key, one in usual.items() if key > self._told and one.complete)
         self._ahead = any(key[2] > committed for key in complete)
         for key in [key for key in complete if key[2] <= committed]:
             self._told, cost = key, self._costs.get(key, _Cost())
@@ -209,7 +240,7 @@ class SnapshotBook:
         threshold = self._config.spec.recovery.fault_threshold
         peers = peers_of({name: node.rack for name, node in keeping.items()}, threshold)
         wanted: dict[str, list[WantedPart]] = {name: [] for name in keeping}
-        for key in sorted(held)[-NEWEST:]:
+        for key in sorted(key for key, one in held.items() if not one.example.everywhere)[-NEWEST:]:
             for part, holders in held[key].holders.items():
                 here, first = {node.name for node in holders}, holders[0]
                 keeper, snapshot = _keeper(first), _numbered(held[key].example, part)
@@ -235,7 +266,7 @@ class SnapshotBook:
         """Yield what connected nodes hold that is not known to be of no use, nodes in the order of their coming."""
         for node in self._turn.members.nodes.values():
             for part in node.snapshots.parts if node.snapshots is not None else ():
-                if (part.key, part.part, node.name) not in self._bad and on_lineage(self._turn.record, part):
+                if (part.key, part.part, node.name) not in self._bad and _is_of_use(self._turn.record, part):
                     yield node, part
 
     def _is_ours(self, part: SnapshotPart) -> bool:
@@ -266,6 +297,16 @@ def on_lineage(record: Record, part: _Saved) -> bool:
     if not bases or part.generation < bases[0][0]:
         return False
     return all(part.step <= step for generation, step in bases if generation > part.generation)
+
+
+def _is_of_use(record: Record, part: SnapshotPart) -> bool:
+    """Tell whether a part may be read some time: it lies on the lineage, or was put away for the layout to come."""
+    if not part.everywhere:
+        return on_lineage(record, part)
+    change, plan = record.change, record.plan
+    if change is None or change.kept is not None:
+        return change is not None and part.key == change.kept
+    return plan is not None and plan.puts_away and part.generation == plan.generation
 
 
 def _age(held: _Held) -> tuple[int, SnapshotKey]:

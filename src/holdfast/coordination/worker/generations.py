@@ -38,6 +38,8 @@ class KnownGenerations:
         self.decision: Decision | None = None
         self.pending: PendingGroup | None = None
         self.stop: Stop | None = None
+        #: the generation in which the state was put away last, or could not be
+        self.put_away = 0
         self._worker = worker
         #: the newest generation that this worker has left for good, as far as it was told
         self._over = 0
@@ -51,6 +53,10 @@ class KnownGenerations:
     def frozen(self) -> bool:
         """True from Stop to the next Begin: no boundary may be crossed."""
         return self.stop is not None
+
+    def has_put_away(self, generation: int) -> None:
+        """What this worker is to put away in a generation is in its node's memory, or it was told that it cannot be."""
+        self.put_away = max(self.put_away, generation)
 
     @property
     def rank(self) -> int:

@@ -112,6 +112,8 @@ class WorkerMachine(Agreeing):
             return self._due(self.plan)
         if self.phase is Phase.COMPUTE and (self.plan.last or self._copy.stops):
             return tasks.Finish(asked=not self.plan.last)
+        if self.phase is Phase.COMPUTE and self.plan.puts_away:
+            return tasks.Wait() if self.generations.put_away == self.generation else tasks.PutAway(self.plan)
         if self.phase is Phase.COMPUTE and not self._kept:
             return tasks.Compute(self.step, self.share, tuple(self._share.summed))
         return tasks.Wait()

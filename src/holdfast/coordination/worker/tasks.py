@@ -103,8 +103,16 @@ class Enter:
     send_to: tuple[str, ...]
 
 
-#: What leads into a generation, in this order, each only where it is needed (docs/protocol.md, Entering).
-Entering = Forward | Load | Move | Receive | Enter
+@dataclass(frozen=True, slots=True)
+class PutAway:
+    """Nothing is computed: put the state into the memory of this node, then call `generations.has_put_away`."""
+
+    plan: GenerationPlan
+
+
+#: What leads into a generation, in this order, each only where it is needed (docs/protocol.md, Entering); and out of
+#: one in which nothing is computed.
+Entering = Forward | Load | Move | Receive | Enter | PutAway
 
 
 @dataclass(frozen=True, slots=True)

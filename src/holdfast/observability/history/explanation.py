@@ -18,6 +18,8 @@ from holdfast.protocol.events import (
     GenerationStarted,
     JobFailed,
     JobWaiting,
+    LayoutChanged,
+    LayoutKept,
     ReadEvent,
     Rebalanced,
     RebalanceDecided,
@@ -110,6 +112,11 @@ def explain(events: Sequence[ReadEvent], seq: int) -> Explanation:
         return replace(explain(events, event.about_seq), event=event, why=event.why)
     if isinstance(event, RebalanceDecided) and not event.adopted:
         return Explanation(event=event, why=event.why)
+    if isinstance(event, LayoutKept):
+        return Explanation(event=event, why=event.why)
+    if isinstance(event, LayoutChanged):
+        told = next((one.seq for one in events[place::-1] if isinstance(one, Recovered)), 0)
+        return replace(explain(events, told), event=event, why=event.why) if told else Explanation(event=event)
     if isinstance(event, StacksTaken):
         return Explanation(event=event, stood=event)
     found = next((episode for episode in episodes(events) if episode.has(seq)), None)
@@ -190,10 +197,17 @@ def _rungs(episode: Episode) -> Iterator[Rung]:
             generation=generation.generation,
             severity=severity,
             what=_OTHER_RUNGS.get(generation.reason) or RUNGS.get(severity or 0, "another group"),
-            decision=_DECISIONS.get(generation.decision, ""),
+            decision=_decision(generation),
             held=held,
             why_not="" if held else "; ".join(_failed(cause) for cause in after) or "it was left before its first step",
         )
+
+
+def _decision(generation: GenerationStarted) -> str:
+    """Say what the interrupted step becomes."""
+    if generation.reason == "layout" and generation.decision == "rollback":
+        return "the state is read from the memory of the nodes, where all had put it: nothing is computed again"
+    return _DECISIONS.get(generation.decision, "")
 
 
 #: the same, where nothing has failed; by the generation's reason
@@ -201,6 +215,7 @@ _OTHER_RUNGS = {
     "start": "the first members begin",
     "join": "who has come joins at a step's boundary, while the others train",
     "rebalance": "experts, or micro-batches of a slow node, go to others at a step's boundary",
+    "layout": "another layout for so many nodes: all put the state away, and fresh workers take it up",
     "save": "the job saves what it has led to, and ends",
 }
 
@@ -217,6 +232,8 @@ def _rejected(episode: Episode) -> Iterator[Rejected]:
         elif isinstance(event, SnapshotRejected):
             where = f" in the memory of {event.node}" if event.node else ""
             yield Rejected(what=f"the snapshot of step {event.step}{where}", why=event.why)
+        elif isinstance(event, LayoutKept):
+            yield Rejected(what=f"another layout than {event.layout}", why=event.why)
     failures = [event for event in episode.events if isinstance(event, FailureDetected)]
     back = next((event for event in episode.events if isinstance(event, RolledBack)), None)
     generations = [one for one in episode.generations if one.reason not in SWAPS]

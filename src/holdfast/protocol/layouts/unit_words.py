@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.names import Count, KeyName, KeyValue, Struct, Text, WorkerId
 
 #: a unit's name: which workers are in it, so that nothing of an earlier one is taken for this one's
@@ -16,10 +17,14 @@ MAX_UNIT_KEYS = 64
 
 
 class JoinUnit(Struct, frozen=True, kw_only=True):
-    """A worker has come to `holdfast.init()`, and is to be a place of a unit of this layout."""
+    """A worker has come to `holdfast.init()`, and is to be a place of a unit of this layout.
+
+    Where the job lists several it is of the one in force, which is told with the unit.
+    """
 
     worker: WorkerId
-    layout: Layout
+    layout: Layout = WHOLE
+    layouts: Layouts = ()
 
 
 class UnitAwaits(Struct, frozen=True, kw_only=True):
@@ -29,11 +34,17 @@ class UnitAwaits(Struct, frozen=True, kw_only=True):
 
 
 class UnitFormed(Struct, frozen=True, kw_only=True):
-    """All have come: `workers`, by place, are the unit. `page`: path of the memory for their proposals."""
+    """All have come: `workers`, by place, are the unit. `page`: path of the memory for their proposals.
+
+    Where the job lists several layouts, `layout` is the one in force, under which a unit may be one worker alone;
+    `snapshots`: the agent's folder, for the state when another one is to be in force.
+    """
 
     unit: UnitName
-    workers: Annotated[tuple[WorkerId, ...], Meta(min_length=2, max_length=1 << 20)]
+    workers: Annotated[tuple[WorkerId, ...], Meta(min_length=1, max_length=1 << 20)]
     page: Text = ""
+    layout: Layout = WHOLE
+    snapshots: Text = ""
 
 
 class UnitRefused(Struct, frozen=True, kw_only=True):

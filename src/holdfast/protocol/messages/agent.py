@@ -11,6 +11,7 @@ from holdfast.errors import EXIT_DONE
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import MAX_RULES, Detector, FailureKind, FailureRule
 from holdfast.protocol.job_spec import MAX_RESTARTS
+from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.orders import (
     Arm,
     CheckpointOrder,
@@ -210,6 +211,7 @@ class Welcome(Struct, frozen=True, kw_only=True):
 
     `members`: the node's workers that the generation in force or the pending one names. `rules`: the site's own classes
     of failures: agents and the coordinator class alike. `max_restarts`: of the node's processes, within a window.
+    `layout`: the one in force, None as long as nobody has said which the job has: it begins with that for `nodes`.
     """
 
     term: Count
@@ -220,6 +222,8 @@ class Welcome(Struct, frozen=True, kw_only=True):
     rules: Annotated[tuple[FailureRule, ...], Meta(max_length=MAX_RULES)] = ()
     max_restarts: Count = MAX_RESTARTS
     snapshot_key: Annotated[bytes, Meta(max_length=64)] = b""
+    layout: Layout | None = None
+    nodes: Count = 0
 
 
 class Refused(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from msgspec import Meta
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.commit import Commit, Metrics
 from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.names import Count, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding, SnapshotPart
@@ -42,6 +43,8 @@ class Attach(Struct, frozen=True, kw_only=True):
     saves_in_time: bool = False  # whenever the coordinator says so
     #: how a replica lies over the workers of a node, and which of them this is follows from its index
     layout: Layout = WHOLE
+    #: all that the script lists, where these are several: then its agent has said which one this is
+    layouts: Layouts = ()
 
 
 class Begun(Struct, frozen=True, kw_only=True):

@@ -71,6 +71,22 @@ class _Piece(NamedTuple):
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaidOut:
+    """Where the pieces of a part are to lie: `header` says it, the live tensors are copied there by `fill`."""
+
+    header: bytes
+    nbytes: int
+    pieces: Sequence[tuple[StoredPiece, torch.Tensor]]
+
+    @torch.no_grad()
+    def fill(self, data: torch.Tensor) -> None:
+        """Copy all pieces to where they are to lie, in `(nbytes,)` bytes of host memory."""
+        for piece, tensor in self.pieces:
+            room = data[piece.begin : piece.begin + piece.nbytes].view(tensor.dtype)
+            room.view(tensor.shape).copy_(tensor)
+
+
 def copy_part(
     view: StateView,
     part: int,
@@ -78,7 +94,21 @@ def copy_part(
     rows: Mapping[str, torch.Tensor] | None = None,
     place: PlaceInUnit = WHOLE_UNIT,
 ) -> StatePart:
-    """Copy one part of the state; when this returns, the state may change.
+    """Copy one part of the state, as `lay_out`; when this returns, the state may change."""
+    laid = lay_out(view, part, parts, rows, place)
+    data = torch.empty(laid.nbytes, dtype=torch.uint8)
+    laid.fill(data)
+    return StatePart(header=laid.header, data=data)
+
+
+def lay_out(
+    view: StateView,
+    part: int,
+    parts: int,
+    rows: Mapping[str, torch.Tensor] | None = None,
+    place: PlaceInUnit = WHOLE_UNIT,
+) -> LaidOut:
+    """Return what one part of the state consists of.
 
     Args:
         part: which of `parts` that the ranks of this role save, 0-based.
@@ -95,13 +125,8 @@ def copy_part(
     for number in order:
         described.append(pieces[number].stored(end))
         end += described[-1].nbytes
-    data = torch.empty(end, dtype=torch.uint8)
-    with torch.no_grad():
-        for piece, number in zip(described, order, strict=True):
-            tensor = stored[number]
-            room = data[piece.begin : piece.begin + piece.nbytes].view(tensor.dtype)
-            room.view(tensor.shape).copy_(tensor)
-    return StatePart(header=header_of(described), data=data)
+    tensors = [stored[number] for number in order]
+    return LaidOut(header=header_of(described), nbytes=end, pieces=list(zip(described, tensors, strict=True)))
 
 
 def _share(view: StateView, part: int, parts: int, place: PlaceInUnit) -> Iterator[_Piece]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-from collections.abc import Mapping
-from typing import BinaryIO
+from collections.abc import Iterable, Mapping
+from typing import BinaryIO, Protocol
 
 import torch
 
@@ -38,8 +38,7 @@ def load_tensors(
         DamagedCheckpointError: it holds something else, or cannot be read. Some tensors may be filled.
     """
     _, files = read_manifest(storage, checkpoint)
-    whole = {name: LocalPart(Box.all_of(tensor.shape), tuple(tensor.shape)) for name, tensor in tensors.items()}
-    filling = _Filling(tensors, whole | dict(parts or {}))
+    filling = BoxFilling(tensors, parts or {})
     for file in files:
         if file.name.endswith(SUFFIX):
             called = f"{checkpoint}/{file.name}"
@@ -48,9 +47,8 @@ def load_tensors(
                     filling.take(stream, called, file.bytes)
             except OSError as error:
                 raise DamagedCheckpointError(f"{called} cannot be read: {said(error)}") from None
-    for name in tensors:
-        if not filling.has(name):
-            raise DamagedCheckpointError(f"{checkpoint} does not hold all of {name}, once")
+    if lacking := filling.lacking:
+        raise DamagedCheckpointError(f"{checkpoint} does not hold all of {lacking}, once")
 
 
 def opened(storage: Storage, checkpoint: str, file: StoredFile) -> BinaryIO:
@@ -68,21 +66,60 @@ def opened(storage: Storage, checkpoint: str, file: StoredFile) -> BinaryIO:
     return io.BytesIO(data)
 
 
-class _Filling:
-    """Tensors on their way in."""
+class SeekableBytes(Protocol):
+    """What pieces of tensors are read from."""
+
+    def seek(self, offset: int, /) -> int: ...
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class BoxFilling:
+    """Tensors on their way in, from files with boxes of them."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, LocalPart]) -> None:
-        self._tensors, self._parts = tensors, parts
+        """Nothing is here yet.
+
+        Args:
+            tensors: by name. parts: which parts of the whole tensors those are that are not all of them.
+        """
+        whole = {name: LocalPart(Box.all_of(tensor.shape), tuple(tensor.shape)) for name, tensor in tensors.items()}
+        self._tensors, self._parts = tensors, {**whole, **parts}
         #: what was there of each, whether it was wanted here or not
         self._found: dict[str, list[Box]] = {name: [] for name in tensors}
 
-    def has(self, name: str) -> bool:
-        """Tell whether all of a whole tensor was there, each element once."""
-        return make_up(self._found[name], self._parts[name].whole)
+    @property
+    def lacking(self) -> str:
+        """The name of a tensor that was not there as a whole, each element once; "" where all were."""
+        return next((name for name in self._found if not make_up(self._found[name], self._parts[name].whole)), "")
 
     def take(self, stream: BinaryIO, called: str, size: int) -> None:
         """Read from one file what is wanted of it."""
         pieces, start = read_header(stream, size, called)
+        self.take_pieces(stream, called, pieces, start)
+
+    def ranges(self, called: str, pieces: Iterable[StoredPiece]) -> list[tuple[int, int]]:
+        """Return which bytes of a file `take_pieces` would read, where they begin and how many, from `start` on.
+
+        Raises:
+            DamagedCheckpointError: a piece is none of its tensor.
+        """
+        found: list[tuple[int, int]] = []
+        for piece in pieces:
+            tensor, part = self._tensors.get(piece.name), self._parts.get(piece.name)
+            if tensor is not None and part is not None:
+                box = _checked(called, piece, tensor, part.whole)
+                if wanted := box.common(part.box):
+                    start, rows = _rows_of(box, wanted)
+                    found.append((piece.begin + start * tensor.itemsize, rows.size * tensor.itemsize))
+        return found
+
+    def take_pieces(self, stream: SeekableBytes, called: str, pieces: Iterable[StoredPiece], start: int) -> None:
+        """Read what is wanted of these pieces, whose bytes begin at `start`.
+
+        Raises:
+            DamagedCheckpointError: one is none of its tensor.
+        """
         for piece in pieces:
             if piece.name not in self._tensors:
                 continue
@@ -110,14 +147,19 @@ def _checked(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple
     return Box(box.offset[: len(whole)], box.shape[: len(whole)])
 
 
+def _rows_of(box: Box, wanted: Box) -> tuple[int, Box]:
+    """Return those rows of a box that have something of what is wanted, and how many elements lie before them."""
+    if not box.shape:
+        return 0, box
+    rows = Box((wanted.offset[0], *box.offset[1:]), (wanted.shape[0], *box.shape[1:]))
+    return (wanted.offset[0] - box.offset[0]) * (box.size // box.shape[0]), rows
+
+
 @torch.no_grad()
-def _fill(stream: BinaryIO, start: int, box: Box, into: torch.Tensor, wanted: Box) -> None:
+def _fill(stream: SeekableBytes, start: int, box: Box, into: torch.Tensor, wanted: Box) -> None:
     """Read what is wanted of a box whose bytes begin somewhere; no more rows of it are read than have some of that."""
-    rows = box
-    if box.shape:
-        rows = Box((wanted.offset[0], *box.offset[1:]), (wanted.shape[0], *box.shape[1:]))
-        before = wanted.offset[0] - box.offset[0]
-        start += before * (box.size // box.shape[0]) * into.itemsize
+    before, rows = _rows_of(box, wanted)
+    start += before * into.itemsize
     direct = rows.shape == wanted.shape and directly_readable(into)
     room = into.detach() if direct else torch.empty(rows.shape, dtype=into.dtype)
     stream.seek(start)

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import Layouts
 from holdfast.runtime.layouts.local import counts_here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceInUnit:
-    """A place of a unit, 0-based, in a layout (docs/layouts.md); `spread`: the script has asked for a layout."""
+    """A place of a unit, 0-based, in a layout (docs/layouts.md); `spread`: the script has asked for a layout.
+
+    `layouts`: all that it lists, where these are several.
+    """
 
     layout: Layout = WHOLE
     place: int = 0
     spread: bool = False
+    layouts: Layouts = ()
 
     @property
     def shard(self) -> int:

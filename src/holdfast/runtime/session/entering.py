@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
+from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, PutAway, Receive
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import CheckpointDamaged
@@ -62,6 +62,9 @@ class Entrance:
             resources = self._shared.resources.of(generation)
         if resources is None:
             return
+        if isinstance(task, PutAway):
+            self._put_away(task.plan)
+            return
         progress = self._shared.progress
         progress.at(Activity.ENTERING)
         if isinstance(task, Forward):
@@ -77,7 +80,7 @@ class Entrance:
         match task:
             case Load():
                 progress.at(Activity.LOADING)
-                self._load(task.plan, task.source)
+                self._load(resources, task.plan, task.source)
             case Move():
                 progress.at(Activity.MOVING)
                 self._move(resources, task.plan, groups)
@@ -87,7 +90,21 @@ class Entrance:
             case Enter():
                 self._enter(resources)
 
-    def _load(self, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> None:
+    def _put_away(self, plan: GenerationPlan) -> None:
+        """Another layout is to be in force: put the state into this node's memory; whatever comes of it was told."""
+        if self._snapshots is None:
+            raise RuntimeError("the state is to be put away, but this worker knows of no folder for it")
+        self._shared.progress.at(Activity.SAVING)
+        self._workload.state.watch.check()
+        with self._shared.changed:
+            step = self._shared.machine.applied
+            over = self._shared.left(plan.generation)
+        if step is not None and not over:
+            self._snapshots.put_away(plan, step)
+        with self._shared.changed:
+            self._shared.machine.generations.has_put_away(plan.generation)
+
+    def _load(self, resources: Resources, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> None:
         generation = plan.generation
         with self._shared.changed:
             over = self._shared.left(generation)
@@ -103,6 +120,8 @@ class Entrance:
         except SnapshotLostError:
             self._wait_for_the_end(generation)  # (what is wrong with it was told)
             return
+        if self._snapshots is not None and isinstance(source, SnapshotSource):
+            resources.moved_bytes += self._snapshots.moved_bytes
         if self._saver is not None:
             self._saver.loaded(source.name if isinstance(source, CheckpointSource) else "")
         with self._shared.changed:

@@ -24,7 +24,7 @@ from holdfast.environment import LOADER, log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.job_spec import AUTO
-from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
 from holdfast.runtime.checkpoints.sinks import sink_of
@@ -41,8 +41,9 @@ from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
+from holdfast.runtime.session.unit.listed import GivenLayout, check_work, listed_layouts
 from holdfast.runtime.session.unit.spread_model import SpreadModel
-from holdfast.runtime.session.unit.unit import Unit, form_unit
+from holdfast.runtime.session.unit.unit import Met, form_unit, meet_under
 from holdfast.runtime.snapshots.snapshots import snapshots_of
 from holdfast.runtime.state.refusals import said_untrained
 from holdfast.runtime.warming.shadow import ShadowAttempt
@@ -68,7 +69,7 @@ class Job:
         self,
         settings: WorkerSettings | None,
         *,
-        layout: Layout | None = None,
+        layout: GivenLayout | None = None,
         checkpoint_dir: str | Path | None = None,
         checkpoint_every: Every = AUTO,
     ) -> None:
@@ -77,7 +78,7 @@ class Job:
         Args:
             settings: from the agent; None for a world of one.
             layout: how a replica lies on the places of a unit, which is formed here; a world of one has it whole.
-                None: nothing is spread.
+                Of several one is in force. None: nothing is spread.
             checkpoint_dir, checkpoint_every: for a world of one; an agent's settings come first.
 
         Raises:
@@ -89,14 +90,7 @@ class Job:
                 f"holdfast.init(checkpoint_dir={str(checkpoint_dir)!r}) says where a script that runs alone keeps its "
                 f"checkpoints; this job was started without: start it with --checkpoint-dir {checkpoint_dir}"
             )
-        if layout is not None and not isinstance(cast(object, layout), Layout):
-            raise BadInputError(
-                f"holdfast.init(layout={layout!r}) is a {type(layout).__name__}: give holdfast.Layout(shard=N)"
-            )
-        if layout is not None and layout.stages > 1:
-            raise BadInputError(
-                f"holdfast.init(layout={layout!r}): pipeline stages cannot be trained yet; use stages=1"
-            )
+        only, self._layouts = listed_layouts(layout)
         self._settings = settings
         self._checkpoint_dir = settings.spec.checkpoint.dir if settings else checkpoint_dir
         self._checkpoint_every = settings.spec.checkpoint.every if settings else checkpoint_every
@@ -111,11 +105,19 @@ class Job:
         #: where the model belongs
         self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
         self._link: WorkerLink | None = None
-        self._unit: Unit | None = None
-        if settings and layout is not None and layout.places > 1:
+        self._met = Met(WHOLE, None)
+        if settings and self._layouts:
             self._link = WorkerLink(settings.socket)
-            self._unit = form_unit(self._link, settings.worker, layout, self.device)
-        self._spread = SpreadModel(self._unit, self.device) if layout is not None else None
+            self._met = meet_under(self._link, settings.worker, self._layouts, self.device)
+        elif settings and only is not None and only.places > 1:
+            self._link = WorkerLink(settings.socket)
+            self._met = Met(only, form_unit(self._link, settings.worker, only, self.device))
+        self._spread = SpreadModel(self._met.unit, self.device, self._layouts) if layout is not None else None
+
+    @property
+    def layout(self) -> Layout:
+        """The layout in force, for as long as this process lives; alone, and without any, one place has all."""
+        return self._met.layout
 
     @property
     def rank(self) -> int:
@@ -202,10 +204,12 @@ class Job:
         place = self._spread.take(model) if self._spread is not None else WHOLE_UNIT
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
+        check_work(self._layouts, micro_batch, experts=False)
         loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, place=place, **order)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
         self._after_apply = _function(after_apply)
         workload = workload_of(given, loader, self.device, place)
+        check_work(self._layouts, micro_batch, experts=workload.experts is not None)
         workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
         self._warnings = list(filter(None, (loader.difference, said_untrained(model, workload.state.optimizers))))
         self._session = self._open(workload)
@@ -371,7 +375,7 @@ class Job:
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
-            page = self._unit.proposals if self._unit is not None else None
+            page = self._met.unit.proposals if self._met.unit is not None else None
             slots = settings.spec.experts.slots
             identity = Identity(worker=settings.worker, host=settings.host, slots=slots, proposals=page)
         agent = (self._link or WorkerLink(settings.socket)) if settings else None
@@ -398,7 +402,7 @@ class Job:
             faults=faults,
             clock=SystemClock(),
             saver=saver,
-            snapshots=snapshots_of(settings, workload, link.send),
+            snapshots=snapshots_of(settings, workload, link.send, self._met.snapshots),
             verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
             progress=open_progress(settings) if settings else NoProgress(),
@@ -419,12 +423,14 @@ def _function(after_apply: Callable[[Step], None] | None) -> Callable[[Step], No
 
 
 def init(
-    *, layout: Layout | None = None, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = AUTO
+    *, layout: GivenLayout | None = None, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = AUTO
 ) -> Job:
     """Attach to the agent that started this process; alone, without one, be a world of one.
 
     Args:
-        layout: how one replica of the model lies on processes of a node, which meet here; None: whole on each.
+        layout: how one replica of the model lies on processes of a node, which meet here; None: whole on each. Several,
+            in the order of preference, or a dict {from so many nodes on: layout}: one is in force, `job.layout`, and
+            may become another with the number of nodes.
         checkpoint_dir, checkpoint_every: where (a folder or a URL) and how often (in steps; "auto": as often as
             wastes least) a world of one saves its state, and resumes from; under an agent the job's options say so, and
             must name a place where one is named here.

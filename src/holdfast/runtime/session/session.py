@@ -190,6 +190,7 @@ class Session:
             micro_batches=order.micro_batches,
             seed=self.workload.samples.seed,
             layout=self.workload.place.layout,
+            layouts=self.workload.place.layouts,
             expert_shape=experts.shape(self._identity.slots) if experts is not None else None,
             saves=self._saver is not None,
             saves_in_time=self._saver is not None and self._saver.in_time,

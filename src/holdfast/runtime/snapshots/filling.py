@@ -36,6 +36,8 @@ class Filling:
             place: which part of a replica is here; the parts are those of its role.
         """
         self._place = place
+        #: what was read so far
+        self.nbytes = 0
         self._state, self._experts, self._wanted = state, experts, wanted
         self._encoded = b""
         self._manifest: Manifest | None = None
@@ -56,6 +58,7 @@ class Filling:
             OSError: it cannot be read.
         """
         snapshot = reader.header.snapshot
+        self.nbytes += reader.header.body_bytes
         try:
             said = msgspec.msgpack.decode(reader.manifest, type=PartManifest)
             if snapshot.part not in self._place.of_role(snapshot.parts):

@@ -18,6 +18,7 @@ from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
 from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.snapshots.filling import Filling
+from holdfast.runtime.snapshots.putting_away import KeptFilling
 from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class SnapshotRestorer:
     ) -> None:
         """`folder`: that of this worker's agent. `place`: which part of a replica is here."""
         self._place = place
+        #: of the last state, from other nodes
+        self.moved_bytes = 0
         self._folder, self._job, self._node, self._complain = folder, job, node_of(worker), complain
 
     def restore(
@@ -58,6 +61,9 @@ class SnapshotRestorer:
         Raises:
             SnapshotLostError: that is not possible; whatever stood in its way was complained of.
         """
+        self.moved_bytes = 0
+        if source.everywhere:
+            return self._restore_whole(source, state, rank)
         filling = Filling(state, experts, wanted, self._place)
         mine = self._place.of_role(len(source.parts))
         if not mine:
@@ -76,16 +82,32 @@ class SnapshotRestorer:
             self._useless(source, f"{name} has values that are no numbers")
         return source.step
 
-    def _bring(self, number: int, source: SnapshotSource, filling: Filling) -> None:
+    def _restore_whole(self, source: SnapshotSource, state: TrainingState, rank: int) -> int:
+        """As `restore`, of a state that was put away under another layout: of each part a piece may belong here.
+
+        It was looked at when it was put away, by all: what it has of values that are no numbers they all had.
+        """
+        filling, parts = KeptFilling(state, self._place), len(source.parts)
+        for number in range(parts):
+            self._bring((number + rank) % parts, source, filling)
+        try:
+            filling.adopt()
+        except StateMismatchError as error:
+            self._useless(source, f"it does not fit: {error}")
+        return source.step
+
+    def _bring(self, number: int, source: SnapshotSource, filling: Filling | KeptFilling) -> None:
         """Bring one part, from the first place that has it whole."""
         snapshot = source.part(number)
         for keeper in self._nearest(source, number):
             try:
                 reader = self._open(keeper, source.key, snapshot)
+                before = filling.nbytes
                 try:
                     filling.take(reader)
                 finally:
                     reader.close()
+                    self.moved_bytes += filling.nbytes - before if keeper.node != self._node else 0
             except (OSError, DamagedPartError) as error:
                 logger.warning("%s on node %s is of no use: %s", snapshot.name, keeper.node, error)
                 self._complain(snapshot, keeper.node, str(error) or type(error).__name__)

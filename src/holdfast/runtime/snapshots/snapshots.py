@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from holdfast.protocol.state import SnapshotPart, SnapshotSource
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.snapshots.putting_away import put_away
 from holdfast.runtime.snapshots.restoring import SnapshotRestorer
 from holdfast.runtime.snapshots.taking import SnapshotTaker
 from holdfast.runtime.state.state import TrainingState
@@ -37,11 +39,13 @@ class Snapshots:
         """Take none yet.
 
         Args:
-            folder: the agent's. every: steps between snapshots. tell: sends to the coordinator; thread-safe.
+            folder: the agent's. every: steps between snapshots, 0: none. tell: sends to the coordinator; thread-safe.
             place: which part of a replica is here.
         """
         self._folder, self._job, self._worker, self._tell = folder, job, worker, tell
         self._state, self._experts, self._place = state, experts, place
+        #: what the last state that was restored here has brought from other nodes
+        self.moved_bytes = 0
         self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, tell=tell, place=place)
 
     def applied(self, plan: GenerationPlan, step: int) -> None:
@@ -70,7 +74,25 @@ class Snapshots:
         wanted: Sequence[Sequence[int]] = ()
         if self._experts is not None and plan.expert_plan is not None:
             wanted = self._experts.wanted_of(plan.expert_plan, rank)
-        return restorer.restore(source, self._state, rank, self._experts, wanted)
+        try:
+            return restorer.restore(source, self._state, rank, self._experts, wanted)
+        finally:
+            self.moved_bytes = restorer.moved_bytes
+
+    def put_away(self, plan: GenerationPlan, step: int) -> None:
+        """Put the state of a step into the memory of this node, and tell it: workers under another layout read it."""
+        part = plan.kept_part(plan.rank(self._worker) or 0, step)
+        if part is None:
+            return  # (another unit of this node does)
+        begun = time.monotonic()
+        try:
+            nbytes = put_away(self._state, self._place, self._folder, self._job, part)
+        except (OSError, RuntimeError) as error:  # (torch's own are RuntimeErrors)
+            why = f"the state cannot be put away: {error}"[:1024]
+            self._tell(SnapshotLeftOut(worker=self._worker, generation=plan.generation, step=step, why=why))
+            return
+        seconds = time.monotonic() - begun
+        self._tell(SnapshotTaken(worker=self._worker, snapshot=part, bytes=nbytes, seconds=seconds, stall_s=seconds))
 
     def wait(self) -> None:
         """Wait until this worker's part of the last one is whole, or left out."""
@@ -81,12 +103,17 @@ class Snapshots:
         self._taker.close()
 
 
-def snapshots_of(settings: WorkerSettings | None, workload: Workload, tell: Tell) -> Snapshots | None:
-    """Return what a worker's settings ask for; None: no snapshots."""
-    if settings is None or not settings.snapshots:
+def snapshots_of(settings: WorkerSettings | None, workload: Workload, tell: Tell, folder: str = "") -> Snapshots | None:
+    """Return what a worker's settings ask for; None: no snapshots.
+
+    Args:
+        folder: the agent's, where the job may change its layout, whether or not any are taken every so many steps.
+    """
+    folder = folder or (settings.snapshots if settings is not None else "")
+    if settings is None or not folder:
         return None
     return Snapshots(
-        folder=Path(settings.snapshots),
+        folder=Path(folder),
         job=settings.spec.name,
         worker=settings.worker,
         every=settings.spec.checkpoint.snapshot_every,

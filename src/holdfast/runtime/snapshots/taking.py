@@ -65,7 +65,7 @@ class SnapshotTaker:
         """Take none yet.
 
         Args:
-            folder: the agent's. every: steps between snapshots. tell: sends to the coordinator; thread-safe.
+            folder: the agent's. every: steps between snapshots, 0: none. tell: sends to the coordinator; thread-safe.
             place: which part of a replica is here.
         """
         self._place = place
@@ -81,7 +81,7 @@ class SnapshotTaker:
 
     def due(self, step: int) -> bool:
         """Return whether a snapshot of this step is wanted: the same on all workers."""
-        return step % self._every == 0
+        return self._every > 0 and step % self._every == 0
 
     def take(self, state: TrainingState, experts: JobExperts | None, plan: GenerationPlan, step: int) -> None:
         """The state is that of `step` now, applied under `plan`: copy this member's part of it, if one is due."""

@@ -126,7 +126,63 @@ def layout_plan(seed: int) -> FaultPlan:
         snapshot_every=rng.choice((0, 0, 0, 1, 2)),
         fan_out=rng.choice((0, 0, 0, 2)),
     )
-    return _with_experts(plan, Random(seed * 137 + 73))
+    return _with_layouts(_with_experts(plan, Random(seed * 137 + 73)), Random(seed * 139 + 79))
+
+
+#: the share of the plans whose layout may change, of those without experts
+_WITH_LAYOUTS = 0.4
+#: what changes how many nodes there are, and what strikes while the layout changes
+_OTHER_NODES = (FaultKind.KILL_NODE, FaultKind.KILL_NODE, FaultKind.JOIN, FaultKind.JOIN, FaultKind.RETURN)
+_WHILE_PUTTING = (
+    FaultKind.KILL_WORKER,
+    FaultKind.KILL_WORKER,
+    FaultKind.KILL_NODE,
+    FaultKind.SILENT_NODE,
+    FaultKind.STOP_WORKER,
+    FaultKind.CUT,
+    FaultKind.CRASH_COORDINATOR,
+    FaultKind.SUPERSEDE,
+    FaultKind.LAG_UP,
+    FaultKind.HANG,
+)
+
+
+def _with_layouts(plan: FaultPlan, rng: Random) -> FaultPlan:
+    """Return a plan of which two in five have several layouts, by the nodes, and faults while they change.
+
+    Nodes have four workers then, or two; what strikes comes where the state is put away, and where it is read again.
+    """
+    if rng.random() >= _WITH_LAYOUTS or plan.experts or plan.pooled or plan.restart:
+        return plan
+    workers = rng.choice((2, 2, 4))
+    sizes = [size for size in (1, 2, 4) if size <= workers]
+    first, second = rng.sample(sizes, 2)
+    steps = max(plan.steps, rng.randint(8, 16))
+    nodes = max(2, plan.nodes)
+    several = tuple(
+        Fault(kind=rng.choice(_OTHER_NODES), time=rng.uniform(0.1, 0.12 * steps), target=rng.randrange(64))
+        for _ in range(rng.choice((2, 2, 3, 4)))
+    )
+    struck = tuple(
+        Fault(
+            kind=rng.choice(_WHILE_PUTTING),
+            target=rng.randrange(64),
+            duration=rng.choice((0.02, 0.3, 1.5, 4.0)),
+            boundary=rng.choice(("putting", "putting", "attach", "begun", "entered", "computing")),
+        )
+        for _ in range(rng.choice((0, 1, 1, 2)))
+    )
+    return replace(
+        plan,
+        nodes=nodes,
+        start_nodes=rng.randint(max(1, nodes - 1), nodes),
+        workers_per_node=workers,
+        steps=steps,
+        places=1,
+        layouts=((1, first), (rng.randint(max(2, nodes - 1), nodes), second)),
+        told=rng.random() < 0.8,
+        faults=(*plan.faults[:3], *several, *struck),
+    )
 
 
 def _with_experts(plan: FaultPlan, rng: Random) -> FaultPlan:

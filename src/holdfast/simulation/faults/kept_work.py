@@ -29,7 +29,6 @@ class KeptWork:
         self._counts = not (plan.experts or plan.restart or FaultKind.CORRUPT_SUM in kinds)
         self._raises = FaultKind.RAISE in kinds or plan.raises is not Raises.NOTHING
         self._reports: dict[str, Report] = {}
-        self._places = plan.places
         #: the last word of each place of a node, whichever Begin has come since
         self._words: dict[str, Report] = {}
         #: what was reported before the Begin that a worker has obeyed last
@@ -68,13 +67,14 @@ class KeptWork:
         None, where one of them lacks the decided state, and another does not.
         """
         rank = plan.rank(report.worker)
-        if self._places == 1 or rank is None:
+        places = plan.places
+        if places == 1 or rank is None:
             return report.summed
-        first = plan.unit_of(rank) * self._places
-        words = [self._words.get(mate) for mate in plan.workers[first : first + self._places]]
+        first = plan.unit_of(rank) * places
+        words = [self._words.get(mate) for mate in plan.workers[first : first + places]]
         same = [word for word in words if word is not None and _stood(word) == _stood(report)]
-        sent = {mate in plan.sources for mate in plan.workers[first : first + self._places]}
-        if len(same) < self._places or len(sent) > 1:
+        sent = {mate in plan.sources for mate in plan.workers[first : first + places]}
+        if len(same) < places or len(sent) > 1:
             return ()
         return tuple(one for one in report.summed if all(one in word.summed for word in same))
 
@@ -83,10 +83,10 @@ class KeptWork:
         self._before.pop(worker, None)
         self._reports.pop(worker, None)
 
-    def undone_by(self, decision: Decision, members: Collection[str]) -> str:
+    def undone_by(self, decision: Decision, members: Collection[str], places: int) -> str:
         """Say which member's work a decision throws away, "" for none."""
-        if self._places > 1:
-            return self._undone_by_role(decision, members) if self._counts else ""
+        if places > 1:
+            return self._undone_by_role(decision, members, places) if self._counts else ""
         for worker in members if self._counts else ():
             report = self._reports.get(worker)
             if report is None or report.applied is None:
@@ -97,21 +97,21 @@ class KeptWork:
                 return f"{decision} although {worker} is READY with step {report.step}"
         return ""
 
-    def _undone_by_role(self, decision: Decision, members: Collection[str]) -> str:
+    def _undone_by_role(self, decision: Decision, members: Collection[str], places: int) -> str:
         """The same where each role needs somebody: a whole unit, or some who stand there already.
 
         (Of a unit in which only some are READY nobody need make use.)
         """
-        stand: list[set[int]] = [set() for _ in range(self._places)]
+        stand: list[set[int]] = [set() for _ in range(places)]
         units: dict[tuple[str, int], list[set[int]]] = {}
         for report in filter(None, map(self._reports.get, members)):
             if report.applied is not None:
-                stand[index_of(report.worker) % self._places].add(report.applied)
+                stand[index_of(report.worker) % places].add(report.applied)
                 ready = {report.step} if report.phase in _READY else set[int]()
-                units.setdefault(unit_of(report.worker, self._places), []).append({report.applied} | ready)
+                units.setdefault(unit_of(report.worker, places), []).append({report.applied} | ready)
         common = _in_all(stand)
         for can in units.values():
-            common |= _in_all(can) if len(can) == self._places else set()
+            common |= _in_all(can) if len(can) == places else set()
         newest = max(common, default=-1)
         gone_back = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         if newest >= 0 and (gone_back or decision.applied < newest):

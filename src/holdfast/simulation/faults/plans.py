@@ -8,6 +8,7 @@ from random import Random
 from typing import Literal
 
 from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import Layouts, ListedLayout
 
 
 class FaultKind(StrEnum):
@@ -104,7 +105,8 @@ class FaultPlan:
     first. on_loss: what becomes of the job where a node is lost, unless all `restart`.
     pooled: the job runs in a pool; recalls: when that wants a node back, in seconds;
     calls: when it wants a standby to join.
-    places: so many workers of a node have a replica of the model between them; 1: each has a whole one.
+    places: so many workers of a node have a replica of the model between them; 1: each has a whole one. layouts: that
+    by the number of nodes, (from so many on, places), where it changes; told: as their script says, else as is faster.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -151,13 +153,20 @@ class FaultPlan:
     cold_warm_ups: int = 0
     on_loss: Literal["auto", "standby", "shrink", "wait"] = "auto"
     places: int = 1
+    layouts: tuple[tuple[int, int], ...] = ()
+    told: bool = True
     handle_s: float = 0.0
     send_s: float = 0.0
 
     @property
     def layout(self) -> Layout:
-        """How a replica lies over the workers of a node."""
-        return Layout(shard=2, tensor=self.places // 2) if self.places > 1 else WHOLE
+        """How a replica lies over the workers of a node, where that does not change."""
+        return layout_of(self.places)
+
+    @property
+    def listed(self) -> Layouts:
+        """All layouts, where it may change."""
+        return tuple(ListedLayout(layout=layout_of(each), nodes=nodes * self.told) for nodes, each in self.layouts)
 
     @property
     def nodes_for_experts(self) -> int:
@@ -186,11 +195,18 @@ class FaultPlan:
         return "\n  ".join([head, *(repr(fault) for fault in self.faults)])
 
 
+def layout_of(places: int) -> Layout:
+    """Return how a replica lies over so many workers of a node."""
+    return Layout(shard=2, tensor=places // 2) if places > 1 else WHOLE
+
+
 #: Where a worker can be struck, in the order of a step.
 STEP_BOUNDARIES = ("computing", "reducing", "reduced", "voted", "passed", "applying", "applied")
 OTHER_BOUNDARIES = ("attach", "begun", "built", "entering", "entered", "stopped", "receiving", "sending", "finishing")
 #: those that the training thread comes to
-THREAD_BOUNDARIES = frozenset((*STEP_BOUNDARIES, "proposing", "climbing", "entering", "entered", "moving", "finishing"))
+THREAD_BOUNDARIES = frozenset(
+    (*STEP_BOUNDARIES, "putting", "proposing", "climbing", "entering", "entered", "moving", "finishing")
+)
 
 _RANDOM_KINDS = (
     (FaultKind.KILL_NODE, 6),

@@ -10,7 +10,7 @@ from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.lateness.reading import Reading
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.layouts.unit_words import UnitAnswer
+from holdfast.protocol.layouts.unit_words import JoinUnit, UnitAnswer, UnitFormed
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.machines.saving import SimKeeper, SimWriter
 from holdfast.simulation.machines.unit import SimUnit
@@ -163,14 +163,20 @@ class SimAgent(Process):
                     self._answer(question)
                 case ask.Stow(order):
                     self.writer.obey(order)
-                case ask.FetchParts() | ask.ForgetParts() | ask.AdmitReaders():
-                    self._keeper.obey(instruction)
+                case ask.FetchParts() | ask.ForgetParts() | ask.AdmitReaders() | ask.OpenMemory():
+                    self._keep(instruction)
                 case ask.Reconnect():
                     self.reconnect_to_new()
                 case ask.EndAgent(exit_code):
                     # (what was told to end may come again)
                     self.exit_code = None if self._notice.given else exit_code
                     self.kill(seen=True)
+
+    def _keep(self, work: ask.SnapshotWork) -> None:
+        if isinstance(work, ask.OpenMemory):
+            self._obey(self.machine.opened(self._keeper.opened(), self._now))
+        else:
+            self._keeper.obey(work)
 
     def _written(self, news: msg.WorkerMessage) -> None:
         """Something has become of a part of a checkpoint, whether its worker still lives or not."""
@@ -181,7 +187,9 @@ class SimAgent(Process):
 
     def _pass_on(self, workers: tuple[str, ...], order: msg.Order | UnitAnswer) -> None:
         if isinstance(order, UnitAnswer):
-            return  # (what they form of processes, simulated workers have no need of)
+            if isinstance(order, UnitFormed):  # (else what they form of processes, simulated workers have no need of)
+                self._formed(order)
+            return
         for worker in [worker for worker in self.workers if worker.id in workers]:
             worker.deliver(worker.order, order)
 
@@ -190,17 +198,27 @@ class SimAgent(Process):
             worker.kill()
             self.worker_ended(worker, -9, FailureKind.HANG)
 
-    def unit_of(self, worker: str) -> SimUnit | None:
-        """Return what a worker shares with the others of its unit, None where it is alone."""
-        places = self._world.plan.places
+    def _come(self, worker: SimWorker) -> None:
+        """A worker has come to where those of a unit meet, which have a layout in common by then."""
+        word = JoinUnit(worker=worker.id, layouts=self._world.plan.listed)
+        self.deliver(lambda: self._obey(self.machine.worker_said(word, self._now)))
+
+    def _formed(self, unit: UnitFormed) -> None:
+        for worker in [worker for worker in self.workers if worker.id in unit.workers]:
+            worker.take_place(unit.layout.places)
+            self._world.after("pause", worker, worker.attach)
+
+    def unit_of(self, worker: str, places: int) -> SimUnit | None:
+        """Return what a worker shares with the others of its unit, of so many places; None where it is alone."""
         return self._units.setdefault(msg.index_of(worker) // places, SimUnit(places)) if places > 1 else None
 
     def _break_unit(self, worker: SimWorker) -> None:
         """A process of a unit has ended: the others do, too. The coordinator may hear of each, or not."""
-        places = self._world.plan.places
+        places = worker.places
         number = msg.index_of(worker.id) // places
         self._units.pop(number, None)
-        mates = [one for one in self.workers if one is not worker and msg.index_of(one.id) // places == number]
+        others = [one for one in self.workers if one is not worker and one.places == places]
+        mates = [one for one in others if msg.index_of(one.id) // places == number]
         told = self._world.rng.random() < 0.5 if mates else True
         for mate in mates:
             mate.kill()
@@ -225,7 +243,7 @@ class SimAgent(Process):
         worker = SimWorker(self._cluster, self, name, self._world.pid())
         self.workers.append(worker)
         self._world.add_worker(worker)
-        self._world.after("start", worker, worker.attach)
+        self._world.after("start", worker, self._come if self._world.plan.layouts else SimWorker.attach, worker)
 
     def relay(self, worker: SimWorker, message: msg.WorkerMessage) -> None:
         """A worker says something."""

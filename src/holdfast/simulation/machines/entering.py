@@ -137,19 +137,24 @@ class SimEntrance:
         """Return the step and the state of a checkpoint or a snapshot; None: it cannot be read, which is told."""
         worker = self._worker
         if isinstance(source, SnapshotSource):
-            place, places = worker.place, worker.world.plan.places
+            place, places = worker.place, worker.places
+            if source.everywhere:
+                place, places = 0, 1
             numbers = range(place, len(source.parts), places)
             states = [self._read_part(source, number, generation) for number in numbers]
             whole = [state for state in states if state is not None]
             if len(whole) < len(states):
                 return None
+            if source.everywhere:
+                return source.step, worker.world.relaid.under(tuple(whole), worker.places)[worker.place]
             return source.step, whole[0] if len(set(whole)) == 1 else worker.world.garbage()
         file = worker.world.checkpoints.files.get(source.name)
         if file is None or file.damaged:
             damaged = msg.CheckpointDamaged(worker=worker.id, generation=generation, name=source.name, why="cut short")
             worker.tell(damaged)
             return None
-        return file.step, file.states[worker.place]
+        states = tuple(file.states[place] for place in range(file.places))
+        return file.step, worker.world.relaid.under(states, worker.places)[worker.place]
 
     def _read_part(self, source: SnapshotSource, number: int, generation: int) -> int | None:
         worker, snapshot = self._worker, source.part(number)

@@ -9,6 +9,7 @@ from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import WorkerInstruction
 from holdfast.protocol.messages.worker import Attach, Raised, ScriptError, WorkerMessage
 from holdfast.simulation.durable import HandedPart
+from holdfast.simulation.faults.plans import layout_of
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.experts.stored import StoredExperts
 from holdfast.simulation.process import SimPage
@@ -37,8 +38,6 @@ class WorkerHost(Peer, Protocol):
     world: World
     checker: Checker
     machine: WorkerMachine
-    #: which part of a replica it has
-    place: int
     #: the training thread hangs
     hung: bool
 
@@ -69,8 +68,8 @@ class WorkerHost(Peer, Protocol):
     def saved(self) -> None: ...
 
 
-def attachment(world: World, worker: str, pid: int, experts: StoredExperts | None) -> Attach:
-    """Return what a worker process of this job says of itself."""
+def attachment(world: World, worker: str, pid: int, experts: StoredExperts | None, places: int) -> Attach:
+    """Return what a worker process of this job says of itself; `places`: of its unit."""
     plan = world.plan
     return Attach(
         worker=worker,
@@ -84,7 +83,8 @@ def attachment(world: World, worker: str, pid: int, experts: StoredExperts | Non
         expert_shape=experts.shape if experts else None,
         saves=plan.checkpoint_every > 0,
         saves_in_time=plan.saves_in_time,
-        layout=plan.layout,
+        layout=layout_of(places),
+        layouts=plan.listed,
     )
 
 

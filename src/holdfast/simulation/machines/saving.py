@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts
+from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts, OpenMemory
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.commit import Wish
@@ -79,7 +79,8 @@ class Saver:
         rank = plan.rank(worker.id)
         if rank is not None:
             self._pending = _name(plan, step)
-            worker.agent.writer.take(HandedPart(worker.id, self._pending, rank, len(plan.members), state))
+            handed = HandedPart(worker.id, self._pending, rank, len(plan.members), plan.places, state)
+            worker.agent.writer.take(handed)
 
 
 def _name(plan: msg.GenerationPlan, step: int) -> CheckpointName:
@@ -125,8 +126,8 @@ class SimWriter:
             # training is worth more than a checkpoint
             self._say(msg.CheckpointUnwritten(**told, name=name.folder, why="No space left on device"))
             return
-        file = world.checkpoints.files.setdefault(name.folder, CheckpointFile(step=name.step))
-        place = handed.part % world.plan.places
+        file = world.checkpoints.files.setdefault(name.folder, CheckpointFile(step=name.step, places=handed.places))
+        place = handed.part % handed.places
         if file.states.setdefault(place, handed.state) != handed.state:
             file.states[place] = world.garbage()
         file.parts.add(handed.part)
@@ -172,6 +173,28 @@ class SnapshotCopier:
         snapshot = plan.snapshot_part(rank, step)
         worker.world.after("copy", worker, self._copied, snapshot)
 
+    def put_away(self, plan: msg.GenerationPlan) -> None:
+        """Another layout is to be in force: put the state into the node's memory."""
+        worker, machine = self._worker, self._worker.machine
+        rank = plan.rank(worker.id)
+        part = plan.kept_part(rank, machine.applied or 0) if rank is not None else None
+        if part is None:
+            machine.generations.has_put_away(plan.generation)
+            worker.advance()
+            return
+        worker.busy = "put"
+        worker.world.after("copy", worker, self._put, part)
+        worker.boundary("putting")
+
+    def _put(self, part: SnapshotPart) -> None:
+        worker = self._worker
+        if worker.busy != "put" or worker.hung:
+            return
+        worker.busy = ""
+        worker.machine.generations.has_put_away(part.generation)
+        self._written(part, worker.state)
+        worker.advance()
+
     def _copied(self, snapshot: SnapshotPart) -> None:
         worker = self._worker
         self.active = False
@@ -200,8 +223,10 @@ class SimKeeper:
 
     def found(self) -> msg.NodeSnapshots | None:
         """The agent starts: return what is left in memory; nothing is, where the machine was down, too."""
-        if not self._world.plan.snapshot_every:
-            return None
+        return self.opened() if self._world.plan.snapshot_every else None
+
+    def opened(self) -> msg.NodeSnapshots:
+        """There is to be room for parts: return what is left in memory."""
         memory = self._world.memory(self._node)
         memory.open = True
         if self._world.rng.random() < 0.5:
@@ -212,7 +237,7 @@ class SimKeeper:
         """The agent is gone."""
         self._world.memory(self._node).open = False
 
-    def obey(self, work: FetchParts | ForgetParts | AdmitReaders) -> None:
+    def obey(self, work: FetchParts | ForgetParts | AdmitReaders | OpenMemory) -> None:
         """Do what the agent's machine asks for."""
         if isinstance(work, FetchParts):
             self._wanted = work.wanted

@@ -19,9 +19,10 @@ from msgspec.structs import replace
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.commit import Commit, Wish, flag_numbers, from_lanes, lane_numbers, lanes_of
 from holdfast.protocol.events import StepCommitted
+from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import FlopTally
 from holdfast.protocol.plan import Passed
-from holdfast.simulation.faults.plans import FaultPlan
+from holdfast.simulation.faults.plans import FaultPlan, layout_of
 from holdfast.step_samples import StepSamples
 
 #: that a round counts for each of its samples
@@ -72,18 +73,21 @@ def summed(sums: SimSums) -> list[SimGradient]:
     return [gradient for gradients in sums.values() for gradient in gradients]
 
 
-def reduce_parts(shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int) -> tuple[SimReduced, ...]:
+def reduce_parts(
+    shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int, count: int
+) -> tuple[SimReduced, ...]:
     """Unite the gradients of each role's ranks, and add up the lanes of v, which all have the same.
 
-    Nothing is dropped, so what is in twice shows.
+    Nothing is dropped, so what is in twice shows. `count`: of places of a unit.
     """
-    shares = list(shares)
-    domains = [shares[place :: plan.places] for place in range(plan.places)]
+    shares, layout = list(shares), layout_of(count)
+    domains = [shares[place::count] for place in range(count)]
     parts = [tuple(sorted(gradient.value for share in domain for gradient in share)) for domain in domains]
     roundings = [hash((17, generation, of_role)) for of_role in parts]
-    places = [rank % plan.places for rank in range(len(shares))]
+    places = [rank % count for rank in range(len(shares))]
     lanes = (
-        lane_numbers(_lanes(share, plan, roundings[place], place)) for place, share in zip(places, shares, strict=True)
+        lane_numbers(_lanes(share, plan, layout, roundings[place], place))
+        for place, share in zip(places, shares, strict=True)
     )
     v = from_lanes([sum(column) for column in zip(*lanes, strict=True)])
     v = replace(v, metrics=logged(parts[0])) if plan.logs else v
@@ -104,13 +108,12 @@ def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: R
     sums[micro_batch] = rng.choice(wrong)
 
 
-def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, rounding: int, place: int) -> Commit:
+def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, layout: Layout, rounding: int, place: int) -> Commit:
     """Return one rank's part of v; now and then its gradients are not finite, all by itself.
 
     Of a unit the places along `shard` have the samples between them, and the first tells of their hashes.
     """
     share = tuple(gradient.value for gradient in gradients)
-    layout = plan.layout
     samples = plan.micro_batch // layout.shard if layout.tensor_of(place) == 0 else 0
     return Commit(
         grad_square=float(rounding % 1048573),

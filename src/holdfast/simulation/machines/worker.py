@@ -48,7 +48,7 @@ class HomeAgent(Protocol):
     name: str
     writer: SimWriter
 
-    def unit_of(self, worker: str) -> Page | None: ...
+    def unit_of(self, worker: str, places: int) -> Page | None: ...
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
@@ -64,9 +64,7 @@ class SimWorker(Process):
 
     def __init__(self, cluster: WorkerSurroundings, agent: HomeAgent, worker: str, pid: int) -> None:
         super().__init__()
-        self.id, self.pid = worker, pid
-        self.agent = agent
-        self.node, self.place = agent.name, index_of(worker) % cluster.world.plan.places
+        self.id, self.pid, self.agent, self.node = worker, pid, agent, agent.name
         self.world, self.checker = cluster.world, cluster.checker
         self._cluster = cluster
         plan, parts = self.world.plan, self.world.parts
@@ -97,7 +95,7 @@ class SimWorker(Process):
         self._busy = ""
         self._builder, self._saver = Builder(self), Saver(self)
         self.copier = SnapshotCopier(self)
-        self._work = Work(self, agent.unit_of(worker), self._computed)
+        self.take_place(self.world.plan.places)
         self._entrance = SimEntrance(self, self._builder, self.pusher, self._saver, self._mover)
 
     @property
@@ -112,11 +110,16 @@ class SimWorker(Process):
 
     # ---- life ----
 
+    def take_place(self, places: int) -> None:
+        """Be one of so many that have a replica between them."""
+        self.places, self.place = places, index_of(self.id) % places
+        self._work = Work(self, self.agent.unit_of(self.id, places), self._computed)
+
     def attach(self) -> None:
         """Come up and wait for a generation."""
         if self.boundary("attach"):
             return
-        self.tell(attachment(self.world, self.id, self.pid, self.experts))
+        self.tell(attachment(self.world, self.id, self.pid, self.experts, self.places))
         if self.world.plan.raises is Raises.BEFORE:
             self.busy = "before"
             self.world.after("start", self, self._script_raises, None)
@@ -198,14 +201,13 @@ class SimWorker(Process):
     def _halt(self) -> None:
         """Leave collectives and transfers; the commit operation is looked at once more."""
         self.pusher.abort()
-        self.receipt = None
-        operation = self.operation
+        self.receipt, operation = None, self.operation
         if self.busy in ("reduce", "move") and operation is not None:
             self.operation, self.busy = None, ""
             self._group().abandon(self, operation)
         elif self.busy == "vote" and operation is not None:
             self.world.after("abandon", self, self._leave_vote, operation)
-        elif self.busy in ("load", "pause", "save", "bring"):
+        elif self.busy in ("load", "pause", "save", "bring", "put"):
             self.busy = ""
 
     def _leave_vote(self, operation: Underway) -> None:
@@ -232,12 +234,13 @@ class SimWorker(Process):
         if not self.alive or self.hung or self.busy:
             return
         machine = self.machine
-        task = machine.task
-        match task:
+        match task := machine.task:
             case tasks.Forward():
                 self._apply()
             case tasks.WarmUp() | tasks.Load() | tasks.Move() | tasks.Receive() | tasks.Enter():
                 self._entrance.enter(task)
+            case tasks.PutAway(plan):
+                self.copier.put_away(plan)
             case tasks.Compute():
                 self._compute(task)
             case tasks.Finish():
@@ -310,15 +313,14 @@ class SimWorker(Process):
         if (tally := training.tally(self.machine, self.world.plan, len(self.gradients))) is not None:
             self.tell(tally)
         generation = self.machine.generation
-        combine = partial(training.reduce_parts, plan=self.world.plan, generation=generation)
+        combine = partial(training.reduce_parts, plan=self.world.plan, generation=generation, count=self.places)
         self.issue("reduce", training.summed(self.gradients), combine)
 
     def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
         self.checker.issues(self, kind)
-        self.busy = kind
-        self.operation = None
-        of_step = self.machine.step if step is None else step
-        operation = self.operation = self._group().issue(self, kind, of_step, payload, combine)
+        self.busy, self.operation = kind, None
+        step = self.machine.step if step is None else step
+        operation = self.operation = self._group().issue(self, kind, step, payload, combine)
         self.world.timeline.after(self.world.timing.operation_timeout_s, self.deliver, self._late, operation)
 
     def _late(self, operation: Underway) -> None:
@@ -335,8 +337,7 @@ class SimWorker(Process):
         """A collective returned."""
         if operation is not self.operation or self.hung:
             return
-        self.operation = None
-        kind, self.busy = self.busy, ""
+        kind, self.operation, self.busy = self.busy, None, ""
         if kind == "reduce":
             self._reduced(value[self.place])
         elif kind == "move" and self._mover is not None:
@@ -383,8 +384,7 @@ class SimWorker(Process):
     def _vote(self) -> None:
         if self.busy != "pause" or self.hung:
             return
-        self.busy = ""
-        machine = self.machine
+        self.busy, machine = "", self.machine
         if not machine.voting():
             return
         self.issue("vote", training.vote(self.world.plan, machine), training.combine)
@@ -395,8 +395,7 @@ class SimWorker(Process):
             return
         self.busy = "apply"
         commit = self.machine.passed.commit if self.machine.passed else None
-        before, self.whole = self.state, False
-        self.state = self.world.garbage()
+        before, self.state, self.whole = self.state, self.world.garbage(), False
         self.world.after("apply", self, self._applied, before, commit)
         self.boundary("applying")
 

@@ -33,10 +33,14 @@ LEFT_S = 24 * 3600.0
 _HEAD = "holdfast-"
 
 
-def snapshot_folder(settings: AgentSettings) -> str:
-    """Return where the parts of a node's snapshots lie; the same for an agent that is started again. "": nowhere."""
+def snapshot_folder(settings: AgentSettings, *, always: bool = False) -> str:
+    """Return where the parts of a node's snapshots lie; the same for an agent that is started again. "": nowhere.
+
+    Args:
+        always: whether or not any are taken every so many steps.
+    """
     spec = settings.spec
-    if not spec.checkpoint.snapshot_every:
+    if not (spec.checkpoint.snapshot_every or always):
         return ""
     origin = zlib.crc32(f"{settings.coordinator} {settings.digest}".encode())
     base = spec.checkpoint.snapshot_dir or SHARED_MEMORY
@@ -45,8 +49,7 @@ def snapshot_folder(settings: AgentSettings) -> str:
 
 def remove_snapshots(settings: AgentSettings) -> None:
     """The job has ended on this node, and its agent is gone: leave nothing of it, however the agent ended."""
-    if folder := snapshot_folder(settings):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(snapshot_folder(settings, always=True), ignore_errors=True)
 
 
 class SnapshotKeeper:
@@ -59,7 +62,8 @@ class SnapshotKeeper:
             on_part: a copy of another node's part lies whole in the folder.
         """
         self._host, self._job = settings.advertise, settings.spec.name
-        self._folder = Path(snapshot_folder(settings)) if settings.spec.checkpoint.snapshot_every else None
+        self._usual = bool(settings.spec.checkpoint.snapshot_every)
+        self._folder = Path(snapshot_folder(settings, always=True))
         self._on_part = on_part
         self._key = b""
         #: the folder, held as long as this agent lives; -1: not yet
@@ -67,10 +71,14 @@ class SnapshotKeeper:
         self._door: SnapshotDoor | None = None
         self._fetching: Fetching | None = None
 
-    def open(self) -> NodeSnapshots | None:
-        """Look what is there from before, and let readers in; None where this node keeps nothing."""
+    def open(self, *, always: bool = False) -> NodeSnapshots | None:
+        """Look what is there from before, and let readers in; None where this node keeps nothing.
+
+        Args:
+            always: whether or not snapshots are taken every so many steps.
+        """
         folder, loop = self._folder, asyncio.get_running_loop()
-        if folder is None:
+        if not (self._usual or always):
             return None
         try:
             make_folder(folder)
@@ -100,10 +108,9 @@ class SnapshotKeeper:
         """Give their memory back. `why`: "" where newer ones take their place."""
         if why:
             _log.warning("%s of snapshots dropped: %s", f"{len(parts)} part{'s' * (len(parts) > 1)}", why)
-        if self._folder is not None:
-            for part in parts:
-                path_of(self._folder, part).unlink(missing_ok=True)
-            remove_abandoned(self._folder)
+        for part in parts:
+            path_of(self._folder, part).unlink(missing_ok=True)
+        remove_abandoned(self._folder)
 
     async def close(self, *, remove: bool) -> None:
         """Let nobody in any more. `remove`: the job has ended here, and nobody needs anything of it."""
@@ -114,7 +121,7 @@ class SnapshotKeeper:
             await asyncio.to_thread(self._door.close)
             self._door = None
         if self._lock >= 0:  # (else the folder is not ours)
-            if remove and self._folder is not None:
+            if remove:
                 shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from holdfast.coordination.agent.instructions import AgentInstruction, KillHung, Pass
-from holdfast.coordination.agent.units.refusals import CALLED_TWICE, difference, misfit
+from holdfast.coordination.agent.units.refusals import CALLED_TWICE, difference, misfit, other_lists
 from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import Layouts, layout_for
 from holdfast.protocol.layouts.unit_words import (
     JoinUnit,
     UnitAwaits,
@@ -18,6 +19,7 @@ from holdfast.protocol.layouts.unit_words import (
     UnitRefused,
     UnitWord,
 )
+from holdfast.protocol.messages.agent import Welcome
 from holdfast.protocol.names import MAX_POSTED_BYTES, index_of, is_key_of, posted_bytes
 
 #: a place that has not come so long after the first of its unit hangs somewhere before `holdfast.init()`
@@ -30,6 +32,7 @@ class _Asked:
 
     worker: str
     layout: Layout
+    layouts: Layouts = ()
 
 
 @dataclass(slots=True)
@@ -55,12 +58,35 @@ class Units:
         #: by index on the node: what these ask for, and in which unit they are
         self._asked: dict[int, _Asked] = {}
         self._formed: dict[int, _Unit] = {}
+        #: of several layouts, the one in force; None: no coordinator says which that is
+        self._choose: Callable[[Layouts], Layout] | None = None
+        #: who waits for a coordinator that says so
+        self._early: dict[int, JoinUnit] = {}
         #: since when a unit is waited for that is not whole, by its first index; None: from the next look on
         self._since: dict[int, float | None] = {}
 
     def take(self, word: UnitWord, now: float) -> list[AgentInstruction]:
         """Take what the worker that fills a place says."""
-        return self._joined(word, now) if isinstance(word, JoinUnit) else self._post(word)
+        if isinstance(word, UnitPost):
+            return self._post(word)
+        if not word.layouts:
+            return self._joined(_Asked(word.worker, word.layout), now)
+        if why := next((why for one in word.layouts if (why := misfit(one.layout, self._workers))), ""):
+            return [Pass((word.worker,), UnitRefused(why=why))]
+        if self._choose is None:
+            self._early[index_of(word.worker)] = word
+            return []
+        return self._joined(_Asked(word.worker, self._choose(word.layouts), word.layouts), now)
+
+    def informed(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
+        """A coordinator says which layout is in force, or with how many nodes the job begins."""
+        self._choose = lambda layouts: welcome.layout or layout_for(layouts, welcome.nodes)
+        early, self._early = self._early, {}
+        return [said for word in early.values() for said in self.take(word, now)]
+
+    def uninformed(self) -> None:
+        """Nobody coordinates, or another one will: who comes waits until it is known what is in force."""
+        self._choose = None
 
     def attached(self, worker: str) -> list[AgentInstruction]:
         """A worker trains; one that has not come before does so without a layout, which then nobody else may have."""
@@ -68,7 +94,7 @@ class Units:
         if index in self._asked:
             return []
         self._asked[index] = asked = _Asked(worker, WHOLE)
-        return self._refuse(difference(index, WHOLE, self._layouts(asked)))
+        return self._refuse(difference(index, WHOLE, self._layouts(asked)) or self._other_lists(asked))
 
     def mates(self, worker: str) -> tuple[int, ...]:
         """Return who goes with a worker, by index: the others of its unit."""
@@ -80,6 +106,7 @@ class Units:
     def left(self, index: int) -> None:
         """Another process fills a place: the unit that the one before was in is none any more."""
         self._asked.pop(index, None)
+        self._early.pop(index, None)
         unit = self._formed.get(index)
         for worker in unit.workers if unit is not None else ():
             self._formed.pop(index_of(worker), None)
@@ -103,15 +130,17 @@ class Units:
 
     # ---- inside ----
 
-    def _joined(self, word: JoinUnit, now: float) -> list[AgentInstruction]:
-        index, asked = index_of(word.worker), _Asked(word.worker, word.layout)
+    def _joined(self, word: _Asked, now: float) -> list[AgentInstruction]:
+        index = index_of(word.worker)
         if index in self._asked:
             return [Pass((word.worker,), UnitRefused(why=CALLED_TWICE))]
         if why := misfit(word.layout, self._workers):
             return [Pass((word.worker,), UnitRefused(why=why))]
-        self._asked[index] = asked
-        if why := difference(index, word.layout, self._layouts(asked)):
-            return self._refuse(why)
+        self._asked[index] = word
+        if why := difference(index, word.layout, self._layouts(word)) or self._other_lists(word):
+            return self._refuse(why) or [Pass((word.worker,), UnitRefused(why=why))]
+        if word.layouts and word.layout.places == 1:
+            return [Pass((word.worker,), UnitFormed(unit=self._nonce(), workers=(word.worker,), layout=word.layout))]
         first = index - index % word.layout.places
         self._since.setdefault(first, now)
         here = tuple(one.worker for one in self._waiting(first))
@@ -121,7 +150,8 @@ class Units:
         unit = _Unit(self._nonce(), here)
         self._formed |= dict(zip(count(first), [unit] * len(here), strict=False))
         del self._since[first]
-        return [Pass(here, UnitFormed(unit=unit.name, workers=here))]
+        layout = word.layout if word.layouts else WHOLE
+        return [Pass(here, UnitFormed(unit=unit.name, workers=here, layout=layout))]
 
     def _post(self, post: UnitPost) -> list[AgentInstruction]:
         unit = self._formed.get(index_of(post.worker))
@@ -154,6 +184,13 @@ class Units:
 
     def _layouts(self, besides: _Asked) -> dict[int, Layout]:
         return {index: one.layout for index, one in self._asked.items() if one is not besides}
+
+    def _other_lists(self, asked: _Asked) -> str:
+        """Say whose list of layouts on the node is another than this worker's; "" where all have the same."""
+        other = next((one for _, one in sorted(self._asked.items()) if one.layouts != asked.layouts), None)
+        return (
+            other_lists(index_of(asked.worker), asked.layouts, index_of(other.worker), other.layouts) if other else ""
+        )
 
     def _who(self, index: int, places: int) -> str:
         return f"place {index % places} of a unit (worker {index} of the node)"

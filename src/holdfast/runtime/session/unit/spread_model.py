@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from holdfast.protocol.layouts.layout import WHOLE
+from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.plan import Role
 from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.session.unit.unit import Unit
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
 class SpreadModel:
     """What torch is shown of the unit: one replica, and nothing of the others."""
 
-    def __init__(self, unit: Unit | None, device: torch.device) -> None:
-        """Make the mesh; without a unit, that of one place: a layout's sizes count as 1."""
+    def __init__(self, unit: Unit | None, device: torch.device, layouts: Layouts = ()) -> None:
+        """Make the mesh; without a unit, that of one place: a layout's sizes count as 1.
+
+        Args:
+            layouts: all that the script lists, where these are several.
+        """
         from holdfast.runtime.layouts.mesh import ReplicaMesh  # (torch's meshes take a second to import)
 
         layout, place = (unit.layout, unit.place) if unit is not None else (WHOLE, 0)
-        self._place = PlaceInUnit(layout=layout, place=place, spread=True)
+        self._place = PlaceInUnit(layout=layout, place=place, spread=True, layouts=layouts)
         self._replica = ReplicaMesh(layout, Role(place=place), device)
         if unit is not None:
             self._replica.swap(unit.groups)

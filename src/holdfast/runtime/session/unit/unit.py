@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,7 @@ from holdfast.control.link.unit.page import Proposals
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.layouts.unit_words import (
     JoinUnit,
     UnitAnswer,
@@ -47,6 +49,32 @@ class Unit:
     proposals: Proposals
 
 
+class Met(NamedTuple):
+    """What a worker comes out of `holdfast.init()` with: the layout in force, its unit, None where it is alone in it.
+
+    `snapshots`: the agent's folder for the state, where another layout may be in force later.
+    """
+
+    layout: Layout
+    unit: Unit | None
+    snapshots: str = ""
+
+
+def meet_under(link: WorkerLink, worker: str, layouts: Layouts, device: torch.device) -> Met:
+    """Meet the other places of this worker's unit under that of these layouts which is in force; blocks.
+
+    Raises:
+        BadInputError, HoldfastError: as `form_unit`.
+    """
+    meeting = _Meeting()
+    link.meet(meeting.hear, meeting.lost)
+    link.send(JoinUnit(worker=worker, layouts=layouts))
+    formed = meeting.formed()
+    layout = formed.layout
+    unit = _built(link, meeting, formed, worker, layout, device, BUILD_S) if layout.places > 1 else None
+    return Met(layout, unit, formed.snapshots)
+
+
 def form_unit(
     link: WorkerLink, worker: str, layout: Layout, device: torch.device, *, build_timeout_s: float = BUILD_S
 ) -> Unit:
@@ -65,7 +93,19 @@ def form_unit(
     meeting = _Meeting()
     link.meet(meeting.hear, meeting.lost)
     link.send(JoinUnit(worker=worker, layout=layout))
-    formed = meeting.formed()
+    return _built(link, meeting, meeting.formed(), worker, layout, device, build_timeout_s)
+
+
+def _built(
+    link: WorkerLink,
+    meeting: _Meeting,
+    formed: UnitFormed,
+    worker: str,
+    layout: Layout,
+    device: torch.device,
+    build_timeout_s: float,
+) -> Unit:
+    """Build the groups of a unit that is formed."""
     place = formed.workers.index(worker)
     try:
         proposals = Proposals(formed.page, place=place, places=layout.places)

@@ -1,0 +1,88 @@
+"""What a script gives as its layout: one, or several, of which one is in force at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, names_of, said_of
+
+#: one; several in the order of preference; or from how many nodes on each
+GivenLayout = Layout | Sequence[Layout] | Mapping[int, Layout]
+
+
+def listed_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
+    """Return the only layout that is given, and all of them where these are several.
+
+    Raises:
+        BadInputError: it is no layout, or not several that a job can have.
+    """
+    if given is None:
+        return None, ()
+    if isinstance(given, Layout):
+        return _checked(given, given), ()
+    if isinstance(given, Mapping):
+        found = _by_nodes(cast("Mapping[object, object]", given))
+    elif isinstance(cast(object, given), list | tuple):
+        found = tuple(ListedLayout(layout=_checked(one, given)) for one in cast("Sequence[object]", given))
+    else:
+        raise BadInputError(
+            f"holdfast.init(layout={given!r}) is a {type(given).__name__}: give holdfast.Layout(shard=N), a list of "
+            "these in the order of preference, or a dict from numbers of nodes to these"
+        )
+    if not found:
+        raise BadInputError(f"holdfast.init(layout={given!r}) is empty: give one layout at least")
+    if len(found) > MAX_LAYOUTS:
+        raise BadInputError(f"holdfast.init() is given {len(found)} layouts: give {MAX_LAYOUTS} at the most")
+    layouts = [one.layout for one in found]
+    if not isinstance(given, Mapping) and len(set(layouts)) < len(layouts):
+        raise BadInputError(f"holdfast.init() is given a layout twice ({names_of(layouts)}): give each once")
+    return (layouts[0], ()) if len(set(layouts)) == 1 else (None, found)
+
+
+def check_work(layouts: Layouts, micro_batch: int, *, experts: bool) -> None:
+    """See whether a job can be trained under all layouts that it lists.
+
+    Raises:
+        BadInputError: it cannot.
+    """
+    for one in layouts:
+        if micro_batch % one.layout.shard:
+            raise BadInputError(
+                f"a micro-batch of {micro_batch} samples cannot be split evenly over {one.layout}, which "
+                f"holdfast.init() lists: give a micro_batch that is a multiple of {one.layout.shard}"
+            )
+    if layouts and experts:
+        raise BadInputError(
+            "a model with experts cannot change its layout while it runs: give holdfast.init() one layout rather than "
+            f"{said_of(layouts)}"
+        )
+
+
+def _by_nodes(given: Mapping[object, object]) -> Layouts:
+    for nodes in given:
+        if type(nodes) is not int or nodes < 1:
+            raise BadInputError(
+                f"holdfast.init(layout=...) has the key {nodes!r}: give whole numbers of nodes from 1 on, such as "
+                "{1: Layout(shard=4), 3: Layout(shard=2)}"
+            )
+    if given and 1 not in given:
+        fewest = min(cast("Mapping[int, object]", given))
+        raise BadInputError(
+            f"holdfast.init(layout=...) says nothing for fewer than {fewest} nodes: a job may lose all but one; give "
+            "an entry for 1"
+        )
+    pairs = sorted(cast("Mapping[int, object]", given).items())
+    return tuple(ListedLayout(layout=_checked(one, given), nodes=nodes) for nodes, one in pairs)
+
+
+def _checked(one: object, given: object) -> Layout:
+    if not isinstance(one, Layout):
+        raise BadInputError(
+            f"holdfast.init(layout={given!r}) has a {type(one).__name__} in it: give holdfast.Layout(shard=N)"
+        )
+    if one.stages > 1:
+        raise BadInputError(f"holdfast.init(layout={given!r}): pipeline stages cannot be trained yet; use stages=1")
+    return one

@@ -1,0 +1,73 @@
+"""Which layout belongs to a number of nodes, and whether a change to it pays."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from holdfast.coordination.layouts.choosing import HORIZON_S, WORTH, choose_layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import ListedLayout, layout_for
+
+TWO, FOUR = Layout(shard=2), Layout(shard=4)
+LISTED = (ListedLayout(layout=TWO), ListedLayout(layout=FOUR))
+TOLD = (ListedLayout(layout=FOUR, nodes=1), ListedLayout(layout=TWO, nodes=3))
+
+
+@pytest.mark.parametrize(("nodes", "layout"), [(1, FOUR), (2, FOUR), (3, TWO), (9, TWO)])
+def test_a_script_that_says_it_is_obeyed(nodes: int, layout: Layout) -> None:
+    choice = choose_layout(TOLD, TWO, nodes=nodes, workers=4, micro_batches=6, measured_s={str(TWO): 9.0})
+    assert choice.layout == layout == layout_for(TOLD, nodes)
+    assert choice.pays(1e9)
+
+
+def test_what_has_as_many_micro_batches_for_each_unit_is_no_faster_with_larger_units() -> None:
+    """Twelve micro-batches: 12 workers as six units have two each, as three units four, that take more than half."""
+    choice = choose_layout(LISTED, TWO, nodes=3, workers=4, micro_batches=12, measured_s={})
+    assert choice.layout == TWO
+    assert not choice.pays(0.0)
+
+
+def test_larger_units_are_chosen_where_smaller_ones_would_wait_for_each_other() -> None:
+    """Four micro-batches on eight workers: four units of two do one each; two of four do two, each in half the time.
+
+    With five workers too many units have nothing to do: one micro-batch, by two places or by four.
+    """
+    even = choose_layout(LISTED, FOUR, nodes=2, workers=4, micro_batches=4, measured_s={})
+    assert even.layout == TWO
+    few = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s={})
+    assert few.layout == FOUR
+    assert few.wins_s == pytest.approx(HORIZON_S * (1 - 1.1 / 2))
+    assert few.pays(few.wins_s / WORTH / 1.01)
+    assert not few.pays(few.wins_s / WORTH * 1.01)
+
+
+def test_what_was_measured_counts_more_than_what_is_guessed() -> None:
+    measured = {str(FOUR): 1.0, str(TWO): 1.0}
+    choice = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s=measured)
+    assert choice.layout == TWO, "four places are no faster than two"
+    # (one was measured: the others are guessed from that, and not from one second)
+    slow = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s={str(TWO): 50.0})
+    assert slow.layout == FOUR
+    assert slow.wins_s == pytest.approx(HORIZON_S * (1 - 1.1 / 2))
+
+
+def test_one_that_is_as_fast_takes_nobodys_place() -> None:
+    """Two units go through four micro-batches in two rounds, one through them in four, each half as long."""
+    same = {str(TWO): 1.0, str(FOUR): 0.5}
+    for in_force in (TWO, FOUR):
+        choice = choose_layout(LISTED, in_force, nodes=1, workers=4, micro_batches=4, measured_s=same)
+        assert choice.layout == in_force
+        assert not choice.pays(0.0)
+    assert layout_for(LISTED, 7) == TWO, "where nothing is in force yet the first is taken"
+
+
+def test_one_that_has_not_fitted_memory_is_left() -> None:
+    listed = (ListedLayout(layout=WHOLE), *LISTED)
+    choice = choose_layout(listed, WHOLE, nodes=3, workers=4, micro_batches=12, measured_s={}, too_large=[WHOLE])
+    assert choice.layout == TWO
+    assert choice.pays(math.inf)
+    assert "one place has not fitted memory" in choice.why
+    nothing = choose_layout(LISTED, TWO, nodes=3, workers=4, micro_batches=12, measured_s={}, too_large=[TWO, FOUR])
+    assert nothing.layout == TWO

@@ -1,0 +1,242 @@
+"""A change of layout: told, put away, in force; and what a failure at each moment makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from machinery import Job, applied, attach, hello
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import ListedLayout
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind
+from holdfast.protocol.state import SnapshotPart, SnapshotSource
+
+TWO = Layout(shard=2)
+LISTED = (ListedLayout(layout=TWO, nodes=1), ListedLayout(layout=WHOLE, nodes=3))
+SETTLE_S = 2.1
+
+
+def w(node: str, index: int, nonce: str = "a") -> str:
+    return msg.worker_id(node, index, nonce)
+
+
+@dataclass
+class Changing(Job):
+    """Nodes of two workers: with three nodes each has a whole replica, with fewer those of a node have one."""
+
+    nodes: int = 3
+    listed: tuple[ListedLayout, ...] = LISTED
+
+    def up(self, node: str, layout: Layout, nonce: str = "a", parts: tuple[SnapshotPart, ...] = ()) -> None:
+        held = msg.NodeSnapshots(host="h", port=1, parts=parts)
+        known = msgspec.structs.replace(hello(node, session=f"{hash((node, nonce)) % 16**8:08x}"), workers=2)
+        self.connect(msgspec.structs.replace(known, snapshots=held))
+        for index in range(2):
+            one = attach(w(node, index, nonce))
+            self.say(msgspec.structs.replace(one, layout=layout, layouts=self.listed))
+
+    def begin(self) -> Changing:
+        self.boot()
+        for index in range(self.nodes):
+            self.up(f"n{index}", WHOLE)
+        self.enter(0)
+        return self
+
+    def enter(self, at: int) -> None:
+        for worker in self.plan.workers:
+            self.say(msg.Entered(worker=worker, generation=self.plan.generation, applied=at))
+
+    def done(self, step: int, after: float = 0.0) -> None:
+        self.now += after
+        for worker in self.plan.workers:
+            self.say(applied(worker, self.plan.generation, step, world=len(self.plan.members)))
+
+    def all_report(self, at: int) -> None:
+        stop = self.machine.parts.stopping.stop
+        assert stop is not None
+        for worker in list(self.plan.workers):
+            if self.machine.members.worker(worker) is not None:
+                known = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
+                self.say(msg.Report(worker=worker, applied=at, step=at + 1, **known))
+
+    def shrink(self) -> Changing:
+        """A node is lost: the others go on as they were, until two steps later they are stopped for another layout."""
+        self.done(1)
+        self.lose("n2")
+        self.all_report(1)
+        assert not self.plan.puts_away, "first they go on at once"
+        self.enter(1)
+        self.done(2)
+        assert self.machine.parts.stopping.stop is None, "two nodes may soon be three again"
+        self.done(3, SETTLE_S)
+        self.all_report(3)
+        assert self.plan.puts_away
+        return self
+
+    def put(self, node: str, at: int = 3) -> tuple[SnapshotPart, ...]:
+        parts = [self.plan.kept_part(rank, at) for rank, one in enumerate(self.plan.members) if one.node == node]
+        held = tuple(part for part in parts if part is not None)
+        self.tell(node, msg.NodeSnapshots(host="h", port=1, parts=held))
+        return held
+
+    @property
+    def plan(self) -> msg.GenerationPlan:
+        plan = self.machine.record.plan
+        assert plan is not None
+        return plan
+
+
+def test_a_layout_changes_once_every_node_has_the_whole_state() -> None:
+    job = Changing().begin().shrink()
+    change = job.machine.record.change
+    assert change is not None
+    assert (change.before, change.after, change.nodes, change.kept) == (WHOLE, TWO, 2, None)
+    parts = {"n0": job.put("n0")}
+    assert [(part.part, part.parts) for part in parts["n0"]] == [(0, 1)], "one unit of a node puts it away"
+    assert job.machine.record.layout == WHOLE
+    parts["n1"] = job.put("n1")
+    assert job.machine.record.layout == WHOLE, "not all have entered with the state that was decided"
+    job.enter(3)
+    record = job.machine.record
+    assert (record.layout, record.plan, record.change and record.change.kept) == (TWO, None, parts["n0"][0].key)
+    assert [type(one) for one in job.sent(msg.Refused)] == [msg.Refused] * 2, "all workers are replaced"
+    for node in ("n0", "n1"):
+        job.up(node, TWO, "b", parts[node])
+    assert job.plan.places == 2
+    decision = job.machine.record.decision
+    assert decision is not None
+    assert (decision.kind, decision.applied) == (DecisionKind.ROLLBACK, 3)
+    assert isinstance(decision.source, SnapshotSource)
+    assert decision.source.everywhere
+    assert [len(keepers) for keepers in decision.source.parts] == [2]
+    assert not [event for event in job.events if isinstance(event, ev.RolledBack)], "nothing is undone"
+    job.enter(3)
+    job.done(4, 1.0)
+    (changed,) = [event for event in job.events if isinstance(event, ev.LayoutChanged)]
+    assert (changed.from_layout, changed.to_layout, changed.nodes, changed.step) == ("one place", "shard 2", 2, 3)
+    assert changed.down_s == pytest.approx(1.0)
+    assert job.machine.record.change is None
+    dropped = {part for one in job.sent(msg.DropSnapshots) for part in one.parts}
+    assert dropped == {part for held in parts.values() for part in held}, "their memory is given back"
+
+
+def test_what_one_node_has_left_is_enough() -> None:
+    job = Changing().begin().shrink()
+    job.enter(3)
+    parts = [job.put(node) for node in ("n0", "n1")]
+    job.up("n1", TWO, "b", parts[1])
+    for _ in range(5):
+        assert job.machine.record.plan is None, "n0 may come back"
+        job.tick(1.0)
+        job.tell("n1", msg.Heartbeat())
+        if job.machine.record.plan is not None:
+            break
+    decision = job.machine.record.decision
+    assert job.plan.workers == (w("n1", 0, "b"), w("n1", 1, "b"))
+    assert decision is not None
+    assert isinstance(decision.source, SnapshotSource)
+    assert (decision.applied, [keeper.node for keeper in decision.source.keepers]) == (3, ["n1"])
+
+
+def test_a_failure_before_the_state_is_put_away_leaves_the_layout_as_it_is() -> None:
+    job = Changing().begin().shrink()
+    job.enter(3)
+    parts = job.put("n0")
+    job.lose("n1")
+    job.all_report(3)
+    assert job.machine.record.layout == WHOLE
+    assert job.machine.record.change is None
+    assert not job.plan.puts_away
+    (kept,) = [event for event in job.events if isinstance(event, ev.LayoutKept)]
+    assert "something else came first" in kept.why
+    assert job.machine.parts.snapshots.serving(3) is None, "it was never known whether all had that state"
+    job.enter(3)
+    job.done(4)
+    assert parts[0] not in (job.machine.members.nodes["n0"].snapshots or msg.NodeSnapshots(host="h", port=1)).parts
+
+
+def test_where_there_is_no_room_training_goes_on() -> None:
+    job = Changing().begin().shrink()
+    job.enter(3)
+    worker = job.plan.workers[0]
+    job.say(msg.SnapshotLeftOut(worker=worker, generation=job.plan.generation, step=3, why="no room for 9 bytes"))
+    job.all_report(3)
+    assert not job.plan.puts_away
+    assert job.machine.record.layout == WHOLE
+    job.enter(3)
+    job.done(4, SETTLE_S)
+    job.done(5, SETTLE_S)
+    assert job.machine.parts.stopping.stop is None, "it is not tried again at once"
+
+
+def test_another_coordinator_goes_on_with_a_change() -> None:
+    job = Changing().begin().shrink()
+    job.enter(3)
+    job.put("n0")
+    before = job.plan
+    job.boot(takeover=True)
+    for node in ("n0", "n1"):
+        workers = [one for one in before.workers if msg.node_of(one) == node]
+        kept = [msgspec.structs.replace(attach(one), layout=WHOLE, layouts=LISTED) for one in workers]
+        entered = [msg.Entered(worker=one, generation=before.generation, applied=3) for one in workers]
+        held = tuple(part for rank in range(4) if (part := before.kept_part(rank, 3)) is not None)
+        came = msgspec.structs.replace(hello(node, (*kept, *entered)), workers=2)
+        job.connect(msgspec.structs.replace(came, snapshots=msg.NodeSnapshots(host="h", port=1, parts=held[:1])))
+    assert job.machine.record.layout == TWO
+
+
+def test_workers_that_come_with_a_layout_of_before_are_replaced() -> None:
+    job = Changing().begin()
+    known = msgspec.structs.replace(hello("n9"), workers=2)
+    job.connect(msgspec.structs.replace(known, snapshots=msg.NodeSnapshots(host="h", port=1)))
+    job.say(msgspec.structs.replace(attach(w("n9", 0)), layout=TWO, layouts=LISTED))
+    (refused,) = job.sent(msg.Refused)
+    assert refused.retry
+    assert "the layout in force is one place" in refused.why
+
+
+def test_other_lists_are_refused() -> None:
+    job = Changing().begin()
+    job.connect(msgspec.structs.replace(hello("n9"), workers=2))
+    job.say(msgspec.structs.replace(attach(w("n9", 0)), layout=WHOLE, layouts=LISTED[::-1]))
+    (end,) = job.sent(msg.EndNode)
+    assert "the first of the layouts that differs is one place from 3 nodes on" in end.why
+    assert end.exit_code == 2
+
+
+FASTEST = (ListedLayout(layout=WHOLE), ListedLayout(layout=TWO))
+
+
+def raises(job: Changing, worker: str, place: str) -> None:
+    error = msg.ScriptError(place=place, step=1, micro_batch=0)
+    job.say(msg.Raised(worker=worker, generation=job.plan.generation, detail=place, error=error, exit_code=1))
+
+
+def test_one_that_does_not_fit_memory_is_left_at_once() -> None:
+    job = Changing(listed=FASTEST).begin()
+    raises(job, w("n1", 0), "OutOfMemoryError (train.py, line 3)")
+    record = job.machine.record
+    assert (record.layout, record.too_large, record.plan) == (TWO, (WHOLE,), None)
+    assert len(job.sent(msg.Refused)) == 3
+    for node in ("n0", "n1", "n2"):
+        job.up(node, TWO, "b")
+    decision = job.machine.record.decision
+    assert (job.plan.places, decision and decision.kind) == (2, DecisionKind.START)
+    job.enter(0)
+    for step in range(1, 4):
+        job.done(step, SETTLE_S)
+    assert job.machine.parts.stopping.stop is None, "the larger one is not tried again"
+
+
+def test_other_exceptions_say_nothing_of_the_layout() -> None:
+    job = Changing(listed=FASTEST).begin()
+    raises(job, w("n1", 0), "ValueError (train.py, line 3)")
+    assert job.machine.record.layout == WHOLE
+    assert job.machine.record.plan is not None
+    told = Changing().begin()
+    raises(told, w("n1", 0), "OutOfMemoryError (train.py, line 3)")
+    assert told.machine.record.layout == WHOLE, "a script that says which is obeyed"

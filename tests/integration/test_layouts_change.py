@@ -1,0 +1,39 @@
+"""Another layout for another number of nodes, while the job runs (docs/layouts.md): nothing is lost, nor done twice."""
+
+from __future__ import annotations
+
+import pytest
+from job_cases import FOREVER, TINY, StartJob, calm_losses, goes_on, goes_on_until_interrupted
+
+from holdfast.observability.event_lines import read_events
+from holdfast.observability.report import committed_steps
+from holdfast.protocol.events import GenerationStarted, LayoutChanged, RolledBack, StepCommitted
+
+SPREAD = TINY.with_name("tiny_spread.py")
+
+
+def test_replicas_are_whole_on_three_nodes_and_sharded_on_two(start_job: StartJob) -> None:
+    """W = 2: with three nodes each worker has a replica, with two or one those of a node have one between them."""
+    options = ("--workers-per-node", "2")
+    layouts = ("--shard", "2", "--shard-from", "3:1")
+    job = start_job(*FOREVER, "--step-seconds", "0.3", *layouts, nodes=3, options=options, script=SPREAD)
+    job.wait(StepCommitted, step=4)
+    first = job.nodes()[0]
+    job.signal_node(first)
+    job.wait(GenerationStarted, reason="failure", world_size=4)
+    shrunk = job.wait(LayoutChanged)
+    assert (shrunk.from_layout, shrunk.to_layout, shrunk.nodes, shrunk.moved_bytes) == ("one place", "shard 2", 2, 0)
+    goes_on(job)
+    since = len(job.events)
+    job.add_nodes(1)
+    job.wait(GenerationStarted, reason="join", world_size=6, since=since)
+    grown = job.wait(LayoutChanged, since=since)
+    assert (grown.from_layout, grown.to_layout, grown.nodes) == ("shard 2", "one place", 3)
+    goes_on_until_interrupted(job)
+    steps = committed_steps(read_events(job.events_file))
+    calm = calm_losses("--steps", "100", script=SPREAD)
+    assert len(steps) < 100
+    assert [step.loss for step in steps] == pytest.approx([calm[step.step - 1] for step in steps], rel=1e-12)
+    committed = [step.step for step in job.all(StepCommitted)]
+    assert committed == list(range(1, len(committed) + 1)), job.story()
+    assert not job.all(RolledBack)

@@ -1,0 +1,106 @@
+"""A state that is put away under one layout is taken up under each other, equal in every bit, and no more is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from spread_states import SpreadState, unit
+
+from holdfast.control.link.snapshots.files import DamagedPartError, StoredPart, path_of
+from holdfast.protocol.checkpoints.boxes import Box
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
+from holdfast.runtime.checkpoints.parts import stored_names
+from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.snapshots.putting_away import KeptFilling, put_away
+from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer
+
+LAYOUTS = {
+    "whole": Layout(),
+    "shard 2": Layout(shard=2),
+    "shard 4": Layout(shard=4),
+    "shard 2 x tensor 2": Layout(shard=2, tensor=2),
+}
+STEP = 7
+
+
+def complain(*told: object) -> None:
+    pytest.fail(f"nothing is to be complained of: {told}")
+
+
+def part_of(place: int, places: int) -> SnapshotPart:
+    return SnapshotPart(term=1, generation=2, step=STEP, part=place, parts=places, seal=b"s" * 16, everywhere=True)
+
+
+def put_all(folder: Path, layout: Layout) -> list[SpreadState]:
+    folder.mkdir(exist_ok=True)
+    places = unit(layout)
+    for number, one in enumerate(places):
+        one.train()
+        put_away(one.state, one.place, folder, "job", part_of(number, len(places)))
+    return places
+
+
+def source_of(places: int, nodes: int = 1) -> SnapshotSource:
+    keepers = tuple(Keeper(node=f"n{number}", host="127.0.0.1", port=1) for number in range(nodes))
+    return SnapshotSource(
+        term=1,
+        generation=2,
+        step=STEP,
+        seal=b"s" * 16,
+        keepers=keepers,
+        parts=tuple(tuple(range(nodes)) for _ in range(places)),
+        everywhere=True,
+    )
+
+
+@pytest.mark.parametrize("reader", LAYOUTS)
+@pytest.mark.parametrize("writer", LAYOUTS)
+def test_each_layout_takes_up_what_each_other_has_put_away(writer: str, reader: str, tmp_path: Path) -> None:
+    whole = put_all(tmp_path / "one", LAYOUTS["whole"])[0].state.capture()
+    known = dict(zip(stored_names(whole.manifest), whole.tensors, strict=True))
+    places = len(put_all(tmp_path / "here", LAYOUTS[writer]))
+    for rank, one in enumerate(unit(LAYOUTS[reader])):
+        one.forget()
+        restorer = SnapshotRestorer(tmp_path / "here", "job", "n0/0/a", complain, one.place)
+        assert restorer.restore(source_of(places), one.state, rank) == STEP
+        assert restorer.moved_bytes == 0
+        view = one.state.capture()
+        for number, (name, tensor) in enumerate(zip(stored_names(view.manifest), view.tensors, strict=True)):
+            box = box_of(name, view.spread.get(number, tensor), one.place)
+            assert torch.equal(tensor, known[name][box.seen_from(Box.all_of(known[name].shape))]), name
+
+
+def test_a_part_that_is_damaged_is_told_and_the_state_lost(tmp_path: Path) -> None:
+    put_all(tmp_path, Layout(shard=2))
+    file = path_of(tmp_path, part_of(1, 2))
+    data = bytearray(file.read_bytes())
+    data[0] ^= 1
+    file.write_bytes(data)
+    places, told = unit(Layout(shard=4)), list[tuple[int, str]]()
+
+    def restorer(one: SpreadState) -> SnapshotRestorer:
+        def tell(snapshot: SnapshotPart, node: str, _: str) -> None:
+            told.append((snapshot.part, node))
+
+        return SnapshotRestorer(tmp_path, "job", "n0/0/a", tell, one.place)
+
+    assert restorer(places[0]).restore(source_of(2), places[0].state, 0) == STEP, "it has nothing of what is damaged"
+    with pytest.raises(SnapshotLostError, match="no copy of part 1 of 2"):
+        restorer(places[3]).restore(source_of(2), places[3].state, 3)
+    assert told == [(1, "n0")]
+
+
+def test_parts_of_two_states_are_not_put_together(tmp_path: Path) -> None:
+    places = put_all(tmp_path, Layout(shard=2))
+    places[1].average.state["decay"] = 0.5
+    put_away(places[1].state, places[1].place, tmp_path, "job", part_of(1, 2))
+    filling = KeptFilling(unit(Layout())[0].state, unit(Layout())[0].place)
+    first, second = (StoredPart(path_of(tmp_path, part_of(number, 2)), "job") for number in range(2))
+    filling.take(first)
+    with pytest.raises(DamagedPartError, match="another state than the other parts"):
+        filling.take(second)
+    first.close()
+    second.close()

@@ -1,0 +1,68 @@
+"""What a script may give as its layouts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.several import ListedLayout, are_told
+from holdfast.runtime.session.unit.listed import check_work, listed_layouts
+
+TWO, FOUR = holdfast.Layout(shard=2), holdfast.Layout(shard=4)
+
+
+def test_one_is_one_however_it_is_given() -> None:
+    assert listed_layouts(None) == (None, ())
+    for given in (TWO, [TWO], (TWO,), {1: TWO}, {1: TWO, 4: TWO}):
+        assert listed_layouts(given) == (TWO, ())
+
+
+def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None:
+    assert listed_layouts([FOUR, TWO]) == (None, (ListedLayout(layout=FOUR), ListedLayout(layout=TWO)))
+    only, told = listed_layouts({3: TWO, 1: FOUR})
+    assert (only, told) == (None, (ListedLayout(layout=FOUR, nodes=1), ListedLayout(layout=TWO, nodes=3)))
+    assert are_told(told)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "is empty: give one layout at least"),
+        ({}, "is empty: give one layout at least"),
+        ("shard", "is a str: give holdfast.Layout(shard=N), a list"),
+        ([TWO, 4], "has a int in it"),
+        ([TWO, FOUR, TWO], "is given a layout twice (shard 2, shard 4, shard 2)"),
+        ({0: TWO, 1: FOUR}, "has the key 0: give whole numbers of nodes from 1 on"),
+        ({"1": TWO}, "has the key '1'"),
+        ({2: TWO, 3: FOUR}, "says nothing for fewer than 2 nodes"),
+        ([TWO, holdfast.Layout(stages=2)], "pipeline stages cannot be trained yet"),
+        ([holdfast.Layout(shard=n) for n in range(1, 19)], "is given 18 layouts: give 16 at the most"),
+    ],
+)
+def test_what_is_no_list_of_layouts_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(BadInputError, match=re.escape(said)):
+        listed_layouts(given)
+
+
+def test_each_that_is_listed_must_divide_the_micro_batch() -> None:
+    _, listed = listed_layouts([TWO, FOUR])
+    check_work(listed, 8, experts=False)
+    with pytest.raises(BadInputError, match="a micro-batch of 6 samples cannot be split evenly over shard 4"):
+        check_work(listed, 6, experts=False)
+    with pytest.raises(BadInputError, match="a model with experts cannot change its layout"):
+        check_work(listed, 8, experts=True)
+    check_work((), 7, experts=True)
+
+
+def test_alone_several_are_a_world_of_one() -> None:
+    try:
+        job = holdfast.init(layout=[TWO, FOUR])
+        assert job.layout == holdfast.Layout()
+        assert (job.mesh["shard"].size(), job.world_size) == (1, 1)
+    finally:
+        torch.distributed.destroy_process_group()
