@@ -208,6 +208,10 @@ class PaceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ()
     micro_batches: Annotated[int, Meta(ge=0, le=MOST, description="Of a step.")] = 0
     samples: Annotated[int, Meta(ge=0, le=MOST, description="Of a step.")] = 0
+    places: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=1024)], ...],
+        Meta(max_length=1024, description="Of a replica with 1, 2, ... nodes, with more as with the last; none: 1."),
+    ] = ()
 
     @property
     def known(self) -> dict[int, float]:

@@ -8,6 +8,7 @@ import pytest
 from msgspec import toml
 
 from holdfast.cli.pool import calibrate
+from holdfast.coordination.pool.plans.paces import declared, learnt
 from holdfast.errors import UnreachableError
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec
 
@@ -67,7 +68,7 @@ def test_what_was_measured_before_is_kept(then: dict[str, Any] | BaseException, 
     found, said = measured(client)
     assert said == why
     assert found["step_s"] == {"1": 8.0, "2": 4.0}
-    assert calibrate._document(found, 4) == {"step_s": [8.0, 4.0], "micro_batches": 8, "samples": 8}  # pyright: ignore
+    assert calibrate._document(found, 4) == {"step_s": [8.0, 4.0], "micro_batches": 8, "samples": 8, "places": []}  # pyright: ignore
     waits = then is WAITS or isinstance(then, KeyboardInterrupt)
     assert bool(client.stopped) == waits, "what still waits is stopped, and nobody else's job is"
 
@@ -101,3 +102,21 @@ def test_the_copy_touches_nothing_that_is_the_jobs_own_and_is_measured_as_it_is(
     assert "/kept" not in repr(copy)
     assert copy.output == OutputSpec(flop_per_sample=6e9)
     assert copy.name != job.name
+
+
+def test_over_how_many_places_a_replica_is_spread_is_written_by_the_number_of_nodes() -> None:
+    layouts = [{"nodes": 1, "places": 4}, {"nodes": 3, "places": 2}]
+    found = {"step_s": {"1": 2.0, "2": 1.5, "4": 1.0}, "micro_batches": 6, "samples": 6, "layouts": layouts}
+    document = calibrate._document(found, 4)  # pyright: ignore
+    pace = toml.decode(calibrate._toml(document, {}), type=JobSpec).pace  # pyright: ignore
+    assert pace.places == (4, 4, 2, 2)
+    known = declared(JobSpec(name="one", pace=pace))
+    assert known is not None
+    assert places_by_nodes(known.layouts) == (4, 4, 2)
+
+
+def test_what_was_measured_under_another_layout_is_forgotten() -> None:
+    before = JobPace(step_s={1: 4.0, 3: 1.0}, layouts=(ListedLayout(layout=Layout(shard=2), nodes=1),))
+    four = ListedLayout(layout=Layout(shard=4), nodes=1)
+    now = JobPace(step_s={2: 2.0}, layouts=(four, ListedLayout(layout=Layout(shard=2), nodes=3)))
+    assert learnt(before, now).step_s == {2: 2.0, 3: 1.0}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
-from holdfast.coordination.layouts.choosing import HORIZON_S, WORTH, choose_layout
+from holdfast.coordination.layouts.choosing import HORIZON_S, WORTH, choose_layout, layouts_by_nodes
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import ListedLayout, layout_for
+from holdfast.protocol.layouts.several import ListedLayout, layout_for, places_by_nodes
+from holdfast.protocol.record import Record
 
 TWO, FOUR = Layout(shard=2), Layout(shard=4)
 LISTED = (ListedLayout(layout=TWO), ListedLayout(layout=FOUR))
@@ -71,3 +73,22 @@ def test_one_that_has_not_fitted_memory_is_left() -> None:
     assert "one place has not fitted memory" in choice.why
     nothing = choose_layout(LISTED, TWO, nodes=3, workers=4, micro_batches=12, measured_s={}, too_large=[TWO, FOUR])
     assert nothing.layout == TWO
+
+
+def record(layout: Layout, *listed: ListedLayout, micro_batches: int = 6) -> Record:
+    return Record(job="j", term=1, generation=1, layout=layout, layouts=listed, micro_batches=micro_batches)
+
+
+def test_a_pool_is_told_which_layout_belongs_to_how_many_nodes() -> None:
+    assert layouts_by_nodes(record(WHOLE), nodes=9, workers=4) == ()
+    assert layouts_by_nodes(record(TWO), nodes=9, workers=4) == (ListedLayout(layout=TWO, nodes=1),)
+    told = layouts_by_nodes(record(FOUR, *TOLD), nodes=9, workers=4)
+    assert told == TOLD
+    assert places_by_nodes(told) == (4, 4, 2)
+    chosen = layouts_by_nodes(record(TWO, *LISTED), nodes=3, workers=4)
+    assert places_by_nodes(chosen) == (4, 4, 2), "six micro-batches on six units of two are one round each"
+
+
+def test_a_layout_that_does_not_fit_memory_belongs_to_no_number_of_nodes() -> None:
+    small = msgspec.structs.replace(record(TWO, *LISTED), too_large=(TWO,))
+    assert layouts_by_nodes(small, nodes=9, workers=4) == (ListedLayout(layout=FOUR, nodes=1),)

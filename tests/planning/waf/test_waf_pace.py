@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
-from holdfast.planning.waf.pace import UNSHARED, StepTimes
+from holdfast.planning.waf.pace import LOSS_PER_DOUBLING, UNSHARED, StepTimes, micro_batch_share
 
 
 def seconds(nodes: int, rounds_s: float, once_s: float, sum_s: float, micro_batches: int, workers: int) -> float:
@@ -84,3 +84,20 @@ def test_a_node_more_may_save_a_whole_round() -> None:
     """Seven nodes have four rounds of 24 micro-batches, eight have three: as `make bench-pace` has measured it."""
     times = StepTimes(step_s={1: 3.6356, 7: 0.6532}, micro_batches=24, workers=1, flop=1.0)
     assert times.predicted_s(8)[7] == pytest.approx(0.4959, rel=0.1)
+
+
+def test_what_is_spread_over_places_has_fewer_replicas_that_are_faster() -> None:
+    """Six micro-batches on nodes of four workers: over 2 places of 3 nodes one round each, over 4 of 2 nodes three."""
+    whole = StepTimes(step_s={1: 2.0}, micro_batches=8, workers=4, flop=1.0).predicted_s(4)
+    spread = StepTimes(step_s={1: 2.0}, micro_batches=8, workers=4, flop=1.0, places=(1,)).predicted_s(4)
+    assert spread.tolist() == whole.tolist()
+    times = StepTimes(step_s={3: 1.0}, micro_batches=6, workers=4, flop=1.0, places=(4, 4, 2))
+    rounds = np.array([6 * micro_batch_share(4), 3 * micro_batch_share(4), micro_batch_share(2)])
+    expected = rounds / rounds[2] * (1 - UNSHARED) + UNSHARED
+    assert times.predicted_s(3).tolist() == pytest.approx(expected.tolist())
+    assert times.predicted_s(8)[7] <= times.predicted_s(8)[2], "with more nodes it is as with the last that was said"
+
+
+def test_a_place_more_is_worth_a_little_less() -> None:
+    assert micro_batch_share(1) == 1.0
+    assert micro_batch_share(4) == pytest.approx((1 + LOSS_PER_DOUBLING) ** 2 / 4)

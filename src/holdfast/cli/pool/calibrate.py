@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -166,7 +166,16 @@ def _document(found: Mapping[str, Any], most: int) -> dict[str, Any]:
         "step_s": known,
         "micro_batches": found.get("micro_batches", 0),
         "samples": found.get("samples", 0),
+        "places": _places(found.get("layouts", ()), len(known)),
     }
+
+
+def _places(layouts: Sequence[Mapping[str, int]], most: int) -> list[int]:
+    """Return over how many places a replica is spread with 1, 2, ... nodes; [] where over one at all times."""
+    places = [1] * most if layouts else []
+    for one in layouts:
+        places[one["nodes"] - 1 :] = [one["places"]] * (most - one["nodes"] + 1)
+    return places
 
 
 def _counted(found: Mapping[str, Any]) -> dict[str, float]:
@@ -180,4 +189,5 @@ def _toml(document: Mapping[str, Any], counted: Mapping[str, float]) -> str:
     text = (
         f"[pace]\nstep_s = [{step_s}]\nmicro_batches = {document['micro_batches']}\nsamples = {document['samples']}\n"
     )
+    text += f"places = {document['places']}\n" if document["places"] else ""
     return text + "".join(f"\n[output]\n{key} = {value!r}\n" for key, value in counted.items())

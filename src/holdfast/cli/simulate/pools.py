@@ -101,6 +101,7 @@ def _task(path: Path) -> FleetTask:
         micro_batches=pace.micro_batches,
         workers=spec.workers_per_node,
         flop=flop,
+        places=pace.places,
     )
     return FleetTask(
         name=spec.name or path.stem,

@@ -336,4 +336,5 @@ def _pace(job: PooledJob) -> dict[str, Any] | None:
         return None
     step_s = {str(nodes): seconds for nodes, seconds in sorted(pace.step_s.items())}
     known = {"micro_batches": pace.micro_batches, "samples": pace.samples, "flop_per_sample": pace.flop_per_sample}
-    return {"step_s": step_s, **known}
+    layouts = [{"nodes": one.nodes, "layout": str(one.layout), "places": one.layout.places} for one in pace.layouts]
+    return {"step_s": step_s, **known, "layouts": layouts}

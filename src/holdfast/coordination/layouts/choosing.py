@@ -10,11 +10,11 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import Layouts, are_told, layout_for, said_so
+from holdfast.planning.waf.pace import micro_batch_share
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, are_told, layout_for, said_so
+from holdfast.protocol.record import Record
 
-#: with twice as many places a micro-batch takes half as long, and so much of that longer
-LOSS_PER_DOUBLING = 0.1
 #: a layout that is not faster by so much is no faster: what is measured varies, and guesses more
 LEAST_GAIN = 0.05
 #: the number of nodes is expected to stay for so long, in seconds
@@ -76,6 +76,29 @@ def choose_layout(
     return LayoutChoice(layout=best, why=why, wins_s=HORIZON_S * gain)
 
 
+def layouts_by_nodes(record: Record, *, nodes: int, workers: int) -> Layouts:
+    """Return from how many nodes on, up to `nodes`, a job is to have which layout; () where that is always the whole.
+
+    Of numbers between which it changes too often to be told, the first ones.
+    """
+    found: list[ListedLayout] = []
+    for count in range(1, nodes + 1):
+        layout = record.layout
+        if record.layouts:
+            layout = choose_layout(
+                record.layouts,
+                layout,
+                nodes=count,
+                workers=workers,
+                micro_batches=record.micro_batches,
+                measured_s=record.layout_s,
+                too_large=record.too_large,
+            ).layout
+        if not found or found[-1].layout != layout:
+            found.append(ListedLayout(layout=layout, nodes=count))
+    return () if all(one.layout == WHOLE for one in found) else tuple(found[:MAX_LAYOUTS])
+
+
 def _step_s(layout: Layout, workers: int, micro_batches: int, measured_s: Mapping[str, float]) -> float:
     """Return how long a step takes; where nothing was measured of any layout, in units of no matter what."""
     units = max(1, workers // layout.places)
@@ -88,12 +111,8 @@ def _micro_batch_s(layout: Layout, measured_s: Mapping[str, float]) -> float:
     # (what is known of others, of which the last was measured last, says how fast the machines are)
     scale = 1.0
     for name, seconds in measured_s.items():
-        scale = seconds / _guess(_places_of(name))
-    return scale * _guess(layout.places)
-
-
-def _guess(places: int) -> float:
-    return (1.0 + LOSS_PER_DOUBLING) ** math.log2(places) / places
+        scale = seconds / micro_batch_share(_places_of(name))
+    return scale * micro_batch_share(layout.places)
 
 
 def _places_of(name: str) -> int:

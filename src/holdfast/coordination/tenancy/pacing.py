@@ -3,19 +3,23 @@ off by a tenth."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import asdict
 
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.layouts.choosing import layouts_by_nodes
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.pool.sharing import JobCosts, JobPace
 
 #: the steps are looked at every so many seconds: each of a pool's many jobs is asked at every tick
 _EVERY_S = 2.0
 #: a step that takes so much more or less is told anew: each time the pool writes it down
 _OFF_BY = 0.1
+#: which layout belongs to more nodes than so many is not told
+_MOST_NODES = 1024
 
 
 class Pacing:
@@ -60,19 +64,25 @@ class Pacing:
     def _look(self) -> None:
         self._look_at_costs()
         workers, record = self._spec.workers_per_node, self._turn.record
-        step_s = dict(self._told.step_s) if self._told is not None else {}
+        layouts = layouts_by_nodes(record, nodes=min(self._spec.max_nodes, _MOST_NODES), workers=workers)
+        step_s = dict(self._told.step_s) if self._told is not None and self._told.layouts == layouts else {}
         for world, seconds in self._costs.paces().items():
             nodes, more = divmod(world, workers)
             if not more and abs(seconds - step_s.get(nodes, 0.0)) > _OFF_BY * seconds:
                 step_s[nodes] = seconds
         flop = self._spec.output.flop_per_sample or record.flop_per_sample
-        if step_s and (self._told is None or (step_s, flop) != (self._told.step_s, self._told.flop_per_sample)):
+        if step_s and (self._told is None or (step_s, flop, layouts) != _what_changes(self._told)):
             self._told = JobPace(
                 step_s=step_s,
                 micro_batches=record.micro_batches,
                 samples=record.global_batch,
                 workers=workers,
                 flop_per_sample=flop,
+                layouts=layouts,
                 experts=record.expert_shape.experts if record.expert_shape is not None else 0,
                 slots=self._spec.experts.slots,
             )
+
+
+def _what_changes(pace: JobPace) -> tuple[Mapping[int, float], float, Layouts]:
+    return pace.step_s, pace.flop_per_sample, pace.layouts

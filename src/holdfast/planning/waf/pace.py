@@ -6,11 +6,16 @@ A step of M micro-batches on N workers has ceil(M / N) rounds; then gradients ar
 two sizes measured, b is left out; with one, the rounds are taken to explain all of it but a twentieth (`UNSHARED`): a
 job is thought to grow well until it was seen not to. No size is believed to be faster than the fastest that was
 measured, but in proportion to its rounds.
+
+Where a replica is spread over p places (docs/layouts.md), which may be another number with each number of nodes, N are
+the replicas, a micro-batch takes `micro_batch_share(p)` of what it takes one place alone, and a worker sums a p-th of
+the gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +26,13 @@ from holdfast.planning.solvers import least_squares_from_zero
 
 #: where one size was measured, or none: the share of that step's time which no other size makes shorter
 UNSHARED = 0.05
+#: with twice as many places a micro-batch takes half as long, and so much of that longer
+LOSS_PER_DOUBLING = 0.1
+
+
+def micro_batch_share(places: int) -> float:
+    """Return how long a micro-batch takes on so many places of a replica, as a share of what it takes one alone."""
+    return (1.0 + LOSS_PER_DOUBLING) ** math.log2(places) / places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +40,14 @@ class StepTimes:
     """What was measured of a job's steps.
 
     step_s: seconds of a step, by number of nodes. micro_batches: M, of a step. workers: on each node. flop: of a step,
-    all workers together.
+    all workers together. places: of a replica with 1, 2, ... nodes, with more as with the last; () for one.
     """
 
     step_s: Mapping[int, float]
     micro_batches: int
     workers: int
     flop: float
+    places: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot have been measured.
@@ -78,6 +91,14 @@ class StepTimes:
 
     def _terms(self, nodes: IntArray) -> FloatArray:
         """Return what a step's time is made of, `(sizes, 3)`: rounds, what is done once, and the sum of gradients."""
-        world = nodes * self.workers
-        rounds = -(-self.micro_batches // world)
-        return np.stack([rounds, np.ones(len(nodes)), (world - 1) / world], axis=1).astype(np.float64)
+        places = self._places(nodes)
+        replicas = np.maximum(1, nodes * self.workers // places)
+        rounds = -(-self.micro_batches // replicas) * np.array([micro_batch_share(int(count)) for count in places])
+        summed = (replicas - 1) / replicas / places
+        return np.stack([rounds, np.ones(len(nodes)), summed], axis=1).astype(np.float64)
+
+    def _places(self, nodes: IntArray) -> IntArray:
+        """Return how many places a replica has with so many nodes, `(sizes,)`."""
+        if not self.places:
+            return np.ones_like(nodes)
+        return np.maximum(1, np.array(self.places)[np.minimum(nodes, len(self.places)) - 1])

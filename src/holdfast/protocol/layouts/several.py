@@ -52,6 +52,12 @@ def layout_for(layouts: Layouts, nodes: int) -> Layout:
     return max(fitting, key=lambda one: one.nodes).layout if fitting else layouts[0].layout
 
 
+def places_by_nodes(layouts: Layouts) -> tuple[int, ...]:
+    """Return how many places a replica has with 1, 2, ... nodes, until it is the same for all more; () for one."""
+    most = max((one.nodes for one in layouts), default=0)
+    return tuple(layout_for(layouts, nodes).places for nodes in range(1, most + 1))
+
+
 def said_of(layouts: Layouts) -> str:
     """Return the layouts of a job in words."""
     if are_told(layouts):

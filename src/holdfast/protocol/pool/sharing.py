@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.job_spec import MOST_FLOP
+from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.names import Count, Name, Seconds, Struct, Text
 
 #: what a job is to do with its nodes: train; save its state and leave them; save it and end; end at once
@@ -49,7 +50,8 @@ class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How fast a job trains, as far as it was measured: with how many nodes a step took how long, and what it is.
 
     `micro_batches`, `samples`: of a step. `workers`: of a node. `flop_per_sample`: that training on one takes, 0 where
-    nobody has said it. `experts`: of a layer, 0 where it has none; `slots`: of a node for them.
+    nobody has said it. `layouts`: from how many nodes on which one belongs to them; () where each worker has the whole
+    model. `experts`: of a layer, 0 where it has none; `slots`: of a node for them.
     """
 
     step_s: Mapping[Annotated[int, Meta(ge=1, le=1 << 20)], Seconds] = msgspec.field(default_factory=dict[int, float])
@@ -57,6 +59,7 @@ class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples: Count = 0
     workers: Count = 0
     flop_per_sample: Annotated[float, Meta(ge=0.0, le=MOST_FLOP)] = 0.0
+    layouts: Layouts = ()
     experts: Count = 0
     slots: Count = 0
 

@@ -6,12 +6,16 @@ hand a node to and fro with every measurement; but a job that was seen for the f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from holdfast.coordination.pool.state import PoolState
 from holdfast.planning.waf.pace import StepTimes
 from holdfast.planning.waf.survival import lost_with_all, lost_with_experts
 from holdfast.protocol.job_spec import LEAST_STEP_S, MOST, JobSpec
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, places_by_nodes
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobPace
 
@@ -36,14 +40,33 @@ def declared(spec: JobSpec) -> JobPace | None:
         samples=spec.pace.samples,
         workers=spec.workers_per_node,
         flop_per_sample=spec.output.flop_per_sample,
+        layouts=_spread_over(spec.pace.places),
+    )
+
+
+def _spread_over(places: Sequence[int]) -> Layouts:
+    """Return layouts of so many places with 1, 2, ... nodes: to a plan it is all the same by which dimension."""
+    before = (1, *places)
+    new = [nodes for nodes, count in enumerate(places, 1) if count != before[nodes - 1]]
+    found = [ListedLayout(layout=Layout(shard=places[nodes - 1]), nodes=nodes) for nodes in new]
+    return (
+        (ListedLayout(layout=WHOLE, nodes=1), *found)[:MAX_LAYOUTS]
+        if found and new[0] > 1
+        else tuple(found[:MAX_LAYOUTS])
     )
 
 
 def learnt(before: JobPace | None, now: JobPace) -> JobPace:
-    """Return what is known of a job with what it says now: of each size what was said last."""
+    """Return what is known of a job with what it says now: of each size what was said last, under the same layout."""
     if before is None or _samples(before) != _samples(now):
         return now
-    return replace(now, step_s={**before.step_s, **now.step_s})
+    then, here = places_by_nodes(before.layouts), places_by_nodes(now.layouts)
+    kept = {nodes: seconds for nodes, seconds in before.step_s.items() if _at(then, nodes) == _at(here, nodes)}
+    return replace(now, step_s={**kept, **now.step_s})
+
+
+def _at(places: tuple[int, ...], nodes: int) -> int:
+    return places[min(nodes, len(places)) - 1] if places else 1
 
 
 def _samples(pace: JobPace) -> tuple[int, int, int]:
@@ -135,5 +158,6 @@ def _throughput(pace: JobPace, nodes: int) -> tuple[float, ...]:
         micro_batches=min(max(1, pace.micro_batches), MOST),
         workers=min(max(1, pace.workers), MOST),
         flop=min(max(1, pace.samples), MOST) * (pace.flop_per_sample or 1.0),
+        places=places_by_nodes(pace.layouts),
     )
     return tuple(times.throughput(nodes).tolist())
