@@ -6,6 +6,8 @@ hand a node to and fro with every measurement; but a job that was seen for the f
 
 from __future__ import annotations
 
+from statistics import median
+
 from msgspec.structs import replace
 
 from holdfast.coordination.pool.state import PoolState
@@ -19,6 +21,8 @@ from holdfast.protocol.pool.sharing import JobPace
 Danger = tuple[float, float, float]
 #: a plan is made anew once a step takes so much more or less than it was made with
 _OFF_BY = 0.25
+#: no step is taken to be longer
+_LONGEST_STEP_S = 1e9
 
 
 def room_for(nodes: int) -> int:
@@ -39,11 +43,23 @@ def declared(spec: JobSpec) -> JobPace | None:
     )
 
 
-def learnt(before: JobPace | None, now: JobPace) -> JobPace:
-    """Return what is known of a job with what it says now: of each size what was said last."""
+def learnt(before: JobPace | None, now: JobPace, said: JobPace | None) -> JobPace:
+    """Return what is known of a job with what it says now: of each size what was said last.
+
+    What was measured of other sizes was so at another time. Where steps of one size take so many times as long by now,
+    those of the others are taken to do so, too: else a job that something slows down for a while would seem to be
+    better off with numbers of nodes that it had before that, try one after the other, and come back to none of them.
+
+    Args:
+        said: what the job itself had said before, None where nobody knows.
+    """
     if before is None or _samples(before) != _samples(now):
         return now
-    return replace(now, step_s={**before.step_s, **now.step_s})
+    news = {size: seconds for size, seconds in now.step_s.items() if said is None or said.step_s.get(size) != seconds}
+    times = [seconds / before.step_s[size] for size, seconds in news.items() if seconds and before.step_s.get(size)]
+    as_long = median(times) if times else 1.0
+    others = {size: min(seconds * as_long, _LONGEST_STEP_S) for size, seconds in before.step_s.items()}
+    return replace(now, step_s={**others, **news})
 
 
 def _samples(pace: JobPace) -> tuple[int, int, int]:
