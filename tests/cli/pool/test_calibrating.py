@@ -11,6 +11,9 @@ from holdfast.cli.pool import calibrate
 from holdfast.coordination.pool.plans.paces import declared, learnt
 from holdfast.errors import UnreachableError
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.layouts.several import ListedLayout, places_by_nodes
+from holdfast.protocol.pool.sharing import JobPace
 
 
 class Client:
@@ -119,4 +122,4 @@ def test_what_was_measured_under_another_layout_is_forgotten() -> None:
     before = JobPace(step_s={1: 4.0, 3: 1.0}, layouts=(ListedLayout(layout=Layout(shard=2), nodes=1),))
     four = ListedLayout(layout=Layout(shard=4), nodes=1)
     now = JobPace(step_s={2: 2.0}, layouts=(four, ListedLayout(layout=Layout(shard=2), nodes=3)))
-    assert learnt(before, now).step_s == {2: 2.0, 3: 1.0}
+    assert learnt(before, now, None).step_s == {2: 2.0, 3: 1.0}

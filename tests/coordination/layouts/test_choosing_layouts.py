@@ -10,7 +10,7 @@ import pytest
 from holdfast.coordination.layouts.choosing import HORIZON_S, WORTH, choose_layout, layouts_by_nodes
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import ListedLayout, layout_for, places_by_nodes
-from holdfast.protocol.record import Record
+from holdfast.protocol.record import SCHEMA, Record
 
 TWO, FOUR = Layout(shard=2), Layout(shard=4)
 LISTED = (ListedLayout(layout=TWO), ListedLayout(layout=FOUR))
@@ -76,7 +76,9 @@ def test_one_that_has_not_fitted_memory_is_left() -> None:
 
 
 def record(layout: Layout, *listed: ListedLayout, micro_batches: int = 6) -> Record:
-    return Record(job="j", term=1, generation=1, layout=layout, layouts=listed, micro_batches=micro_batches)
+    return Record(
+        schema=SCHEMA, job="j", term=1, generation=1, layout=layout, layouts=listed, micro_batches=micro_batches
+    )
 
 
 def test_a_pool_is_told_which_layout_belongs_to_how_many_nodes() -> None:
@@ -86,7 +88,7 @@ def test_a_pool_is_told_which_layout_belongs_to_how_many_nodes() -> None:
     assert told == TOLD
     assert places_by_nodes(told) == (4, 4, 2)
     chosen = layouts_by_nodes(record(TWO, *LISTED), nodes=3, workers=4)
-    assert places_by_nodes(chosen) == (4, 4, 2), "six micro-batches on six units of two are one round each"
+    assert places_by_nodes(chosen) == (2, 4, 2), "on two nodes four units of two would wait for each other"
 
 
 def test_a_layout_that_does_not_fit_memory_belongs_to_no_number_of_nodes() -> None:

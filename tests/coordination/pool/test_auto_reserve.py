@@ -84,6 +84,13 @@ def test_it_is_never_more_than_jobs_leave_over_beyond_their_least() -> None:
         assert found.nodes <= nodes - 16
 
 
+def test_nodes_that_fail_faster_than_jobs_go_on_break_nothing() -> None:
+    jobs = (bid("a", 1, least=1, has=4), bid("b", 2, least=1, has=4))
+    for rate in (1e-30, 1e-3, 1.0, 1e6):
+        for repair_s in (0.0, 1.0, 1e12):
+            assert 0 <= best_reserve(jobs, 8, rate, repair_s, stops(1.0, 1.0, 12.0)).nodes <= 6
+
+
 def test_it_stays_where_another_number_does_not_make_up_for_the_moves() -> None:
     jobs = (bid("a", 1, least=4, has=4, sizes=(4,)), bid("b", 2, least=4, has=4, sizes=(4,)))
     asked = (jobs, 10, 4.18 / (1000 * DAY), 20 * 3600.0, stops(1.0, 60.0, 120.0))

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from played_pool import PlayedPool
 
 from holdfast.coordination.pool.inputs import Foreseen, UpdateJob
+from holdfast.coordination.pool.plans.paces import learnt
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobPace
 
@@ -100,6 +101,39 @@ def test_that_the_flop_of_a_sample_are_known_by_now_makes_another_plan() -> None
     pool.stands("two", pace=replace(GROWS, flop_per_sample=1e15))
     assert settled(pool) == [2, 4], "each of its samples is a thousand of the other's"
     assert newest(pool).trigger == "what was measured of a job"
+
+
+@pytest.mark.parametrize("spell", [1, 2, 3, 8])
+def test_a_job_that_is_slow_for_a_while_keeps_its_nodes(spell: int) -> None:
+    pool = PlayedPool(4, policy="waf")
+    pool.submit("one")
+    known: dict[int, float] = {}
+
+    def trains(times: float) -> None:
+        nodes = len(pool.nodes_of("one"))
+        known[nodes] = times * (8.0 / nodes + 0.1)
+        pool.stands("one", pace=replace(GROWS, step_s=dict(known)))
+        pool.stands("one")
+        pool.tick(60.0)
+
+    pool.stands("one")
+    known.update({1: 8.1, 2: 4.1, 3: 2.77})  # (it had fewer before)
+    for slower in (1.0, *[4.0] * spell, 1.0, 1.0):
+        trains(slower)
+        assert len(pool.nodes_of("one")) == 4
+    assert pool.record.jobs["one"].pace == replace(GROWS, step_s={1: 8.1, 2: 4.1, 3: 2.77, 4: 2.1})
+
+
+def test_what_was_measured_of_other_sizes_is_taken_to_be_so_many_times_as_long_by_now() -> None:
+    before = replace(GROWS, step_s={1: 8.0, 2: 4.0, 4: 2.0})
+    said = replace(GROWS, step_s={2: 4.4, 4: 2.0})
+    assert learnt(before, said, said) == before, "it has said nothing new"
+    now = replace(GROWS, step_s={2: 4.4, 4: 3.0, 5: 1.0})
+    assert learnt(before, now, said).step_s == {1: 12.0, 2: 6.0, 4: 3.0, 5: 1.0}
+    assert learnt(before, now, None).step_s == pytest.approx({1: 10.4, 2: 4.4, 4: 3.0, 5: 1.0})
+    assert learnt(before, replace(GROWS, step_s={4: 1e300}), said).step_s[1] == 1e9
+    other = replace(now, micro_batches=9)
+    assert learnt(before, other, said) == learnt(None, other, None) == other
 
 
 def test_what_was_measured_outlives_the_server() -> None:

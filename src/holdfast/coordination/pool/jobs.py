@@ -72,8 +72,11 @@ class PooledJobs:
             return  # (of an earlier job of that name, or of one that has nothing to say any more)
         trained = state.trains.get(name, frozenset())
         state.said(name, report)
-        if report.pace is not None and (pace := learnt(job.pace, report.pace)) != job.pace:
-            job = state.put_job(job, pace=pace)
+        if report.pace is not None:
+            pace = learnt(job.pace, report.pace, state.paces.get(name))
+            state.paces[name] = report.pace
+            if pace != job.pace:
+                job = state.put_job(job, pace=pace)
         over = _OVER.get(report.standing)
         for grant in state.grants_of(name):
             # What it was told of and does not hold it has given back, and never takes again.

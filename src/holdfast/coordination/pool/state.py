@@ -25,7 +25,7 @@ from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased, RoleChanged
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolNode, PoolRecord
-from holdfast.protocol.pool.sharing import JobCosts, JobShares, JobStands, NodeUnfit, PoolWish
+from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStands, NodeUnfit, PoolWish
 
 E = TypeVar("E", bound=AnyPoolEvent)
 
@@ -105,6 +105,8 @@ class PoolState:
         self.move_s: dict[str, float] = {}
         #: what failures have cost each job, as far as it has said so
         self.costs: dict[str, JobCosts] = {}
+        #: how fast each job has said that it trains, as it did last
+        self.paces: dict[str, JobPace] = {}
         #: how often a node fails, per second, as jobs were told last; 0: nobody was told
         self.failure_rate = 0.0
         self._term, self._seq = record.term, record.seq
@@ -215,7 +217,7 @@ class PoolState:
 
     def said_no_more(self, job: str) -> None:
         """Forget what a job has said."""
-        for said in (self._unfit, self.refused, self.trains, self.move_s, self.costs):
+        for said in (self._unfit, self.refused, self.trains, self.move_s, self.costs, self.paces):
             said.pop(job, None)
 
     def keep_back(self, nodes: int) -> bool:

@@ -7,6 +7,7 @@ hand a node to and fro with every measurement; but a job that was seen for the f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from msgspec.structs import replace
 
@@ -23,6 +24,8 @@ from holdfast.protocol.pool.sharing import JobPace
 Danger = tuple[float, float, float]
 #: a plan is made anew once a step takes so much more or less than it was made with
 _OFF_BY = 0.25
+#: no step is taken to be longer
+_LONGEST_STEP_S = 1e9
 
 
 def room_for(nodes: int) -> int:
@@ -49,23 +52,33 @@ def _spread_over(places: Sequence[int]) -> Layouts:
     before = (1, *places)
     new = [nodes for nodes, count in enumerate(places, 1) if count != before[nodes - 1]]
     found = [ListedLayout(layout=Layout(shard=places[nodes - 1]), nodes=nodes) for nodes in new]
-    return (
-        (ListedLayout(layout=WHOLE, nodes=1), *found)[:MAX_LAYOUTS]
-        if found and new[0] > 1
-        else tuple(found[:MAX_LAYOUTS])
-    )
+    whole = [ListedLayout(layout=WHOLE, nodes=1)] if found and new[0] > 1 else []
+    return (*whole, *found)[:MAX_LAYOUTS]
 
 
-def learnt(before: JobPace | None, now: JobPace) -> JobPace:
-    """Return what is known of a job with what it says now: of each size what was said last, under the same layout."""
+def learnt(before: JobPace | None, now: JobPace, said: JobPace | None) -> JobPace:
+    """Return what is known of a job with what it says now: of each size what was said last.
+
+    What was measured under another layout is forgotten. What was measured of other sizes was so at another time. Where
+    steps of one size take so many times as long by now, those of the others are taken to do so, too: else a job that
+    something slows down for a while would seem to be better off with numbers of nodes that it had before that, try one
+    after the other, and come back to none of them.
+
+    Args:
+        said: what the job itself had said before, None where nobody knows.
+    """
     if before is None or _samples(before) != _samples(now):
         return now
+    news = {size: seconds for size, seconds in now.step_s.items() if said is None or said.step_s.get(size) != seconds}
+    times = [seconds / before.step_s[size] for size, seconds in news.items() if seconds and before.step_s.get(size)]
+    as_long = median(times) if times else 1.0
     then, here = places_by_nodes(before.layouts), places_by_nodes(now.layouts)
-    kept = {nodes: seconds for nodes, seconds in before.step_s.items() if _at(then, nodes) == _at(here, nodes)}
-    return replace(now, step_s={**kept, **now.step_s})
+    alike = {size: seconds for size, seconds in before.step_s.items() if _at(then, size) == _at(here, size)}
+    others = {size: min(seconds * as_long, _LONGEST_STEP_S) for size, seconds in alike.items()}
+    return replace(now, step_s={**others, **news})
 
 
-def _at(places: tuple[int, ...], nodes: int) -> int:
+def _at(places: Sequence[int], nodes: int) -> int:
     return places[min(nodes, len(places)) - 1] if places else 1
 
 

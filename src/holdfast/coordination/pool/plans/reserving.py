@@ -96,7 +96,8 @@ def best_reserve(
     until = running_s(nodes, failure_rate, LONGEST_S)
     divisions = Divisions(firm, nodes, until)
     worth = worth_of_reserves(divisions, most, failure_rate, repair_s, stops)
-    best = int(np.flatnonzero(worth >= worth.max() * (1 - 1e-9))[0])
+    # (where nodes fail faster than jobs go on, all are worth less than nothing)
+    best = int(np.flatnonzero(worth >= worth.max() - 1e-9 * abs(worth.max()))[0])
     if now <= most and (worth[best] - worth[now]) * until <= abs(best - now) * divisions.dearest_move:
         best = now
     gains = float(worth[best] / worth[0]) - 1.0 if worth[0] > 0 else 0.0
