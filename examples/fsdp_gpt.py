@@ -42,9 +42,11 @@ def main() -> None:
     dataset = Bytes(read_text(args.text), args.context)
 
     job = holdfast.init(layout=holdfast.Layout(shard=args.shard, tensor=args.tensor))  # holdfast
-    model = GPT(args.layers, args.dim, args.heads, args.context)
-    model.to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
+    with torch.device("meta"):  # without memory: no worker ever holds all of it
+        model = GPT(args.layers, args.dim, args.heads, args.context)
     spread(model, job.mesh, shard=args.shard, tensor=args.tensor)
+    job.materialize(model, GPT.start)  # holdfast: as GPT() would have begun
+    model.to(torch.float64 if args.dtype == "float64" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
     job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0)  # holdfast

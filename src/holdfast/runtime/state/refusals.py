@@ -137,6 +137,16 @@ def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, follows:
             )
 
 
+def check_function(after_apply: object) -> None:
+    """Look whether a script's part of a step can be called.
+
+    Raises:
+        BadInputError: it cannot.
+    """
+    if after_apply is not None and not callable(after_apply):
+        raise BadInputError(f"after_apply is a {type(after_apply).__name__}: give a function of the step")
+
+
 def needs_metric(scheduler: LRScheduler) -> bool:
     """Return whether a scheduler's step needs to be told something: only the script knows what."""
     return bool(needed_arguments(type(scheduler).step))
