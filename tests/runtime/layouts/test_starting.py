@@ -77,3 +77,18 @@ def test_what_nothing_has_filled_is_named():
     assert model.scale is kept
     assert kept.tolist() == [2.0] * 3
     assert model.angles.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_parameter_that_is_spread_is_filled_as_a_whole():
+    place = PlaceInUnit(layout=Layout(shard=2), place=0, spread=True)
+    with connected_to_nobody(2, 0):
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("shard", "tensor"))
+        with torch.device("meta"):
+            model = shard(GPT(), mesh)
+
+        def padded(module: nn.Module) -> None:
+            if isinstance(module, nn.Embedding):
+                module.weight[0] = 0.0
+
+        with pytest.raises(BadInputError, match=r"'weight' of shape \(12, 8\) was given values in part"):
+            materialize(model, [padded], CPU, place)

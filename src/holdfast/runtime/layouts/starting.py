@@ -33,7 +33,7 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
         place: which part of it is here.
 
     Raises:
-        BadInputError: a parameter or a buffer has got no value.
+        BadInputError: a parameter or a buffer has got no value, or a parameter that is spread only some.
     """
     model.to_empty(device=device)
     filled: set[int] = set()
@@ -79,15 +79,22 @@ def _fill(module: Module, start: Start, filled: set[int], place: PlaceInUnit) ->
 
 
 def _whole(parameter: Parameter) -> Parameter:
-    """Return room for all of a parameter that is spread; any other as it is."""
+    """Return room for all of a parameter that is spread, with no number in it; any other as it is."""
     if not is_spread(parameter):
         return parameter
     here = local_of(parameter)
-    room = torch.empty(parameter.shape, dtype=here.dtype, device=here.device)
+    room = torch.full(
+        parameter.shape, torch.nan if here.is_floating_point() else 0, dtype=here.dtype, device=here.device
+    )
     return Parameter(room, requires_grad=parameter.requires_grad)
 
 
 def _keep(name: str, parameter: Parameter, value: torch.Tensor, place: PlaceInUnit) -> None:
     if value is not parameter:
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise BadInputError(
+                f"job.materialize(): parameter {name!r} of shape {tuple(parameter.shape)} was given values in part, or "
+                "made of those it had: only a part of these is here, so a function of a module has to fill all of it"
+            )
         box = box_of(name, parameter, place)
         local_of(parameter).copy_(value[box.seen_from(type(box).all_of(parameter.shape))])
