@@ -53,7 +53,7 @@ def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1
         out.mul_(scale)
 
 
-class Arrivals:
+class ArrivalRoom:
     """Room for what comes of one bucket while it is summed up; buckets of a dtype and device take turns with a few.
 
     Were each to have its own, that would be as much memory again as the gradients have.
@@ -104,7 +104,7 @@ class Bucket:
         self.noted = False
         self._capacity = self.used + ALIGNMENT * FIRST_SHARDS
         #: where what comes on its way is received, from `fill` to the last `add_level`
-        self._room = Arrivals(*self.kind)
+        self._room = ArrivalRoom(*self.kind)
         #: begin and size of what this rank has before each of its levels, and at last of its shard where it owns one
         self._spans: list[tuple[int, int]] = []
         self.fresh_buffers()
@@ -123,7 +123,7 @@ class Bucket:
         """The dtype and the device of its buffers."""
         return self._here[0].dtype, self._here[0].device
 
-    def fill(self, comm: Communicator, arrivals: Arrivals | None = None) -> None:
+    def fill(self, comm: Communicator, arrivals: ArrivalRoom | None = None) -> None:
         """Begin a reduction: cut `flat`, which is given room for all shards, and copy this rank's gradients into it.
 
         Args:

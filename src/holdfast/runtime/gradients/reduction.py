@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.protocol.commit import Commit, from_lanes, lane_numbers
-from holdfast.runtime.gradients.bucket import Arrivals, Bucket
+from holdfast.runtime.gradients.bucket import ArrivalRoom, Bucket
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.layouts.local import as_spread, local_of
@@ -167,7 +167,7 @@ class GradientBuckets:
                 )
         grouped = _grouped(trained, bucket_bytes, counts)
         self._buckets = [Bucket(group, counts=counts(group[0])) for group in grouped]
-        self._rooms: dict[tuple[torch.dtype, torch.device, int], Arrivals] = {}
+        self._rooms: dict[tuple[torch.dtype, torch.device, int], ArrivalRoom] = {}
         self.hide()
 
     @property
@@ -293,9 +293,9 @@ class GradientBuckets:
                     if level:
                         gathers[number] = bucket.start_spread(comm, level - 1)
 
-    def _room(self, bucket: Bucket, number: int) -> Arrivals:
+    def _room(self, bucket: Bucket, number: int) -> ArrivalRoom:
         """Return the room of that number for buckets of this kind."""
-        return self._rooms.setdefault((*bucket.kind, number), Arrivals(*bucket.kind))
+        return self._rooms.setdefault((*bucket.kind, number), ArrivalRoom(*bucket.kind))
 
     def _fresh_buffers(self) -> None:
         for room in self._rooms.values():

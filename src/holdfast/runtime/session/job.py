@@ -45,7 +45,7 @@ from holdfast.runtime.session.step import Step
 from holdfast.runtime.session.unit.spread_model import SpreadModel
 from holdfast.runtime.session.unit.unit import Unit, form_unit
 from holdfast.runtime.snapshots.snapshots import snapshots_of
-from holdfast.runtime.state.refusals import check_function, said_untrained
+from holdfast.runtime.state.refusals import checked_function, said_untrained
 from holdfast.runtime.warming.shadow import ShadowAttempt
 from holdfast.runtime.warming.spread_steps import foresee_steps
 from holdfast.storage import storage_at
@@ -208,13 +208,10 @@ class Job:
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
         loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, place=place, **order)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
-        check_function(after_apply)
-        self._after_apply = after_apply
+        self._after_apply = checked_function(after_apply)
         workload = workload_of(given, loader, self.device, place)
         workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
         self._warnings = list(filter(None, (loader.difference, said_untrained(model, workload.state.optimizers))))
-        if place.spread:
-            foresee_steps(workload.state.optimizers)
         self._session = self._open(workload)
 
     def steps(self, count: int) -> Iterator[Step]:
@@ -373,6 +370,8 @@ class Job:
 
     def _open(self, workload: Workload) -> Session:
         settings = self._settings
+        if workload.place.spread:
+            foresee_steps(workload.state.optimizers)
         every = self._checkpoint_every if self._checkpoint_dir else 0
         config = in_common(workload, self.device, checkpoint_every=every)
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
