@@ -70,10 +70,11 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, VOCABULARY, bias=False)
-        self.apply(self._start)
+        self.apply(self.start)
 
     @staticmethod
-    def _start(module: nn.Module) -> None:
+    def start(module: nn.Module) -> None:
+        """Let what is a module's own begin small."""
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         bias = getattr(module, "bias", None)

@@ -57,9 +57,11 @@ def main() -> None:
     for nodes, shard in (map(int, pair.split(":")) for pair in args.shard_from):
         layouts[nodes] = holdfast.Layout(shard=shard, tensor=args.tensor)
     job = holdfast.init(layout=layouts)  # holdfast
-    model = GPT(args.layers, args.dim, args.heads, args.context)
-    model.to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
+    with torch.device("meta"):  # without memory: no worker ever holds all of it
+        model = GPT(args.layers, args.dim, args.heads, args.context)
     spread(model, job.mesh, shard=job.layout.shard, tensor=job.layout.tensor)
+    job.materialize(model, GPT.start)  # holdfast: as GPT() would have begun
+    model.to(torch.float64 if args.dtype == "float64" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
     job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0)  # holdfast

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.errors import BadInputError, StepUseError
+from holdfast.runtime.gradients import bucket as bucket_module
 from holdfast.runtime.gradients.bucket import add_up
 from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator
@@ -412,3 +413,24 @@ def test_an_abandoned_reduction_is_redone_by_the_survivors():
     first, second, third = run_world(3, redone_body)
     assert first == second
     assert third == "left out"
+
+
+def test_buckets_take_turns_with_the_room_for_what_comes(monkeypatch: pytest.MonkeyPatch):
+    made: list[int] = []
+    real = bucket_module.large_zeros
+
+    def counted(numel: int, **kinds: Any) -> torch.Tensor:
+        made.append(numel)
+        return real(numel, **kinds)
+
+    monkeypatch.setattr(bucket_module, "large_zeros", counted)
+    parameters = [nn.Parameter(torch.zeros(100_000)) for _ in range(20)]
+    buckets = GradientBuckets(parameters, bucket_bytes=1)
+    for _ in range(2):
+        buckets.zero()
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        buckets.collect()
+        reduce_gradients([buckets], LocalCommunicator(), 1.0)
+    # (each has a buffer of its own for its gradients; what comes of it needs room only while it is on its way)
+    assert sum(made) < buckets.numel + 5 * 120_000

@@ -53,6 +53,30 @@ def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1
         out.mul_(scale)
 
 
+class ArrivalRoom:
+    """Room for what comes of one bucket while it is summed up; buckets of a dtype and device take turns with a few.
+
+    Were each to have its own, that would be as much memory again as the gradients have.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Have no room yet."""
+        self._dtype, self._device = dtype, device
+        self._numel = 0
+        self.fresh()
+
+    def fresh(self) -> None:
+        """Make room in the place of that which abandoned operations may still write to."""
+        self.buffer = large_zeros(self._numel, dtype=self._dtype, device=self._device)
+
+    def have(self, numel: int) -> None:
+        """Have room for so many elements. To be called while nobody uses it."""
+        if numel > self._numel:
+            # (more than is needed now, so that a world that grows does not come here at every step of it)
+            self._numel = numel + numel // 8
+            self.fresh()
+
+
 class Bucket:
     """Flat buffers of some parameters of one dtype and device.
 
@@ -78,24 +102,35 @@ class Bucket:
         self.numel = sum(parameter.numel() for parameter in self._here)
         self.used = self.numel + len(parameters) + 1
         self.noted = False
-        self._capacity = self._room = self.used + ALIGNMENT * FIRST_SHARDS
+        self._capacity = self.used + ALIGNMENT * FIRST_SHARDS
+        #: where what comes on its way is received, from `fill` to the last `add_level`
+        self._room = ArrivalRoom(*self.kind)
         #: begin and size of what this rank has before each of its levels, and at last of its shard where it owns one
         self._spans: list[tuple[int, int]] = []
         self.fresh_buffers()
 
     def fresh_buffers(self) -> None:
         """Make buffers, in the place of those that abandoned operations may still read and write."""
-        self._received = self._buffer(self._room)
-        self.flat = self._buffer(self._capacity)
+        self.flat = large_zeros(self._capacity, dtype=self.kind[0], device=self.kind[1])
         self.views = self._views(self.flat)
         #: sums of half precision on their way, in float32, by level; and what has come of them
         self._wide: dict[int, torch.Tensor] = {}
         #: what has come on the level under way, (versions, elements); None where this rank owns nothing there
         self._versions: torch.Tensor | None = None
 
-    def fill(self, comm: Communicator) -> None:
-        """Begin a reduction: cut `flat`, which is given room for all shards, and copy this rank's gradients into it."""
+    @property
+    def kind(self) -> tuple[torch.dtype, torch.device]:
+        """The dtype and the device of its buffers."""
+        return self._here[0].dtype, self._here[0].device
+
+    def fill(self, comm: Communicator, arrivals: ArrivalRoom | None = None) -> None:
+        """Begin a reduction: cut `flat`, which is given room for all shards, and copy this rank's gradients into it.
+
+        Args:
+            arrivals: where to receive what comes; room of its own if None.
+        """
         self._spans = _spans(comm, self.used)
+        self._room = arrivals or self._room
         self._make_room(comm)
         flags = [*(gradient is not None for gradient in self.local), self.noted]
         self.flat[self.numel : self.used] = torch.tensor(flags, dtype=self.flat.dtype)
@@ -168,11 +203,10 @@ class Bucket:
     def _make_room(self, comm: Communicator) -> None:
         group, owners = comm.groups[0], comm.owners[0]
         _, needed = self._spans[0]
-        coming = group.size * needed // owners
-        if needed > self._capacity or coming > self._room:
+        self._room.have(group.size * needed // owners)
+        if needed > self._capacity:
             # More than is needed now, so that a world that grows does not come here at every step of it.
-            self._capacity = max(self._capacity, needed + needed // 8)
-            self._room = max(self._room, coming + coming // 8)
+            self._capacity = needed + needed // 8
             self.fresh_buffers()
 
     @property
@@ -181,7 +215,7 @@ class Bucket:
 
     def _arrivals(self, source: torch.Tensor, numel: int) -> torch.Tensor:
         """Return room for what comes on a level, of the source's dtype."""
-        return self._received[:numel] if source.dtype == self.flat.dtype else self._wide_buffer(0, numel)
+        return self._room.buffer[:numel] if source.dtype == self.flat.dtype else self._wide_buffer(0, numel)
 
     def _wide_buffer(self, level: int, numel: int) -> torch.Tensor:
         known = self._wide.get(level)
@@ -189,10 +223,6 @@ class Bucket:
             known = large_zeros(numel, dtype=torch.float32, device=self.flat.device)
             self._wide[level] = known
         return known[:numel]
-
-    def _buffer(self, numel: int) -> torch.Tensor:
-        first = self._here[0]
-        return large_zeros(numel, dtype=first.dtype, device=first.device)
 
     def _views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         views: list[torch.Tensor] = []

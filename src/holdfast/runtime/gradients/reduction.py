@@ -24,13 +24,15 @@ from msgspec.structs import replace
 
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.protocol.commit import Commit, from_lanes, lane_numbers
-from holdfast.runtime.gradients.bucket import Bucket
+from holdfast.runtime.gradients.bucket import ArrivalRoom, Bucket
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.layouts.local import as_spread, local_of
 from holdfast.runtime.tensors import numbers
 
 BUCKET_BYTES = 25 << 20
+#: So many buckets are on their way beside the one that is added up, so that the network need not wait for that.
+AHEAD = 2
 #: What torch.nn.utils.clip_grad_norm_ adds to the norm.
 CLIP_EPSILON = 1e-6
 
@@ -165,6 +167,7 @@ class GradientBuckets:
                 )
         grouped = _grouped(trained, bucket_bytes, counts)
         self._buckets = [Bucket(group, counts=counts(group[0])) for group in grouped]
+        self._rooms: dict[tuple[torch.dtype, torch.device, int], ArrivalRoom] = {}
         self.hide()
 
     @property
@@ -249,19 +252,25 @@ class GradientBuckets:
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
-        square, nonfinite = 0.0, 0
+        square, nonfinite, levels, total = 0.0, 0, len(comm.groups), len(self._buckets)
         with replacing(self._fresh_buffers):
-            scatters: list[Pending] = []
-            for bucket in self._buckets:
-                bucket.fill(comm)
-                scatters.append(bucket.start_sums(comm, 0))
-            for level, group in enumerate(comm.groups):
-                for number, bucket in enumerate(self._buckets):
-                    group.wait(scatters[number])
+            pending: dict[int, Pending] = {}
+            # Bucket b is added up on level l in round b + l: on each level they come in one order on all ranks, and
+            # each has a round in which it travels while others are added up.
+            for now in range(-1 - AHEAD, total + levels - 1):
+                for level in range(levels - 1, -1, -1):
+                    if not 0 <= (number := now - level) < total:
+                        continue
+                    bucket = self._buckets[number]
+                    comm.groups[level].wait(pending.pop(number))
                     part_square, part_nonfinite = bucket.add_level(comm, level, scale)
                     square, nonfinite = square + part_square, nonfinite + part_nonfinite
-                    if level + 1 < len(comm.groups):
-                        scatters[number] = bucket.start_sums(comm, level + 1)
+                    if level + 1 < levels:
+                        pending[number] = bucket.start_sums(comm, level + 1)
+                if (number := now + 1 + AHEAD) < total:
+                    bucket = self._buckets[number]
+                    bucket.fill(comm, self._room(bucket, number % (AHEAD + levels)))
+                    pending[number] = bucket.start_sums(comm, 0)
         return Reduced(grad_square=square, nonfinite=nonfinite)
 
     @torch.no_grad()
@@ -284,7 +293,13 @@ class GradientBuckets:
                     if level:
                         gathers[number] = bucket.start_spread(comm, level - 1)
 
+    def _room(self, bucket: Bucket, number: int) -> ArrivalRoom:
+        """Return the room of that number for buckets of this kind."""
+        return self._rooms.setdefault((*bucket.kind, number), ArrivalRoom(*bucket.kind))
+
     def _fresh_buffers(self) -> None:
+        for room in self._rooms.values():
+            room.fresh()
         for bucket in self._buckets:
             bucket.fresh_buffers()
 

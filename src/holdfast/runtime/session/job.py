@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -37,6 +37,7 @@ from holdfast.runtime.gradients.emulation import emulate
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
 from holdfast.runtime.in_common import in_common
 from holdfast.runtime.layouts.place import WHOLE_UNIT
+from holdfast.runtime.layouts.starting import Start, materialize
 from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
@@ -45,8 +46,9 @@ from holdfast.runtime.session.unit.listed import GivenLayout, check_work, listed
 from holdfast.runtime.session.unit.spread_model import SpreadModel
 from holdfast.runtime.session.unit.unit import Met, form_unit, meet_under
 from holdfast.runtime.snapshots.snapshots import snapshots_of
-from holdfast.runtime.state.refusals import said_untrained
+from holdfast.runtime.state.refusals import checked_function, said_untrained
 from holdfast.runtime.warming.shadow import ShadowAttempt
+from holdfast.runtime.warming.spread_steps import foresee_steps
 from holdfast.storage import storage_at
 
 if TYPE_CHECKING:
@@ -57,7 +59,6 @@ logger = logging.getLogger(__name__)
 _ALONE = "alone/0/0"
 #: of the reason that a script gives for the job's end
 _REASON_CHARACTERS = 1000
-
 
 Every = int | Literal["auto"]
 
@@ -151,6 +152,17 @@ class Job:
             )
         return self._spread
 
+    def materialize(self, model: torch.nn.Module, *starts: Start) -> None:
+        """Give a model that was made on the meta device, and then spread, the values that it would have whole.
+
+        Each module resets its parameters, then each of `starts` is called as by `model.apply(start)`, to fill what is a
+        module's own; random numbers are those of a whole model. To be called before the optimizer is made.
+
+        Raises:
+            BadInputError: a parameter or a buffer got no value.
+        """
+        materialize(model, starts, self.device, self._spread.place if self._spread is not None else WHOLE_UNIT)
+
     def protect(
         self,
         model: torch.nn.Module,
@@ -207,7 +219,7 @@ class Job:
         check_work(self._layouts, micro_batch, experts=False)
         loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, place=place, **order)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
-        self._after_apply = _function(after_apply)
+        self._after_apply = checked_function(after_apply)
         workload = workload_of(given, loader, self.device, place)
         check_work(self._layouts, micro_batch, experts=workload.experts is not None)
         workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
@@ -370,6 +382,8 @@ class Job:
 
     def _open(self, workload: Workload) -> Session:
         settings = self._settings
+        if workload.place.spread:
+            foresee_steps(workload.state.optimizers)
         every = self._checkpoint_every if self._checkpoint_dir else 0
         config = in_common(workload, self.device, checkpoint_every=every)
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
@@ -414,12 +428,6 @@ class Job:
         if guard := TrainingGuard.installed():
             guard.lift()
         return session
-
-
-def _function(after_apply: Callable[[Step], None] | None) -> Callable[[Step], None] | None:
-    if after_apply is not None and not callable(cast(object, after_apply)):
-        raise BadInputError(f"after_apply is a {type(after_apply).__name__}: give a function of the step")
-    return after_apply
 
 
 def init(

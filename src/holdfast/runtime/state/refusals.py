@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -15,6 +15,8 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.layouts.local import local_of
 from holdfast.runtime.state.optimizers import Optimizers, needed_arguments
 from holdfast.runtime.tensors import named_modules, uncompiled
+
+F = TypeVar("F")
 
 _NAMED = 3
 #: modules of torch's by class, and what to do instead (looked for by name: to import them takes seconds)
@@ -135,6 +137,17 @@ def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, follows:
                 f"extra[{name!r}] is a {type(thing).__name__}, whose step() needs a metric: call it in a function that "
                 "is given as protect(..., after_apply=...), such as scheduler.step(step.loss)"
             )
+
+
+def checked_function(after_apply: F) -> F:
+    """Return what a script gives as its part of a step.
+
+    Raises:
+        BadInputError: it cannot be called.
+    """
+    if after_apply is not None and not callable(after_apply):
+        raise BadInputError(f"after_apply is a {type(after_apply).__name__}: give a function of the step")
+    return after_apply
 
 
 def needs_metric(scheduler: LRScheduler) -> bool:

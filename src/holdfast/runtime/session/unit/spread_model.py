@@ -30,7 +30,8 @@ class SpreadModel:
         from holdfast.runtime.layouts.mesh import ReplicaMesh  # (torch's meshes take a second to import)
 
         layout, place = (unit.layout, unit.place) if unit is not None else (WHOLE, 0)
-        self._place = PlaceInUnit(layout=layout, place=place, spread=True, layouts=layouts)
+        #: which part of the model is here
+        self.place = PlaceInUnit(layout=layout, place=place, spread=True, layouts=layouts)
         self._replica = ReplicaMesh(layout, Role(place=place), device)
         if unit is not None:
             self._replica.swap(unit.groups)
@@ -59,4 +60,4 @@ class SpreadModel:
             check_wrappers(model, spread=True)  # (first: what they wrap is not sharded because of them)
             check_spread(model, self._replica)
             sum_gradients(model)
-        return self._place
+        return self.place

@@ -1,0 +1,100 @@
+"""Values for a model that is spread over a unit and never was whole: made on the meta device, filled part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.local import is_spread, local_of
+from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.tensors import uncompiled
+
+_NAMED = 3
+
+#: gives what is one module's own the values that it begins with
+Start = Callable[[Module], object]
+
+
+def materialize(model: Module, starts: Sequence[Start], device: torch.device, place: PlaceInUnit) -> None:
+    """Give a model that was made on the meta device memory and the values that it would have whole, in every bit.
+
+    Each module resets its parameters as when it is made (`reset_parameters()`), then `starts` are called as by
+    `Module.apply`: one after the other, each for every module, children first. What is a module's own is whole for so
+    long, and what belongs here is kept. All places draw the same random numbers, those that a whole model would draw.
+
+    Args:
+        starts: fill what is a module's own, not what is of modules in it.
+        device: where the model belongs.
+        place: which part of it is here.
+
+    Raises:
+        BadInputError: a parameter or a buffer has got no value, or a parameter that is spread only some.
+    """
+    model.to_empty(device=device)
+    filled: set[int] = set()
+    with torch.no_grad():
+        for start in (reset, *starts):
+            model.apply(lambda module, start=start: _fill(module, start, filled, place))
+    named = (*model.named_parameters(), *model.named_buffers())
+    missing = [repr(uncompiled(name)) for name, tensor in named if id(tensor) not in filled]
+    if missing:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise BadInputError(
+            f"job.materialize(): nothing has given {', '.join(missing[:_NAMED])}{more} a value: give a function of a "
+            "module that fills all that is its own, as job.materialize(model, function)"
+        )
+
+
+def reset(module: Module) -> None:
+    """Have a module begin as torch's own do."""
+    own: Any = getattr(module, "reset_parameters", None)
+    if callable(own):
+        own()
+
+
+def _fill(module: Module, start: Start, filled: set[int], place: PlaceInUnit) -> None:
+    """Let a function fill what is a module's own, whole, and keep what belongs here of what it has changed."""
+    own = {name: one for name, one in module._parameters.items() if one is not None}
+    buffers = {name: one for name, one in module._buffers.items() if one is not None}
+    whole = {name: _whole(one) for name, one in own.items()}
+    before = {name: one._version for name, one in (whole | buffers).items()}
+    module._parameters.update(whole)
+    try:
+        start(module)
+        found = {name: module._parameters[name] for name in own}
+    finally:
+        module._parameters.update(own)
+    for name, one in own.items():
+        value = found[name]
+        if value is not None and (value is not whole[name] or value._version != before[name]):
+            filled.add(id(one))
+            _keep(name, one, value, place)
+    filled.update(id(one) for name, one in buffers.items() if one._version != before[name])
+    filled.update(id(one) for name, one in module._buffers.items() if one is not None and one is not buffers.get(name))
+
+
+def _whole(parameter: Parameter) -> Parameter:
+    """Return room for all of a parameter that is spread, with no number in it; any other as it is."""
+    if not is_spread(parameter):
+        return parameter
+    here = local_of(parameter)
+    room = torch.full(
+        parameter.shape, torch.nan if here.is_floating_point() else 0, dtype=here.dtype, device=here.device
+    )
+    return Parameter(room, requires_grad=parameter.requires_grad)
+
+
+def _keep(name: str, parameter: Parameter, value: torch.Tensor, place: PlaceInUnit) -> None:
+    if value is not parameter:
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise BadInputError(
+                f"job.materialize(): parameter {name!r} of shape {tuple(parameter.shape)} was given values in part, or "
+                "made of those it had: only a part of these is here, so a function of a module has to fill all of it"
+            )
+        box = box_of(name, parameter, place)
+        local_of(parameter).copy_(value[box.seen_from(type(box).all_of(parameter.shape))])

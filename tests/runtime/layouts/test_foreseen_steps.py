@@ -1,0 +1,80 @@
+"""What torch finds out at an optimizer's first step on spread tensors is found out before, and changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from spread_states import connected_to_nobody
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from holdfast.runtime.layouts.local import as_spread, local_of
+from holdfast.runtime.warming.spread_steps import foresee_steps
+
+untyped: Any = DTensor
+propagator: Any = untyped._op_dispatcher.sharding_propagator
+
+
+def _model(width: int) -> torch.nn.Module:
+    """Of a width that no other test has: what torch has found out it keeps for the process's life."""
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, width), torch.nn.Linear(width, 3))
+    with connected_to_nobody(2, 0):
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("shard",)))
+    return model
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = as_spread(torch.ones_like(local_of(parameter)), parameter)
+    optimizer.step()
+
+
+def test_the_first_step_finds_all_found_out(monkeypatch: pytest.MonkeyPatch):
+    found_out: list[object] = []
+    real = propagator._propagate_tensor_meta_non_cached
+    monkeypatch.setattr(
+        propagator, "_propagate_tensor_meta_non_cached", lambda schema: found_out.append(schema) or real(schema)
+    )
+    for width, foreseen in ((11, False), (13, True)):
+        model = _model(width)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if foreseen:
+            foresee_steps([optimizer])
+        found_out.clear()
+        _step(model, optimizer)
+        assert bool(found_out) is not foreseen
+
+
+def test_nothing_is_changed_and_nobody_is_called():
+    model = _model(17)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)  # (it has put a step of its own into the optimizer)
+    called: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    before = [local_of(one).detach().clone() for one in model.parameters()]
+    foresee_steps([optimizer])
+    assert not optimizer.state
+    assert not called
+    assert schedule.last_epoch == 0
+    assert all(one.grad is None for one in model.parameters())
+    assert all(torch.equal(local_of(one), known) for one, known in zip(model.parameters(), before, strict=True))
+    assert [one for group in optimizer.param_groups for one in group["params"]] == list(model.parameters())
+    _step(model, optimizer)
+    assert called == ["before", "after"]
+
+
+def test_optimizers_of_others_are_left_alone_and_what_cannot_be_foreseen_is_no_error():
+    class Counting(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure: Any = None) -> None:
+            Counting.steps += 1
+
+    Counting.__module__ = "somebody.elses"
+    model = _model(19)
+    foresee_steps([Counting(model.parameters(), lr=0.1), torch.optim.LBFGS(model.parameters())])
+    assert not Counting.steps

@@ -1,0 +1,94 @@
+"""A spread model that never was whole begins with the bits of one that is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sharded_gpt import GPT, shard
+from spread_states import connected_to_nobody
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.layouts.starting import materialize
+
+CPU = torch.device("cpu")
+
+
+def start(module: nn.Module) -> None:
+    """As many models begin: by kinds of modules, and by a function that looks at its numbers."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.5, a=-0.5, b=0.5)
+    if isinstance(module, nn.Embedding):
+        nn.init.orthogonal_(module.weight)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(shard=3), Layout(tensor=2), Layout(shard=2, tensor=2)], ids=str)
+def test_all_places_begin_with_their_parts_of_what_the_whole_begins_with(layout: Layout):
+    torch.manual_seed(4)
+    serial = GPT().apply(start).to(torch.float64)
+    drawn = torch.get_rng_state()
+    for number in range(layout.places):
+        place = PlaceInUnit(layout=layout, place=number, spread=True)
+        with connected_to_nobody(layout.places, number):
+            mesh = init_device_mesh("cpu", (layout.shard, layout.tensor), mesh_dim_names=("shard", "tensor"))
+            with torch.device("meta"):
+                model = GPT()
+            shard(model, mesh)
+            torch.manual_seed(4)
+            materialize(model, [start], CPU, place)
+            model.to(torch.float64)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        for name, parameter in model.named_parameters():
+            box = box_of(name, parameter, place)
+            wanted = serial.get_parameter(name)[box.seen_from(type(box).all_of(parameter.shape))]
+            assert torch.equal(local_of(parameter), wanted), name
+
+
+def test_what_nothing_has_filled_is_named():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.inner = nn.Linear(3, 3)
+            self.register_buffer("angles", torch.arange(3.0))
+
+        def fill(self) -> None:
+            self.angles = torch.arange(3.0)
+
+    with torch.device("meta"):
+        model = Scaled()
+    with pytest.raises(
+        BadInputError, match=r"nothing has given 'scale', 'angles' a value: give a function of a module"
+    ):
+        materialize(model, [], CPU, WHOLE_UNIT)
+
+    def filled(module: nn.Module) -> None:
+        if isinstance(module, Scaled):
+            module.fill()
+            module.scale = nn.Parameter(torch.full((3,), 2.0))
+
+    kept = model.scale
+    materialize(model, [filled], CPU, WHOLE_UNIT)
+    assert model.scale is kept
+    assert kept.tolist() == [2.0] * 3
+    assert model.angles.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_parameter_that_is_spread_is_filled_as_a_whole():
+    place = PlaceInUnit(layout=Layout(shard=2), place=0, spread=True)
+    with connected_to_nobody(2, 0):
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("shard", "tensor"))
+        with torch.device("meta"):
+            model = shard(GPT(), mesh)
+
+        def padded(module: nn.Module) -> None:
+            if isinstance(module, nn.Embedding):
+                module.weight[0] = 0.0
+
+        with pytest.raises(BadInputError, match=r"'weight' of shape \(12, 8\) was given values in part"):
+            materialize(model, [padded], CPU, place)
