@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -101,6 +101,22 @@ def test_a_watch_sees_what_is_newer_than_a_listing(store: Store) -> None:
         assert watch.next(0.0) == {"jobs/a": Entry(b"3", 5), "jobs/b": Entry(b"1", 2)}
 
 
+def test_what_is_removed_is_gone_and_its_revision_is_given_to_nobody(store: Store) -> None:
+    for key in ("jobs/a", "jobs/b"):
+        store.compare_and_swap(key, b"1", 0)
+    assert not store.remove("jobs/b", 1)
+    assert store.remove("jobs/b", 2)
+    assert store.remove("jobs/b", 2), "it is not there"
+    assert store.get("jobs/b") is None
+    assert store.list("") == Listing({"jobs/a": Entry(b"1", 1)}, 3)
+    with contextlib.closing(store.watch("", 1)) as watch:
+        assert watch.next(0.0) == {}
+    assert store.compare_and_swap("jobs/b", b"2", 2) is None
+    assert store.compare_and_swap("jobs/b", b"2", 0) == 4
+    assert store.remove("jobs/a", 1)
+    assert store.compare_and_swap("jobs/a", b"3", 0) == 6
+
+
 def test_a_watch_of_a_store_that_is_not_there_yet_waits_for_it(store: Store) -> None:
     with contextlib.closing(store.watch("a", 0)) as watch:
         assert watch.next(0.0) == {}
@@ -146,43 +162,48 @@ def test_a_closed_store_says_so(store: Store) -> None:
         store.list("")
 
 
+#: key, value (None: it is removed), and which revision is expected
 _operations = st.lists(
-    st.tuples(st.sampled_from("abc"), st.binary(max_size=8), st.integers(min_value=0, max_value=6)), max_size=40
+    st.tuples(
+        st.sampled_from("abc"),
+        st.one_of(st.none(), st.binary(max_size=8)),
+        st.one_of(st.just(-1), st.integers(min_value=0, max_value=6)),
+    ),
+    max_size=40,
 )
 
 
-def _sqlite(folder: Path) -> Store:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return SqliteStore(folder / "store.db")
+@pytest.fixture(scope="module", params=["memory", "sqlite", "etcd"])
+def anew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Store]]:
+    """What makes a store each time with nothing in it; in one etcd, each under a prefix of its own."""
+    folder, number = tmp_path_factory.mktemp("stores"), count()
+    if request.param == "memory":
+        yield MemoryStore
+    elif request.param == "sqlite":
+        yield lambda: SqliteStore(folder / f"{next(number)}.db")
+    else:
+        server = EtcdServer(folder / "etcd")
+        try:
+            yield lambda: EtcdStore(f"{server.url}/{next(number)}")
+        finally:
+            server.kill()
 
 
-class _EtcdOfItsOwn(EtcdStore):
-    """A store in an etcd that ends with it."""
-
-    def __init__(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        self._server = EtcdServer(folder / "etcd")
-        super().__init__(self._server.url)
-
-    def close(self) -> None:
-        super().close()
-        self._server.kill()
-
-
-@pytest.mark.parametrize("make", [lambda _: MemoryStore(), _sqlite, _EtcdOfItsOwn], ids=["memory", "sqlite", "etcd"])
 @given(operations=_operations)
 @settings(max_examples=40, deadline=None)
-def test_it_is_a_map_with_revisions(
-    tmp_path_factory: pytest.TempPathFactory, make: Callable[[Path], Store], operations: list[tuple[str, bytes, int]]
-) -> None:
+def test_it_is_a_map_with_revisions(anew: Callable[[], Store], operations: list[tuple[str, bytes | None, int]]) -> None:
     model: dict[str, tuple[bytes, int]] = {}
-    revision = 0
-    store = make(tmp_path_factory.getbasetemp() / "model")
-    try:
+    with contextlib.closing(anew()) as store:
+        before = revision = store.list("").revision
         for key, value, expected in operations:
             known = model.get(key, (b"", 0))[1]
+            expected = known if expected < 0 else expected and before + expected
+            if value is None:
+                assert store.remove(key, expected) == (not known or expected == known)
+                if known and expected == known:
+                    del model[key]
+                    revision += 1
+                continue
             new = store.compare_and_swap(key, value, expected)
             assert new == (revision + 1 if expected == known else None)
             if new is not None:
@@ -193,8 +214,6 @@ def test_it_is_a_map_with_revisions(
         listing = store.list("")
         assert {key: (entry.value, entry.revision) for key, entry in listing.entries.items()} == model
         assert listing.revision == revision
-    finally:
-        store.close()
 
 
 # ---- SQLite ----

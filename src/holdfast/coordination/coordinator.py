@@ -96,9 +96,6 @@ class Coordinator:
         turn.change(term=self.record.term + 1, run_since=since or now, born=self.record.born or now)
         if self.record.outcome == "failed" and not self.config.takeover:
             turn.change(outcome="", plan=None, pending=None, decision=None, passed=(), raised=(), given_up=())
-        if self.record.held is not None and self.record.held.standing == "suspended":
-            # Its nodes have left, with the state saved: it begins with others, and misses none of them.
-            turn.change(plan=None, pending=None, decision=None, passed=())
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
             # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
@@ -108,12 +105,12 @@ class Coordinator:
             turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, **emulated, **told)
         else:
             turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid, **told)
+        self.parts.tenant.begin()
         self.parts.absences.expect(map(node_of, turn.planned))
         self.parts.joining.wait_anew()
         self.parts.closing.taken_over(again=not self.config.takeover)
         if self.record.outcome:
             self.parts.ending.taken_over()
-        self.parts.tenant.begin()
         return [*(Emit(event) for event in self._lost), *turn.flush()]
 
     def handle(self, event: Input, now: float) -> list[Instruction]:

@@ -19,8 +19,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Input, Received, Tick
 from holdfast.coordination.instructions import Broadcast, Emit, Instruction, Send
-from holdfast.coordination.lateness.cores import CoreWaits, ThreadClock
-from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
+from holdfast.coordination.lateness.reading import CoreWaits, ProgressAccount, Reading, ThreadClock, Total
 from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordination.lateness.answers import PATIENCE_S, WINDOW_S, Answers
+from holdfast.coordination.lateness.pace import PATIENCE_S, WINDOW_S, Answers
 
 
 def test_nodes_are_waited_for_as_long_as_is_usual_on_a_quiet_machine() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordination.lateness.cores import CoreWaits, ThreadClock
-from holdfast.coordination.lateness.reading import Reading
+from holdfast.coordination.lateness.reading import CoreWaits, Reading, ThreadClock
 from holdfast.coordination.lateness.watch import STALLED_S, LateWatch
 from holdfast.protocol.messages.progress import Activity
 

@@ -7,8 +7,8 @@ import pytest
 from machinery import Job, w
 
 from holdfast.coordination.instructions import Broadcast, Emit, Send
-from holdfast.coordination.lateness.answers import PATIENCE_S
 from holdfast.coordination.lateness.inquiry import OBEYS_S
+from holdfast.coordination.lateness.pace import PATIENCE_S
 from holdfast.coordination.lateness.stories import MAX_WORKERS, Stories
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast.control.agent.cores import CoreMeter
 from holdfast.control.agent.memory import OomCounter
+from holdfast.control.agent.stacks import CoreMeter
 from holdfast.control.link.framing import Crashed, FrameDecoder, FrameError, FromWorkerProcess
 from holdfast.control.processes import ProcessHandle, describe_exit
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED

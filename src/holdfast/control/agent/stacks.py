@@ -1,4 +1,4 @@
-"""Reads where the threads of a node's workers stand in their programs."""
+"""Reads where the threads of a node's workers stand in their programs, and for how long they had no core."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from holdfast.control.link.stacks import STACKS_SIGNAL
 from holdfast.control.processes import ProcessHandle, is_stopped
-from holdfast.coordination.lateness.reading import ProgressAccount
+from holdfast.coordination.lateness.reading import CoreWaits, ProgressAccount, Reading, ThreadClock
 from holdfast.protocol.messages.progress import Collective, Stacks, WorkerStack
 
 #: an answer takes a millisecond where the process gets a core
@@ -18,6 +20,7 @@ _LOOK_S = 0.002
 _CHARACTERS = 8000
 #: what differs from one process to the next, and says nothing
 _ADDRESS = re.compile(r"0x[0-9a-f]+ ")
+_PROC = Path("/proc")
 
 
 class StackReader:
@@ -72,3 +75,45 @@ def stacks_of(number: int, texts: Mapping[str, str], accounts: Mapping[str, Prog
         )
         told.append(WorkerStack(worker=worker, stack=texts.get(worker, ""), collectives=collectives))
     return Stacks(number=number, workers=tuple(told))
+
+
+class CoreMeter:
+    """Of one process.
+
+    Args:
+        pid: the process. proc: where that file system is mounted.
+    """
+
+    def __init__(self, pid: int, *, proc: Path = _PROC) -> None:
+        self._pid = pid
+        self._folder = str(proc / str(pid))
+        self._waits = CoreWaits()
+
+    def add_to(self, reading: Reading, now: float, *, closely: bool) -> Reading:
+        """Say in a reading for how long its main thread had no core, though it was ready; `closely`: and each other."""
+        threads = {self._pid: thread_clock(self._folder)}
+        if closely:
+            tasks = f"{self._folder}/task"
+            threads |= {int(name): thread_clock(f"{tasks}/{name}") for name in _names(tasks) if int(name) != self._pid}
+        clocks = {thread: clock for thread, clock in threads.items() if clock is not None}
+        self._waits.forget_but(clocks)
+        others_s = self._waits.look(now, clocks)
+        return replace(reading, starved_s=others_s.pop(self._pid, 0.0), others_starved_s=others_s)
+
+
+def thread_clock(folder: str) -> ThreadClock | None:
+    """Read what the kernel tells in a thread's folder of /proc; None where it is gone, or nobody counts that."""
+    try:
+        with open(f"{folder}/schedstat", "rb") as counters, open(f"{folder}/stat", "rb") as stat:
+            ran, waited = counters.read().split()[:2]
+            text = stat.read()
+            return ThreadClock(text[text.rindex(b")") + 2 :][:1] == b"R", int(ran) / 1e9, int(waited) / 1e9)
+    except (OSError, ValueError):
+        return None
+
+
+def _names(tasks: str) -> list[str]:
+    try:
+        return os.listdir(tasks)
+    except OSError:
+        return []

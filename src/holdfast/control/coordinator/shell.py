@@ -45,11 +45,16 @@ class Machine(Protocol):
     def handle(self, event: Input, now: float) -> list[Instruction]: ...
 
 
+def record_key(job: str) -> str:
+    """Return under which key of a store the record of a job lies."""
+    return f"jobs/{job}/record"
+
+
 class RecordKeeper(StoredRecord[Record]):
     """The record of one job in the store."""
 
     def __init__(self, store: Store, job: str) -> None:
-        super().__init__(store, f"jobs/{job}/record", _RECORD, SCHEMA, "the job's record")
+        super().__init__(store, record_key(job), _RECORD, SCHEMA, "the job's record")
 
 
 def _to_nobody(_: object) -> None:

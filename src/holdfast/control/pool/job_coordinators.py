@@ -20,6 +20,7 @@ from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.failure_classes import read_rules
 from holdfast.control.pool.beside import in_a_thread
+from holdfast.control.pool.leftovers import job_key
 from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.store.interface import Store
 from holdfast.coordination.config import CoordinatorConfig
@@ -100,7 +101,8 @@ class JobCoordinators:
         self._hosted: dict[str, _Hosted] = {}
         #: the SHA-256 of what their nodes show -> their names (looked up so, no time tells how much of it was right)
         self._by_token: dict[bytes, str] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        #: those that are about to end, by where their records lie
+        self._closing: dict[asyncio.Task[None], str] = {}
 
     # ---- what the pool's machine asks for ----
 
@@ -135,8 +137,8 @@ class JobCoordinators:
         hosted.wanted = False
         hosted.woken.set()
         if hosted.task is not None:
-            self._closing.add(hosted.task)
-            hosted.task.add_done_callback(self._closing.discard)
+            self._closing[hosted.task] = job_key(job, submission)
+            hosted.task.add_done_callback(self._closing.pop)
 
     # ---- who asks for what ----
 
@@ -152,6 +154,11 @@ class JobCoordinators:
         """Return a job that has, or is to have, a coordinator."""
         known = self._hosted.get(job)
         return known.job if known is not None else None
+
+    def used(self) -> set[str]:
+        """Return where the records lie that a coordinator may write to."""
+        hosted = {job_key(name, one.job.submission) for name, one in self._hosted.items()}
+        return hosted | {*self._closing.values()}
 
     def app(self, job: str) -> ASGIApp | None:
         """Return what a job's coordinator answers, None while there is none."""

@@ -26,6 +26,7 @@ from holdfast.control.coordinator.settings import is_loopback
 from holdfast.control.file_limit import raise_file_limit
 from holdfast.control.pool.foreseer import foreseer
 from holdfast.control.pool.job_coordinators import JobCoordinators
+from holdfast.control.pool.leftovers import Leftovers, job_key
 from holdfast.control.pool.pool_api import PoolApi
 from holdfast.control.pool.pool_shell import PoolRecordKeeper, PoolShell
 from holdfast.control.pool.settings import PoolSettings
@@ -149,6 +150,7 @@ class _PoolServer:
             pool, keeper, journal, self._jobs, on_question=self._foreseer.begin, now=now, on_failure=self._fail
         )
         self._api = PoolApi(self._shell, self._jobs, self._metrics)
+        self._leftovers = Leftovers(store, known=self._records, used=self._jobs.used)
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:
@@ -174,6 +176,7 @@ class _PoolServer:
         """Serve until told to end, or this server cannot go on."""
         serving = asyncio.create_task(self._serve())
         ticking = asyncio.create_task(self._tick())
+        tidying = asyncio.create_task(self._leftovers.tidy())
         _log.info("pool %s listens on %s", self._settings.name, self._url)
         try:
             with self._signals_handled():
@@ -185,7 +188,8 @@ class _PoolServer:
             self._shell.journal.close()
             self._web.stop()
             ticking.cancel()
-            await asyncio.gather(serving, ticking, return_exceptions=True)
+            tidying.cancel()
+            await asyncio.gather(serving, ticking, tidying, return_exceptions=True)
         return self._outcome(serving, ticking)
 
     def _outcome(self, *tasks: asyncio.Task[None]) -> int:
@@ -202,6 +206,10 @@ class _PoolServer:
         while True:
             await asyncio.sleep(until_mark(self._shell.now(), TICK_S))
             await self._shell.feed(Tick())
+
+    def _records(self) -> list[str]:
+        """Return where the records lie of the jobs that the pool knows."""
+        return [job_key(job.name, job.submission) for job in self._shell.machine.state.jobs.values()]
 
     def _linked(self, job: str) -> None:
         self._soon(self._shell.feed(JobLinked(job)))

@@ -130,6 +130,20 @@ class EtcdStore(Store):
         # (ours: an earlier try of this very write came through, and its answer was lost)
         return found.mod_revision - _FIRST if found is not None and found.value == kept else None
 
+    def remove(self, key: str, expected_revision: int) -> bool:
+        self._check()
+        inside = self._inside(key)
+        request = {
+            "compare": [
+                {"key": inside, "target": "MOD", "result": "EQUAL", "mod_revision": str(expected_revision + _FIRST)}
+            ],
+            "success": [{"request_delete_range": {"key": inside}}],
+            "failure": [{"request_range": {"key": inside}}],
+        }
+        outcome = self._gateway.call("kv/txn", request, _Outcome)
+        there = any(one.response_range.kvs for one in outcome.responses if one.response_range)
+        return outcome.succeeded or not there
+
     def close(self) -> None:
         self._closed = True
         self._gateway.close()

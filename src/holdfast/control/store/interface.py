@@ -115,5 +115,16 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def remove(self, key: str, expected_revision: int) -> bool:
+        """Remove the entry of `key` if its revision is this one; what is not there is removed already.
+
+        Atomic, and on disk, as `compare_and_swap`; it takes a revision as well, and watches see nothing of it. Of what
+        may have been removed, though this failed (`StoreAwayError`), the next call says so.
+
+        Returns:
+            Whether there is no such entry now; False if it has another revision, and then nothing has changed.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of the store; the second call does nothing. No other method may follow, and watches see no more."""

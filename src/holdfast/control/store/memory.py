@@ -42,6 +42,15 @@ class MemoryStore(Store):
             self._changed.notify_all()
             return self._revision
 
+    def remove(self, key: str, expected_revision: int) -> bool:
+        with self._changed:
+            self._check()
+            known = self._entries.get(key)
+            if known is not None and known.revision == expected_revision:
+                self._revision += 1
+                del self._entries[key]
+            return key not in self._entries
+
     def close(self) -> None:
         with self._changed:
             self._closed = True

@@ -31,6 +31,10 @@ class SharedStore(Store):
         with self._lock:
             return self._store.compare_and_swap(key, value, expected_revision)
 
+    def remove(self, key: str, expected_revision: int) -> bool:
+        with self._lock:
+            return self._store.remove(key, expected_revision)
+
     def close(self) -> None:
         with self._lock:
             self._store.close()

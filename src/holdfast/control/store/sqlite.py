@@ -32,13 +32,19 @@ _HEADER_BYTES = 100
 #: A watch looks so often: other processes' writes wake nobody.
 LOOK_S = 0.05
 
-#: Each change takes the next revision of the whole store; nothing is ever removed, so the newest entry has the last.
+#: Each change takes the next revision of the whole store. A removal's is that of the entry whose key is empty.
 _NEXT = "(SELECT coalesce(max(revision), 0) + 1 FROM entries)"
 _CREATE = (
     f"INSERT INTO entries (key, value, revision) VALUES (?, ?, {_NEXT}) ON CONFLICT (key) DO NOTHING RETURNING revision"
 )
 _REPLACE = f"UPDATE entries SET value = ?, revision = {_NEXT} WHERE key = ? AND revision = ? RETURNING revision"
-_NEWER = "SELECT key, value, revision FROM entries WHERE revision > ? AND substr(key, 1, length(?)) = ?"
+_NEWER = "SELECT key, value, revision FROM entries WHERE key <> '' AND revision > ? AND substr(key, 1, length(?)) = ?"
+_COUNT_AFTER = (  # (the one that was removed may have had the last)
+    "INSERT INTO entries (key, value, revision) "
+    "VALUES ('', x'', (SELECT max(coalesce(max(revision), 0), ?) + 1 FROM entries)) "
+    "ON CONFLICT (key) DO UPDATE SET revision = excluded.revision"
+)
+_REMOVE = "DELETE FROM entries WHERE key = ? AND revision = ?"
 
 
 class SqliteStore(Store):
@@ -92,6 +98,23 @@ class SqliteStore(Store):
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"the store {self._path} cannot be written: {error}") from error
         return int(rows[0][0]) if rows else None
+
+    def remove(self, key: str, expected_revision: int) -> bool:
+        known = self.get(key)
+        if known is None or known.revision != expected_revision:
+            return known is None
+        try:
+            connection = self._opened()
+            with contextlib.ExitStack() as undo:
+                connection.execute("BEGIN IMMEDIATE")
+                undo.callback(connection.execute, "ROLLBACK")
+                if gone := connection.execute(_REMOVE, (key, expected_revision)).rowcount > 0:
+                    connection.execute(_COUNT_AFTER, (expected_revision,))
+                connection.execute("COMMIT")
+                undo.pop_all()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"the store {self._path} cannot be written: {error}") from error
+        return gone or self.get(key) is None
 
     def newer(self, prefix: str, after: int) -> dict[str, Entry]:
         """Return the newest entries of all keys that begin with `prefix` and have changed after a revision."""

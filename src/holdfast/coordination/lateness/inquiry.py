@@ -14,10 +14,9 @@ from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.failures.seen import hangs, node_lost, process_ended
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Failure
-from holdfast.coordination.lateness.answers import Answers
 from holdfast.coordination.lateness.judge import Standstill, judge, what_hangs
 from holdfast.coordination.lateness.own_work import AGAIN_LONGER, OwnWork
-from holdfast.coordination.lateness.pace import Pace
+from holdfast.coordination.lateness.pace import Answers, Pace
 from holdfast.coordination.lateness.stories import Stories
 from holdfast.coordination.lateness.stragglers import Stragglers
 from holdfast.coordination.lateness.times import UNKNOWN_S

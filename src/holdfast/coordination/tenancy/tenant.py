@@ -105,12 +105,17 @@ class Tenant:
         return self._turn.record.held
 
     def begin(self) -> None:
-        """A coordinator begins: nodes that were about to join are given their time anew."""
+        """A coordinator begins: nodes that were about to join are given their time anew.
+
+        Those of a job that was suspended have left, with its state saved: it begins with others, and misses none.
+        """
         turn, submission = self._turn, self._config.submission
         if not submission:
             return
         held = turn.record.held or Held(submission=submission)
         assert held.submission == submission, f"the record is of submission {held.submission}, not {submission}"
+        if held.standing == "suspended":
+            turn.change(plan=None, pending=None, decision=None, passed=())
         self._write(awaited(held, self._absent(held), turn.now))
 
     def hear(self, said: PoolSaid) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.agent.cores import CoreMeter, thread_clock
+from holdfast.control.agent.stacks import CoreMeter, thread_clock
 from holdfast.coordination.lateness.reading import Reading
 from holdfast.protocol.messages.progress import Activity
 
