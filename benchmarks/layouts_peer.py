@@ -137,7 +137,7 @@ def _killed(
 ) -> tuple[float, float, int] | None:
     """Wait until its replicas train together, kill one, and wait for the others."""
     whole = functools.partial(_together, replicas=REPLICAS, steps=SETTLE_STEPS)
-    if not _wait(lambda: all(whole(_rows(folder, replica)) for replica in range(REPLICAS)), 180):
+    if not _wait(lambda: all(whole(_rows(folder, replica)) for replica in range(REPLICAS)), 400):
         said = "\n".join((folder / f"output-{one}-0").read_text()[-2000:] for one in range(REPLICAS))
         raise SystemExit(f"torchft made no progress:\n{said}")
     taken = [b["time"] - a["time"] for a, b in itertools.pairwise(_rows(folder, 0))]
