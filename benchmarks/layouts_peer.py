@@ -137,7 +137,14 @@ def _killed(
 ) -> tuple[float, float, int] | None:
     """Wait until its replicas train together, kill one, and wait for the others."""
     whole = functools.partial(_together, replicas=REPLICAS, steps=SETTLE_STEPS)
-    if not _wait(lambda: all(whole(_rows(folder, replica)) for replica in range(REPLICAS)), 180):
+    started = _wait(
+        lambda: (
+            all(whole(_rows(folder, replica)) for replica in range(REPLICAS))
+            or any(worker.poll() is not None for worker in workers.values())
+        ),
+        400,
+    )
+    if not started or any(worker.poll() is not None for worker in workers.values()):
         said = "\n".join((folder / f"output-{one}-0").read_text()[-2000:] for one in range(REPLICAS))
         raise SystemExit(f"torchft made no progress:\n{said}")
     taken = [b["time"] - a["time"] for a, b in itertools.pairwise(_rows(folder, 0))]
@@ -182,6 +189,7 @@ def _wait(ready: Callable[[], bool], seconds: float) -> bool:
 def worker(folder: Path, timeout_s: float) -> None:
     """Train as torchtitan's FaultTolerantTrainer does: FSDP2, whose reduced gradients a managed group averages."""
     sys.path.insert(0, str(SCRIPT.parent))
+    import plain_torch
     import torch
     import torch.distributed
     from dense_gpt import GPT, Bytes, loss_of, read_text
@@ -194,7 +202,8 @@ def worker(folder: Path, timeout_s: float) -> None:
     torchft: Any = importlib.import_module("torchft")
     managed: Any = importlib.import_module("torchft.process_group").ManagedProcessGroup
     replica, rank, limit = int(os.environ["REPLICA"]), int(os.environ["RANK"]), timedelta(seconds=timeout_s)
-    dist.init_process_group("gloo", init_method="env://")
+    store = plain_torch.tcp_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), "replica")
+    plain_torch.join_group(store, rank=rank, world=PLACES)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=limit),
         load_state_dict=None,
@@ -215,7 +224,7 @@ def worker(folder: Path, timeout_s: float) -> None:
     for _, module in named_modules(model):
         if isinstance(module, FSDPModule):
             module.set_all_reduce_hook(lambda gradient: dist.all_reduce(gradient, group=group, op=dist.ReduceOp.AVG))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = plain_torch.adamw(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     data, own = Bytes(read_text(None), CONTEXT), SAMPLES // REPLICAS // PLACES
     with (folder / f"steps-{replica}").open("a") as rows:
         for step in itertools.count(1):

@@ -26,7 +26,8 @@ class JobParallelDims(_ParallelDims):
         """
         self._job = job
         shard, tensor = job.mesh.shape
-        super().__init__(
+        _ParallelDims.__init__(
+            self,
             dp_replicate=1,
             dp_shard=shard,
             cp=1,

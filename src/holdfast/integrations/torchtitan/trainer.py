@@ -19,7 +19,7 @@ from holdfast.integrations.torchtitan.samples import LoaderStreams
 
 logger = logging.getLogger(__name__)
 
-_spmd: Any = __import__("spmd_types")
+_spmd: Any = module("distributed.spmd_types").spmd
 _config: Any = module("config")
 _losses: Any = module("components.loss")
 _distributed: Any = module("distributed.utils")
