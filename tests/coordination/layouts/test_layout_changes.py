@@ -182,6 +182,8 @@ def test_where_there_is_no_room_training_goes_on() -> None:
     job.all_report(3)
     assert not job.plan.puts_away
     assert job.machine.record.layout == WHOLE
+    (kept,) = [event for event in job.events if isinstance(event, ev.LayoutKept)]
+    assert kept.why == "shard 2 is tried later: node n0: no room for 9 bytes"
     job.enter(3)
     job.done(4, SETTLE_S)
     job.done(5, SETTLE_S)
