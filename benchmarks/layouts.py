@@ -186,6 +186,7 @@ class Run:
         found: list[tuple[str, float]] = []
         with Watch() as watch, LocalJob(SCRIPT, (*FOREVER, *sizes, *spread), options=options) as job:
             bench = SpreadBench(job, watch, random.Random(self._options.seed), 3, Layout(shard=2))
+            job.wait(StepCommitted, timeout=600.0)  # (twelve processes import torch)
             bench.settle(since=0, steps=10)
             for _ in range(max(1, self._options.rounds // 5)):
                 since = len(job.events)

@@ -9,6 +9,7 @@ from mutant import Mutant
 from mutants_of_agents import AGENT_MUTANTS
 from mutants_of_failures import FAILURE_MUTANTS
 from mutants_of_lateness import LATENESS_MUTANTS
+from mutants_of_layouts import LAYOUT_MUTANTS
 from mutants_of_moves import MOVE_MUTANTS
 from mutants_of_parts import PART_MUTANTS
 from mutants_of_samples import SAMPLE_MUTANTS
@@ -616,4 +617,5 @@ MUTANTS = (
     *SNAPSHOT_MUTANTS,
     *TENANCY_MUTANTS,
     *UNIT_MUTANTS,
+    *LAYOUT_MUTANTS,
 )

@@ -24,6 +24,7 @@ from holdfast.simulation.durable import Truth, wrong_source
 from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wrong_end, wronged
 from holdfast.simulation.faults.kept_work import KeptWork
 from holdfast.simulation.faults.plans import FaultKind
+from holdfast.simulation.faults.put_away import PutAway
 from holdfast.simulation.faults.who_counts import WhoCounts, wrongly_moved, wrongly_taken_in
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts.stored import broken_guarantee, shape_of
@@ -41,7 +42,7 @@ class Checker:
         self._world = world
         self._truth = Truth()
         self._promised: set[str] = set()
-        self._work = KeptWork(world.plan)
+        self._work, self._put_away = KeptWork(world.plan), PutAway(world)
         self._record: Record | None = None
         self._barred: set[str] = set()  # (who is let back may still hear of an earlier refusal)
         self._counts = WhoCounts()
@@ -211,8 +212,7 @@ class Checker:
         shape = shape_of(self._world.plan)
         pooled, record = self._world.plan.pooled, self._record
         wanted_back = [one.node for one in record.leaving] if pooled and record is not None else []
-        wrong = broken_guarantee(plan, shape, wanted_back) if shape is not None else ""
-        if wrong:
+        if shape is not None and (wrong := broken_guarantee(plan, shape, wanted_back)):
             self._fail(f"generation {plan.generation}: {wrong}")
 
     def _decided(self, record: Record) -> None:
@@ -233,6 +233,8 @@ class Checker:
             self._fail(f"{decision} undoes step {self._committed}, which is committed")
         if plan is not None and (wrong := self._work.undone_by(decision, plan.workers, plan.places)):
             self._fail(wrong)
+        if wrong := self._put_away.decided(record, decision, self._writer.members.nodes if self._writer else ()):
+            self._fail(wrong)
         self._goes_back_to_its_own(decision, record.layout.places)
         for worker in plan.workers if plan else ():
             process = self._world.worker(worker)
@@ -242,10 +244,9 @@ class Checker:
 
     def _goes_back_to_its_own(self, decision: msg.Decision, places: int) -> None:
         """A checkpoint that a decision names lies there, with a state of the lineage."""
-        if decision.kind is DecisionKind.START and self._committed:
-            left = [name for name in self._saved if not self._world.checkpoints.files[name].damaged]
-            if left:
-                self._fail(f"the job begins anew although {left} are there")
+        left = [name for name in self._saved if not self._world.checkpoints.files[name].damaged]
+        if decision.kind is DecisionKind.START and self._committed and left:
+            self._fail(f"the job begins anew although {left} are there")
         if decision.kind is DecisionKind.ROLLBACK:
             world = self._world
             known = self._truth, world.checkpoints, world.memory, places
@@ -419,9 +420,9 @@ class Checker:
             able += [info.id] * (process.whole and (process.machine.applied or 0) >= self._committed > 0)
         if every_role(able, machine.record.layout.places):
             self._fail(f"the job failed although {able} hold step {self._committed}: {why}")
-        for name in self._saved:
-            if not self._world.checkpoints.files[name].damaged:
-                self._fail(f"the job failed although checkpoint {name} is there: {why}")
+        left = [name for name in self._saved if not self._world.checkpoints.files[name].damaged]
+        if left or (left := self._put_away.lost(machine.members.nodes)):
+            self._fail(f"the job failed although there is {left}: {why}")
 
     def job_ended(self, exit_code: int, why: str) -> None:
         """A coordinator ends the job: the journal must say so already, unless its user has interrupted it."""

@@ -124,6 +124,21 @@ def test_a_layout_changes_once_every_node_has_the_whole_state() -> None:
     assert dropped == {part for held in parts.values() for part in held}, "their memory is given back"
 
 
+def test_snapshots_of_the_layout_before_are_of_no_use() -> None:
+    job = Changing().begin()
+    usual = job.plan.snapshot_part(0, 1)
+    job.shrink()
+    job.tell("n0", msg.NodeSnapshots(host="h", port=1, parts=(usual,)))
+    assert job.sent(msg.DropSnapshots) == []
+    job.enter(3)
+    parts = [job.put(node) for node in ("n0", "n1")]
+    job.up("n0", TWO, "b", (*parts[0], usual))
+    assert job.machine.record.plan is None
+    held = job.machine.members.nodes["n0"].snapshots
+    assert held is not None
+    assert held.parts == parts[0]
+
+
 def test_what_one_node_has_left_is_enough() -> None:
     job = Changing().begin().shrink()
     job.enter(3)
@@ -167,6 +182,8 @@ def test_where_there_is_no_room_training_goes_on() -> None:
     job.all_report(3)
     assert not job.plan.puts_away
     assert job.machine.record.layout == WHOLE
+    (kept,) = [event for event in job.events if isinstance(event, ev.LayoutKept)]
+    assert kept.why == "shard 2 is tried later: node n0: no room for 9 bytes"
     job.enter(3)
     job.done(4, SETTLE_S)
     job.done(5, SETTLE_S)

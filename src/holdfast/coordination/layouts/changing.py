@@ -64,6 +64,8 @@ class LayoutChanges:
         self._asked: LayoutChange | None = None
         #: since when state is being put away
         self._putting_since: float | None = None
+        #: why it cannot be, where it cannot
+        self._no_room = ""
         self._not_before = 0.0
         #: when the last changes were
         self._recent: deque[float] = deque(maxlen=_MOST_RECENT)
@@ -184,10 +186,9 @@ class LayoutChanges:
         return False
 
     def _undone(self, change: LayoutChange) -> None:
+        why, self._no_room = self._no_room or "something else came first", ""
         self._progress.layout_stays()
-        self._gives_up(
-            change.before, change.nodes, f"{said_so(change.after)} is tried later: something else came first"
-        )
+        self._gives_up(change.before, change.nodes, f"{said_so(change.after)} is tried later: {why}")
 
     def put_away(self, plan: GenerationPlan) -> None:
         """See whether every node has the whole state by now: then the other layout is in force."""
@@ -210,7 +211,7 @@ class LayoutChanges:
         plan = self._turn.record.plan
         if plan is None or not plan.puts_away or self._stopping.stop is not None:
             return
-        self._turn.emit(LayoutKept, layout=said_so(self._turn.record.layout), nodes=len(self._nodes(plan)), why=why)
+        self._no_room = why
         self._stopping.begin(self._turn.now, reason=LAYOUT)
 
     def _take_effect(self, plan: GenerationPlan, change: LayoutChange) -> None:
@@ -228,8 +229,11 @@ class LayoutChanges:
         """Have another layout in force: all workers are replaced, and begin with what was decided, if anything was."""
         turn = self._turn
         self._departures.all_over()
+        # (that standbys were warm is over as well, and none of them has failed)
+        cold = tuple(msgspec.structs.replace(one, tries=0, ready=False) for one in turn.record.standbys)
         turn.change(
             layout=layout,
+            standbys=cold,
             config={},  # (it says how the model is spread: the next worker says it anew)
             bases=(),  # (nothing else that lies in memory can be read under another layout)
             plan=None,

@@ -1,0 +1,49 @@
+"""What was put away for another layout: as long as a node has all of it, the job does not go back behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.protocol.events import SnapshotRejected
+from holdfast.protocol.plan import Decision
+from holdfast.protocol.record import Record
+from holdfast.protocol.state import SnapshotKey
+from holdfast.simulation.world import World
+
+
+class PutAway:
+    """The newest state that a record has counted on."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._kept: SnapshotKey | None = None
+        self._parts = 0
+
+    def decided(self, record: Record, decision: Decision, nodes: Collection[str]) -> str:
+        """A decision is written; say what it loses of what nodes that are connected have, "" for nothing."""
+        kept, step = self._kept, decision.applied
+        change = record.change
+        if change is not None and change.kept is not None and change.kept != kept:
+            self._kept, self._parts = change.kept, change.before.places
+        elif kept is not None and step > kept[2]:
+            self._kept = None
+        elif kept is not None and step < kept[2] and (whole := self._whole(kept, nodes)):
+            return f"{decision} although {whole} have step {kept[2]}, as it was put away"
+        return ""
+
+    def lost(self, nodes: Collection[str]) -> str:
+        """Return which nodes have all that was put away last, in words; "" for none."""
+        whole = self._whole(self._kept, nodes) if self._kept is not None else []
+        return f"what was put away on {', '.join(whole)}" if whole else ""
+
+    def _whole(self, kept: SnapshotKey, nodes: Collection[str]) -> list[str]:
+        """Return which of these nodes have all of it; none where some of it was found to be of no use."""
+        rejected = (event for event in self._world.journal.events if isinstance(event, SnapshotRejected))
+        if any(event.step == kept[2] for event in rejected):
+            return []
+        found: list[str] = []
+        for name in nodes:
+            parts = self._world.memory(name).parts
+            here = [part for part, held in parts.items() if part.everywhere and part.key == kept and not held.damaged]
+            found += [name] * (len(here) == self._parts)
+        return found
