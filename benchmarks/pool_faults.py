@@ -80,7 +80,8 @@ def ask(pool: LocalPool, share: float) -> None:
     """Do what users do, at this share of the time."""
     pool.until_answered()  # (the server may have been killed just now)
     if share == 0.25:
-        pool.submit("fourth", "1:2", TINY, *FOREVER)
+        # (it is left with one node again and again, whose loss would be the end of one that saves nothing)
+        pool.submit("fourth", "1:2", TINY, *FOREVER, options=("--checkpoint-dir", str(pool.folder / "fourth")))
     elif share == 0.5:
         pool.call("suspend", "-j", "first")
     elif share == 0.6:
