@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from math import inf
 
 from bids import demands
 from hypothesis import given, settings
@@ -15,13 +16,14 @@ from holdfast.coordination.pool.share.interface import Bid, Demand, Division
 from holdfast.coordination.pool.share.next_plans import Foresight, futures, situation
 
 
-def measured(demand: Demand, draw: st.DataObject) -> Demand:
-    """Return a demand whose jobs have been measured, each otherwise."""
+def measured(demand: Demand, draw: st.DataObject, *, queued: bool = False) -> Demand:
+    """Return a demand whose jobs have been measured, each otherwise; `queued`: some of them wait to be begun."""
     bids = tuple(
         replace(
             bid,
             had=bid.has,
-            admitted=True,
+            admitted=not (queued and draw.draw(st.booleans())),
+            ends_by=inf,
             has=max(bid.has, bid.smallest),
             achieves=tuple(sorted(draw.draw(st.lists(st.just(0.0) | st.floats(0.001, 100.0), min_size=2, max_size=8)))),
             in_flop=draw.draw(st.booleans()),
@@ -29,9 +31,13 @@ def measured(demand: Demand, draw: st.DataObject) -> Demand:
         )
         for bid in demand.bids
     )
-    bids = tuple(replace(bid, had=bid.has) for bid in bids)
+    bids = tuple(replace(bid, had=bid.has) if bid.admitted else _waits(bid) for bid in bids)
     nodes = max(demand.nodes, sum(bid.has + bid.waiting for bid in bids)) + 1
     return replace(demand, bids=bids, nodes=nodes, failure_rate=1e-6)
+
+
+def _waits(bid: Bid) -> Bid:
+    return replace(bid, has=0, had=0, waiting=0, achieves=())
 
 
 def same(first: Division, second: Division) -> bool:
@@ -43,9 +49,9 @@ def same(first: Division, second: Division) -> bool:
 
 
 @settings(max_examples=100, deadline=None)
-@given(demands(), st.data())
-def test_what_was_foreseen_is_what_is_found_once_it_has_come(drawn: Demand, data: st.DataObject) -> None:
-    demand = measured(drawn, data)
+@given(demands(), st.data(), st.booleans())
+def test_what_was_foreseen_is_what_is_found_once_it_has_come(drawn: Demand, data: st.DataObject, queued: bool) -> None:
+    demand = measured(drawn, data, queued=queued)
     found = Foresight(number=1, demand=demand).solve()
     expected = futures(demand)
     assert len(found) == len(expected)
@@ -61,9 +67,21 @@ def test_each_future_is_a_situation_of_its_own(drawn: Demand) -> None:
     assert situation(demand) not in seen
 
 
-def test_nothing_is_foreseen_while_a_job_waits_for_others_to_end() -> None:
+def test_nothing_is_foreseen_while_a_job_waits_for_the_time_at_which_another_ends() -> None:
+    runs = Bid(name="runs", order=0, least=2, most=2, has=2, had=2, admitted=True, ends_by=1e9)
     waits = Bid(name="waits", order=1, least=2, most=4)
-    assert futures(Demand(nodes=1, bids=(waits,))) == []
+    assert futures(Demand(nodes=3, bids=(runs, waits))) == []
+
+
+def test_a_queued_job_that_a_node_lets_begin_is_foreseen() -> None:
+    runs = Bid(name="runs", order=0, least=2, most=4, has=2, had=2, admitted=True)
+    waits = Bid(name="waits", order=1, least=2, most=4)
+    demand = Demand(nodes=3, bids=(runs, waits), failure_rate=1e-6)
+    found = Foresight(number=1, demand=demand).solve()
+    table = {situation(future): division for future, division in zip(futures(demand), found, strict=True)}
+    assert divide(Waf(), demand).nodes == {"runs": 3, "waits": 0}
+    assert table[situation(replace(demand, nodes=4))].nodes == {"runs": 2, "waits": 2}
+    assert table[situation(replace(demand, bids=(waits,)))].nodes == {"waits": 3}
 
 
 def test_1024_nodes_and_32_jobs_are_foreseen_in_5_seconds_of_processor_and_looked_up_in_a_millisecond() -> None:

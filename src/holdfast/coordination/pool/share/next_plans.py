@@ -1,14 +1,16 @@
 """Plans for whatever can happen next, made before it does (Unicron, section 5.2): so that it is only looked up then.
 
 A question is solved beside everything else, in a process of its own; all that its answers depend on is in it. What it
-foresees: each job hit, or a standby of it; a node that comes back, or is new; each job over. An answer counts where
-jobs and nodes stand exactly so; what was measured meanwhile waits for the plan after it.
+foresees: each job hit, or a standby of it; a node that comes back, or is new; each job over; and the queued jobs that
+begin by that. An answer counts where jobs and nodes stand exactly so; what was measured meanwhile waits for the plan
+after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from holdfast.coordination.pool.share.achieving import Waf, tasks, usual
@@ -51,12 +53,15 @@ def _stands(bid: Bid) -> tuple[Any, ...]:
 
 
 def timeless(demand: Demand) -> bool:
-    """Tell whether nothing of a division depends on the time: nobody waits for the end of others."""
-    return all(bid.admitted or bid.preemptible for bid in demand.bids)
+    """Tell whether nothing of a division depends on the time: nobody waits, or no job says when it ends."""
+    waits = any(not (bid.admitted or bid.preemptible) for bid in demand.bids)
+    return not waits or all(bid.ends_by == inf for bid in demand.bids if bid.admitted)
 
 
 def futures(demand: Demand) -> list[Demand]:
-    """Return how it can stand after the next thing that happens, each once; none while a job waits to be begun."""
+    """Return how it can stand after the next thing that happens, each once; none while a job waits for the time
+    at which another ends at the latest.
+    """
     if not timeless(demand):
         return []
     return list(_futures(demand))
@@ -90,6 +95,8 @@ class _Foreseeing(Waf):
         for made in self._planners:
             if made.nodes == nodes and made.running_s == running_s and (plan := made.answer(bids, floors)) is not None:
                 return plan
+        if any(not bid.admitted for bid in bids):  # (tables with those that are just begun would serve no other future)
+            return best(tasks(bids, floors, nodes), nodes, running_s)
         whole = [replace(bid, has=max(bid.has, bid.had)) for bid in bids]
         made = _Made(whole, dict(floors), nodes, running_s)
         self._planners.append(made)
@@ -109,14 +116,18 @@ class _Made:
 
     def answer(self, bids: Sequence[Bid], floors: Mapping[str, int]) -> WafPlan | None:
         """Return the plan of these jobs, where they are those of the tables but for one; else None."""
-        if any(bid.name not in self._bids or not self._same(bid, floors) for bid in bids):
+        fresh = [bid for bid in bids if bid.name not in self._bids]
+        if any(not self._same(bid, floors) for bid in bids if bid not in fresh):
             return None
         if usual(bids) != self._usual:  # (others may count by it)
             return None
         missing = self._bids.keys() - {bid.name for bid in bids}
         hit = [bid.name for bid in bids if bid.has < bid.had]
-        if len(missing) + len(hit) > 1:
+        if len(missing) + len(hit) + len(fresh) > 1:
             return None
+        if fresh:
+            (begun,) = (task for task in tasks(bids, floors, self.nodes) if task.name == fresh[0].name)
+            return self._planner.begun(begun)
         if hit:
             return self._planner.hit(hit[0])
         return self._planner.ended(next(iter(missing))) if missing else self._planner.plan()
