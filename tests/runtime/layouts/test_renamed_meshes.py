@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import holdfast
@@ -16,6 +17,7 @@ from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.local import dimensions_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.tensors import uncompiled
 
 LAYOUT, PLACE = Layout(shard=2, tensor=2), 2
 
@@ -63,3 +65,9 @@ def test_what_is_here_of_a_tensor_does_not_depend_on_the_names(replica: ReplicaM
 def test_a_job_without_a_layout_has_no_mesh() -> None:
     with pytest.raises(BadInputError, match=r"every worker holds the whole model"):
         holdfast.init().mesh_as(dp="shard")
+
+
+def test_a_parameter_keeps_its_name_where_its_module_is_compiled_or_computed_again() -> None:
+    model = torch.nn.Sequential(checkpoint_wrapper(torch.nn.Linear(1, 1)))
+    assert [uncompiled(name) for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
+    assert uncompiled("0._orig_mod.weight") == "0.weight"
