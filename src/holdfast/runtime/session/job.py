@@ -26,8 +26,6 @@ from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.job_spec import AUTO
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.runtime.checkpoints.best import BestChoice
-from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
-from holdfast.runtime.checkpoints.sinks import sink_of
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
@@ -39,6 +37,7 @@ from holdfast.runtime.in_common import in_common
 from holdfast.runtime.layouts.place import WHOLE_UNIT
 from holdfast.runtime.layouts.starting import Start, materialize
 from holdfast.runtime.session.building import GroupBuilder
+from holdfast.runtime.session.saving import saver_of
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
@@ -395,19 +394,6 @@ class Job:
         agent = (self._link or WorkerLink(settings.socket)) if settings else None
         link: Link = agent if agent is not None else SoloLink(storage, in_time=self._checkpoint_every == AUTO)
         faults = Faults(lambda: agent.agent_pid if agent is not None else None)
-        saver = None
-        if storage is not None:
-            sink, obey = sink_of(storage, settings, identity.worker, link.send, faults.at_disk)
-            saver = CheckpointSaver(
-                storage=storage,
-                worker=identity.worker,
-                every=None if isinstance(self._checkpoint_every, str) else self._checkpoint_every,
-                sink=sink,
-                tell=link.send,
-                obey=obey,
-                samples=Samples.of(workload.loader.order),
-                place=workload.place,
-            )
         session = Session(
             identity,
             link=link,
@@ -415,7 +401,7 @@ class Job:
             groups=GroupBuilder(self.device, identity.host),
             faults=faults,
             clock=SystemClock(),
-            saver=saver,
+            saver=saver_of(storage, settings, identity.worker, self._checkpoint_every, link.send, faults, workload),
             snapshots=snapshots_of(settings, workload, link.send, self._met.snapshots),
             verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
