@@ -6,6 +6,7 @@ from mutant import Mutant
 
 TIMES = "coordination/lateness/times.py"
 WATCH = "coordination/lateness/watch.py"
+READING = "coordination/lateness/reading.py"
 JUDGE = "coordination/lateness/judge.py"
 OWN_WORK = "coordination/lateness/own_work.py"
 INQUIRY = "coordination/lateness/inquiry.py"
@@ -61,9 +62,30 @@ LATENESS_MUTANTS = (
     Mutant(
         name="who_has_no_core_is_late",
         file=WATCH,
-        old="        return max(0.0, total_s - starved.before_s)\n",
-        new="        return 0.0\n",
+        old="    return max(0.0, total_s - starved.before_s) + max(0.0, max(others_s, default=0.0))\n",
+        new="    return 0.0\n",
         why="on a machine with too much to do, nodes were taken out for hanging that only waited for a core",
+    ),
+    Mutant(
+        name="a_wait_for_a_core_counts_once_it_is_over",
+        file=READING,
+        old="            waited[thread] = clock.waited_s + (now - known.ready_since if clock.ready else 0.0)\n",
+        new="            waited[thread] = clock.waited_s\n",
+        why="a thread may be ready for half a second, and the kernel has counted nothing yet",
+    ),
+    Mutant(
+        name="who_has_no_core_waits_for_the_network",
+        file=WATCH,
+        old="        return 0.0 if since is None else max(0.0, now - since - starved_s)\n",
+        new="        return 0.0 if since is None else max(0.0, now - since)\n",
+        why="on a loaded node all wait longer than usual, and steps were tried again for nothing",
+    ),
+    Mutant(
+        name="a_loaded_nodes_agent_is_silent",
+        file=INQUIRY,
+        old="        self._answers.came(node.name, now - self._silent_since.pop(node.name, now), now)\n",
+        new="        self._silent_since.pop(node.name, now)\n",
+        why="it was given up where its agent had no core for 0.2 s",
     ),
     Mutant(
         name="late_is_told_once",
