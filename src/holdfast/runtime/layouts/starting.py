@@ -59,23 +59,26 @@ def reset(module: Module) -> None:
 
 def _fill(module: Module, start: Start, filled: set[int], place: PlaceInUnit) -> None:
     """Let a function fill what is a module's own, whole, and keep what belongs here of what it has changed."""
-    own = {name: one for name, one in module._parameters.items() if one is not None}
-    buffers = {name: one for name, one in module._buffers.items() if one is not None}
+    untyped: Any = module
+    held: dict[str, Parameter | None] = untyped._parameters
+    kept: dict[str, torch.Tensor | None] = untyped._buffers
+    own = {name: one for name, one in held.items() if one is not None}
+    buffers = {name: one for name, one in kept.items() if one is not None}
     whole = {name: _whole(one) for name, one in own.items()}
     before = {name: one._version for name, one in (whole | buffers).items()}
-    module._parameters.update(whole)
+    held.update(whole)
     try:
         start(module)
-        found = {name: module._parameters[name] for name in own}
+        found = {name: held[name] for name in own}
     finally:
-        module._parameters.update(own)
+        held.update(own)
     for name, one in own.items():
         value = found[name]
         if value is not None and (value is not whole[name] or value._version != before[name]):
             filled.add(id(one))
             _keep(name, one, value, place)
     filled.update(id(one) for name, one in buffers.items() if one._version != before[name])
-    filled.update(id(one) for name, one in module._buffers.items() if one is not None and one is not buffers.get(name))
+    filled.update(id(one) for name, one in kept.items() if one is not None and one is not buffers.get(name))
 
 
 def _whole(parameter: Parameter) -> Parameter:

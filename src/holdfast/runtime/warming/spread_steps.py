@@ -40,10 +40,11 @@ def _step_without_memory(optimizer: Optimizer) -> None:
     stand_in.state = defaultdict(dict)
     stand_in._optimizer_step_pre_hooks, stand_in._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     kinds: dict[object, torch.nn.Parameter] = {}
-    stand_in.param_groups = []
+    groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         parameters = [_without_memory(one, kinds) for one in group["params"] if _is_spread_here(one)]
-        stand_in.param_groups.append(group | {"params": list(dict.fromkeys(parameters))})
+        groups.append(group | {"params": list(dict.fromkeys(parameters))})
+    stand_in.param_groups = groups
     # (not its own `step`: schedules put another one in that place, which is bound to the optimizer itself)
     type(optimizer).step(stand_in)
 
