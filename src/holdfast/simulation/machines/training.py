@@ -74,7 +74,7 @@ def summed(sums: SimSums) -> list[SimGradient]:
 
 
 def reduce_parts(
-    shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int, count: int
+    shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int, count: int = 1
 ) -> tuple[SimReduced, ...]:
     """Unite the gradients of each role's ranks, and add up the lanes of v, which all have the same.
 

@@ -25,7 +25,7 @@ def listed_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
         return _checked(given, given), ()
     if isinstance(given, Mapping):
         found = _by_nodes(cast("Mapping[object, object]", given))
-    elif isinstance(cast(object, given), list | tuple):
+    elif isinstance(cast(object, given), list | tuple) and (not given or any(type(one) is Layout for one in given)):
         found = tuple(ListedLayout(layout=_checked(one, given)) for one in cast("Sequence[object]", given))
     else:
         raise BadInputError(
