@@ -37,6 +37,9 @@ class SlowPool:
     def until_answered(self) -> None:
         pass
 
+    def wait(self, *_: Any) -> None:
+        pass
+
 
 def test_who_was_suspended_is_resumed_before_it_is_waited_for(tmp_path: Path) -> None:
     pool = SlowPool(tmp_path)

@@ -145,7 +145,8 @@ def test_every_key_of_a_job_has_an_option() -> None:
     # the first is the file's, the last is for benchmarks, the others stand in other options
     without = {"format", "script", "module", "args", "min_nodes", "experiments.watch", "experiments.own_times_every"}
     pools = {"sizes", "weight", "priority", "preemptible", "snooze"}
-    pools |= {"pace.step_s", "pace.micro_batches", "pace.samples"}  # (of no use to a command that runs one job)
+    # (of no use to a command that runs one job)
+    pools |= {"pace.step_s", "pace.micro_batches", "pace.samples", "pace.places"}
     assert {option.key for option in SPEC_OPTIONS} == keys_of(JobSpec).keys() - without - pools
 
 

@@ -86,14 +86,19 @@ def test_nothing_is_missing_where_nothing_interrupts_it() -> None:
 
 def test_what_is_written_is_of_the_job_file_with_the_flop_that_were_counted() -> None:
     found, _ = measured(Client(100, OVER))
-    written = calibrate._toml(calibrate._document(found, 4), calibrate._counted(found))  # pyright: ignore
+    written = calibrate._toml(calibrate._document(found, 4), calibrate._counted(found, OutputSpec()))  # pyright: ignore
     read = toml.decode(written, type=JobSpec)
     assert read.pace.step_s == (8.0, 4.0, 2.666667, 2.0)
     assert read.output.flop_per_sample == 6e9
 
 
+def test_what_the_job_says_itself_is_not_written_again() -> None:
+    found, _ = measured(Client(100, OVER))
+    assert calibrate._counted(found, OutputSpec(flop_per_sample=1e9)) == {}  # pyright: ignore
+
+
 def test_where_nobody_has_counted_flop_none_are_written() -> None:
-    assert "flop" not in calibrate._toml(calibrate._document({}, 4), calibrate._counted({}))  # pyright: ignore
+    assert "flop" not in calibrate._toml(calibrate._document({}, 4), calibrate._counted({}, OutputSpec()))  # pyright: ignore
 
 
 def test_the_copy_touches_nothing_that_is_the_jobs_own_and_is_measured_as_it_is() -> None:

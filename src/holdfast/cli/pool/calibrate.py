@@ -21,7 +21,7 @@ from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError
-from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, PaceSpec
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec, PaceSpec
 from holdfast.protocol.pool.record import OVER
 
 #: the least of all that want nodes: nobody is made smaller for it, whose policy shares by weight or priority
@@ -57,11 +57,11 @@ def calibrate(
         found, why = _measured(client, _copy(given, least), (least, most), patience, say=_quiet if as_json else say)
     document = _document(found, most)
     if as_json:
-        print_json({"pace": document, "output": _counted(found), "why": why})
+        print_json({"pace": document, "output": _counted(found, OutputSpec()), "why": why})
     elif document["step_s"]:
-        say(_toml(document, _counted(found)))
+        say(_toml(document, _counted(found, given.output)))
     if document["step_s"] and output is not None:
-        output.write_text(_toml(document, _counted(found)))
+        output.write_text(_toml(document, _counted(found, given.output)))
     warn_of_pace(msgspec.structs.replace(given, pace=PaceSpec(step_s=tuple(document["step_s"]))))
     if why:
         warn(f"the calibration is kept as far as it came: {why}")
@@ -178,10 +178,10 @@ def _places(layouts: Sequence[Mapping[str, int]], most: int) -> list[int]:
     return places
 
 
-def _counted(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return how many FLOP training on a sample takes, as the job's file says it or as the copy has counted them."""
+def _counted(found: Mapping[str, Any], given: OutputSpec) -> dict[str, float]:
+    """Return how many FLOP training on a sample takes, as the copy has counted them; {} where the job says it."""
     flop: float = found.get("flop_per_sample", 0.0)
-    return {"flop_per_sample": flop} if flop else {}
+    return {"flop_per_sample": flop} if flop and not given.flop_per_sample else {}
 
 
 def _toml(document: Mapping[str, Any], counted: Mapping[str, float]) -> str:

@@ -110,9 +110,8 @@ class PutAway:
     plan: GenerationPlan
 
 
-#: What leads into a generation, in this order, each only where it is needed (docs/protocol.md, Entering); and out of
-#: one in which nothing is computed.
-Entering = Forward | Load | Move | Receive | Enter | PutAway
+#: What leads into a generation, in this order, each only where it is needed (docs/protocol.md, Entering).
+Entering = Forward | Load | Move | Receive | Enter
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +138,4 @@ class Done:
     """The job is over: the script may end."""
 
 
-Task = Wait | WarmUp | Entering | Compute | Finish | Done
+Task = Wait | WarmUp | Entering | PutAway | Compute | Finish | Done

@@ -30,6 +30,7 @@ from holdfast.coordination.worker.tasks import (
     Entering,
     Finish,
     Halt,
+    PutAway,
     Task,
     Tell,
     Wait,
@@ -369,7 +370,7 @@ class Session:
         """Do what leads from one step to the next, or to the end; the machine is asked again afterwards."""
         if isinstance(task, Finish):
             self._finish_early(task)
-        if isinstance(task, Entering):
+        if isinstance(task, Entering | PutAway):
             self._entrance.take_up(task)
 
     def _finish_early(self, task: Finish) -> None:
