@@ -55,7 +55,7 @@ class Entrance:
         self._snapshots = snapshots
 
     def take_up(self, task: Entering | PutAway) -> None:
-        """Do the next part of entering, or of leading out of one, that can be done; the machine is asked again after each."""
+        """Do the next part that can be done; the machine is asked again after each."""
         generation = task.plan.generation
         with self._shared.changed:
             self._shared.resources.leave_before(generation)
