@@ -202,7 +202,7 @@ class Run:
                 found += [(f"{e.from_layout} to {e.to_layout}", e.down_s) for e in (down, up)]
             code = bench.report()
             steps = {e.step: e.loss or 0.0 for e in committed_steps(read_events(job.events_file))}
-        serial = self._serial((*sizes, "--micro-batch", "4"), max(steps))
+        serial = self._serial((*sizes, "--micro-batch", "4"), max(steps), SCRIPT)
         off = max(abs(loss - serial[step]) / abs(serial[step]) for step, loss in steps.items())
         name = f"layouts that change: loss of {len(steps)} steps, off by"
         print(f"{name} {off:.2e}", flush=True)
