@@ -24,7 +24,7 @@ from holdfast.simulation.durable import Truth, wrong_source
 from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wrong_end, wronged
 from holdfast.simulation.faults.kept_work import KeptWork
 from holdfast.simulation.faults.plans import FaultKind
-from holdfast.simulation.faults.put_away import PutAway
+from holdfast.simulation.faults.put_away import StatesPutAway
 from holdfast.simulation.faults.who_counts import WhoCounts, wrongly_moved, wrongly_taken_in
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts.stored import broken_guarantee, shape_of
@@ -42,7 +42,7 @@ class Checker:
         self._world = world
         self._truth = Truth()
         self._promised: set[str] = set()
-        self._work, self._put_away = KeptWork(world.plan), PutAway(world)
+        self._work, self._put_away = KeptWork(world.plan), StatesPutAway(world)
         self._record: Record | None = None
         self._barred: set[str] = set()  # (who is let back may still hear of an earlier refusal)
         self._counts = WhoCounts()

@@ -429,9 +429,8 @@ async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]
         end = agent.told_to_end if name == "SIGTERM" else agent.end
         loop.add_signal_handler(signal.Signals[name], partial(end, code, f"ended by {name}"))
     code = await agent.run()
-    end = agent.machine.over
-    if end is not None and end.why and (end.alone or not settings.quiet):
-        say(f"holdfast agent {settings.node}: {end.why}")
+    if (over := agent.machine.over) is not None and over.why and (over.alone or not settings.quiet):
+        say(f"holdfast agent {settings.node}: {over.why}")
     return code
 
 

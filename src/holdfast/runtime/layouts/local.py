@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from holdfast.protocol.layouts.layout import DIMENSIONS
+
 #: the name of a group along a dimension of the layout, before that of the dimension
 GROUP = "holdfast-"
 
@@ -40,8 +42,11 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 def dimensions_of(mesh: Any) -> tuple[str, ...]:
     """Return which dimensions of the layout those of a mesh are, whatever it calls them; "" where it is none of them.
 
-    The groups say so: a script may have the same places under names of its own (`Job.mesh_as`).
+    Where it has other names than the layout (`Job.mesh_as`) its groups say so.
     """
+    own: tuple[str, ...] = mesh.mesh_dim_names or ()
+    if own and set(own) <= {*DIMENSIONS}:
+        return own
     names = (str(group.group_name) for group in mesh.get_all_groups())
     return tuple(name.removeprefix(GROUP) if name.startswith(GROUP) else "" for name in names)
 

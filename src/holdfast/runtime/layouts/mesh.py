@@ -61,10 +61,12 @@ class ReplicaMesh:
             BadInputError: those of the layout are named in another order, or twice; or one is none of them.
         """
         of_layout = [dimension for dimension in dimensions.values() if dimension]
-        if not dimensions or of_layout != [dimension for dimension in DIMENSIONS if dimension in of_layout]:
+        misnamed = any(name in DIMENSIONS and name != of for name, of in dimensions.items())
+        if not dimensions or misnamed or of_layout != [of for of in DIMENSIONS if of in of_layout]:
             raise BadInputError(
                 f'job.mesh_as({", ".join(f"{name}={of!r}" for name, of in dimensions.items())}): give "shard", '
-                '"tensor", or "" for a dimension of one place; each once, "shard" before "tensor"'
+                '"tensor", or "" for a dimension of one place; each once, "shard" before "tensor", and neither under the '
+                "other's name"
             )
         sizes = self.layout.sizes
         shape = [sizes[dimension] if dimension else 1 for dimension in dimensions.values()]

@@ -26,6 +26,7 @@ from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.job_spec import AUTO
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.runtime.checkpoints.best import BestChoice
+from holdfast.runtime.checkpoints.who_saves import saver_of
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
@@ -37,7 +38,6 @@ from holdfast.runtime.in_common import in_common
 from holdfast.runtime.layouts.place import WHOLE_UNIT
 from holdfast.runtime.layouts.starting import Start, materialize
 from holdfast.runtime.session.building import GroupBuilder
-from holdfast.runtime.session.saving import saver_of
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step

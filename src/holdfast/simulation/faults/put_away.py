@@ -11,7 +11,7 @@ from holdfast.protocol.state import SnapshotKey
 from holdfast.simulation.world import World
 
 
-class PutAway:
+class StatesPutAway:
     """The newest state that a record has counted on."""
 
     def __init__(self, world: World) -> None:
