@@ -71,12 +71,11 @@ class JobParts:
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
         self.replacing = Replacing(turn, config, self.standbys, self.newcomers, costs)
+        stopping, absences = self.stopping, self.absences
         self.departures = Departures(
-            turn, config, self.ledger, self.stopping, self.absences, self.standbys, self.replacing, costs
+            turn, config, self.ledger, stopping, absences, self.standbys, self.replacing, costs
         )
-        self.layouts = LayoutChanges(
-            turn, config, self.progress, self.stopping, self.absences, self.snapshots, self.departures
-        )
+        self.layouts = LayoutChanges(turn, config, self.progress, stopping, absences, self.snapshots, self.departures)
         self.straggling = Straggling(turn, config, self.departures, self.replacing)
         self.handing_on = HandingOn(turn, config, self.loads, self.departures)
         self.closing = Closing(turn, config, self.stopping, self.ending)
@@ -85,16 +84,8 @@ class JobParts:
         self.classes = Classes(config.rules)
         self.ladder = Ladder(turn, config)
         self.kept_ranks = KeptRanks(turn, config)
-        self.failures = Failures(
-            turn,
-            self.progress,
-            self.stopping,
-            self.joining,
-            self.absences,
-            self.classes,
-            self.ladder,
-            (self.standbys.failed, self.departures.failed),
-        )
+        told = self.standbys.failed, self.departures.failed
+        self.failures = Failures(turn, self.progress, stopping, self.joining, absences, self.classes, self.ladder, told)
         self.tenant = Tenant(
             turn,
             config,

@@ -65,8 +65,8 @@ class ReplicaMesh:
         if not dimensions or misnamed or of_layout != [of for of in DIMENSIONS if of in of_layout]:
             raise BadInputError(
                 f'job.mesh_as({", ".join(f"{name}={of!r}" for name, of in dimensions.items())}): give "shard", '
-                '"tensor", or "" for a dimension of one place; each once, "shard" before "tensor", and neither under the '
-                "other's name"
+                '"tensor", or "" for a dimension of one place; each once, "shard" before "tensor", and none under '
+                "another's name"
             )
         sizes = self.layout.sizes
         shape = [sizes[dimension] if dimension else 1 for dimension in dimensions.values()]
