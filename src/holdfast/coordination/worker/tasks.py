@@ -112,6 +112,8 @@ class PutAway:
 
 #: What leads into a generation, in this order, each only where it is needed (docs/protocol.md, Entering).
 Entering = Forward | Load | Move | Receive | Enter
+#: What leads into a generation, and out of one in which nothing is computed.
+Leading = Entering | PutAway
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +140,4 @@ class Done:
     """The job is over: the script may end."""
 
 
-Task = Wait | WarmUp | Entering | PutAway | Compute | Finish | Done
+Task = Wait | WarmUp | Leading | Compute | Finish | Done

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, PutAway, Receive
+from holdfast.coordination.worker.tasks import Enter, Forward, Leading, Load, Move, PutAway, Receive
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import CheckpointDamaged
@@ -54,7 +54,7 @@ class Entrance:
         self._saver = saver
         self._snapshots = snapshots
 
-    def take_up(self, task: Entering | PutAway) -> None:
+    def take_up(self, task: Leading) -> None:
         """Do the next part that can be done; the machine is asked again after each."""
         generation = task.plan.generation
         with self._shared.changed:

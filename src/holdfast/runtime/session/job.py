@@ -194,14 +194,12 @@ class Job:
             global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
             seed: of the order of samples, and of all randomness inside the micro-batches.
             collate: makes a micro-batch of a list of samples; torch's default_collate if None.
-            num_workers, prefetch_factor, pin_memory: as of torch's DataLoader; a loader worker is sent data set and
-                collate function once, pickled, and fetches micro-batches ahead of their use.
+            num_workers, prefetch_factor, pin_memory: as of torch's DataLoader; what workers need is pickled for them.
             max_grad_norm: clip the global batch's gradient to this norm, that of several optimizers by name.
             scaler: for float16: scales the loss, and skips the optimizer on all workers at a step with a gradient that
                 is not finite on any of them; call none of its methods.
-            extra: more state, by name: anything with state_dict() and load_state_dict(). Learning rate schedulers of
-                torch among them are stepped once per step that updates their optimizer; those that need a metric are
-                stepped by `after_apply`.
+            extra: more state, by name: anything with state_dict() and load_state_dict(). torch's schedulers are stepped
+                once per step that updates their optimizer; those that need a metric are for `after_apply` to step.
             after_apply: the script's own part of a step, such as a moving average of the weights in `extra`: called
                 inside `apply()`, on every worker, before the state is saved or sent to anybody. It must be a function
                 of the state and of the step's loss, norm and the like alone, and may change the model and `extra`; an

@@ -27,10 +27,9 @@ from holdfast.coordination.worker.tasks import (
     Compute,
     Done,
     Drop,
-    Entering,
     Finish,
     Halt,
-    PutAway,
+    Leading,
     Task,
     Tell,
     Wait,
@@ -370,7 +369,7 @@ class Session:
         """Do what leads from one step to the next, or to the end; the machine is asked again afterwards."""
         if isinstance(task, Finish):
             self._finish_early(task)
-        if isinstance(task, Entering | PutAway):
+        if isinstance(task, Leading):
             self._entrance.take_up(task)
 
     def _finish_early(self, task: Finish) -> None:
