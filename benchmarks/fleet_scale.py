@@ -14,6 +14,7 @@ import argparse
 import time
 from itertools import islice
 
+from holdfast.errors import RefusedError
 from holdfast.simulation.fleet.pool.divided_shares import DividedShares
 from holdfast.simulation.fleet.pool.gpt_tasks import mixed
 from holdfast.simulation.fleet.pool.living import live, undisturbed
@@ -68,7 +69,11 @@ def main() -> None:
             assert again == total, f"the machine comes to {again}, its policy to {total}"
             print(f"  the pool's machine: {spent_s:.1f} s in all", flush=True)
         elif options.changes:
-            begin_s, change_s = machines_s(tasks, trace, options.changes)
+            try:
+                begin_s, change_s = machines_s(tasks, trace, options.changes)
+            except RefusedError as error:  # (what so many jobs say of so many nodes is more than a pool keeps)
+                print(f"  the pool's machine refuses: {error}")
+                continue
             print(
                 f"  the pool's machine: {begin_s:.1f} s to begin, {change_s * 1e3:.0f} ms for each change", flush=True
             )
