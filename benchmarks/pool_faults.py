@@ -16,6 +16,7 @@ from holdfast.testing.local_pool import LocalPool
 
 NODES = 8
 JOBS = ("first", "second", "experts")
+UNSAVED = ("second", "experts")
 SCRIPTS = Path(__file__).parents[1] / "tests" / "integration" / "scripts"
 TINY, TINY_MOE = SCRIPTS / "tiny.py", SCRIPTS / "tiny_moe.py"
 FOREVER = ("--steps", "100000000", "--step-seconds", "0.5")
@@ -50,14 +51,15 @@ def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, 
 
 
 def _wait_for_copies(pool: LocalPool) -> None:
-    """Wait until the job with experts trains on two nodes: that both are lost at once is more than f = 2 allows."""
+    """Wait until those that save nothing train on two nodes each: whoever loses both at once has lost all."""
 
-    def members() -> int:
-        begun = pool.events_of("experts", "generation_started")
+    def members(name: str) -> int:
+        begun = pool.events_of(name, "generation_started")
         return len(begun[-1]["members"]) if begun else 0
 
-    pool.wait(lambda: members() >= 2, "the other node of the job with experts")
-    pool.goes_on("experts", steps=2)
+    for name in UNSAVED:
+        pool.wait(lambda name=name: members(name) >= 2, f"another node of {name}")
+    pool.goes_on(*UNSAVED, steps=2)
 
 
 def strike(pool: LocalPool, rng: Random) -> tuple[float, str, str] | None:
