@@ -81,19 +81,19 @@ def layouts_by_nodes(record: Record, *, nodes: int, workers: int) -> Layouts:
 
     Of numbers between which it changes too often to be told, the first ones.
     """
+    if not record.layouts:
+        return () if record.layout == WHOLE else (ListedLayout(layout=record.layout, nodes=1),)
     found: list[ListedLayout] = []
     for count in range(1, nodes + 1):
-        layout = record.layout
-        if record.layouts:
-            layout = choose_layout(
-                record.layouts,
-                layout,
-                nodes=count,
-                workers=workers,
-                micro_batches=record.micro_batches,
-                measured_s=record.layout_s,
-                too_large=record.too_large,
-            ).layout
+        layout = choose_layout(
+            record.layouts,
+            record.layout,
+            nodes=count,
+            workers=workers,
+            micro_batches=record.micro_batches,
+            measured_s=record.layout_s,
+            too_large=record.too_large,
+        ).layout
         if not found or found[-1].layout != layout:
             found.append(ListedLayout(layout=layout, nodes=count))
     return () if all(one.layout == WHOLE for one in found) else tuple(found[:MAX_LAYOUTS])
