@@ -9,6 +9,8 @@
            a job beside it that keeps its own
   hit      four nodes, one job: a node is killed; how long the job is down, until its last node is in place, and the
            same without a pool
+  reserve  four nodes, one of them the reserve, one job: a node is killed and the warm one takes its place; how long the
+           job is down, and the same without a pool, with a standby of its own
   servers  the server is killed --servers times, every other time amid a move: who has how many nodes after it
   etcd     the store, an etcd of this benchmark's own, is away for --away seconds
 Held up: the longest step around a change, less the median step of before or after it, whichever is longer. Down: as of
@@ -22,6 +24,7 @@ import argparse
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +36,7 @@ import pool_faults
 from ending import end_in_order
 from pool_figures import Events, Figures, held_up, median_step, world_again
 
-from holdfast.protocol.events import GenerationStarted, NodesJoined, Recovered, StepCommitted
+from holdfast.protocol.events import GenerationStarted, NodesJoined, Recovered, StandbyReady, StepCommitted
 from holdfast.testing.local_etcd import LocalEtcd, NoEtcdError
 from holdfast.testing.local_job import LocalJob
 from holdfast.testing.local_pool import LocalPool
@@ -45,6 +48,7 @@ ARGS = ("--steps", "100000000", "--step-seconds", "0.4")
 SETTLE_STEPS = 10
 MAX_MORE_S = 0.02
 MAX_IN_PLACE_S = 5.0
+MAX_MORE_WITH_RESERVE_S = 0.1
 #: of the steps that there is time for, so many are made without the store
 MIN_SHARE = 0.8
 #: so long after the store is back all of them are told at the latest
@@ -77,10 +81,10 @@ def _options() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def a_pool(nodes: int, *, store: str = "") -> Generator[LocalPool]:
+def a_pool(nodes: int, *options: str, store: str = "") -> Generator[LocalPool]:
     """Have a pool, of which nothing is left."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        pool = LocalPool(Path(folder), nodes, store=store)
+        pool = LocalPool(Path(folder), nodes, *options, store=store)
         try:
             yield pool
         finally:
@@ -204,6 +208,67 @@ def _hit_alone(rng: Random, rounds: int) -> list[float]:
         return [event.down_s - steps[len(steps) // 2] for event in job.all(Recovered) if event.action == "shrink"]
 
 
+def reserve(options: argparse.Namespace) -> list[str]:
+    """A node is killed where a warm one waits, in a pool and without one."""
+    rng = Random(options.seed)
+    with a_pool(4, "--reserve", "1") as pool:
+        pool.submit("one", "2:4", TINY, *ARGS)
+        pool.wait(pool.has("one", 3), "three nodes")
+        for number in range(options.rounds):
+            pool.wait(lambda: _waits_warm(pool, "one"), "a warm node of the reserve")
+            pool.goes_on("one", steps=SETTLE_STEPS)
+            os.kill(pool.pid_of(rng.choice(pool.job("one")["nodes"])), signal.SIGKILL)
+            pool.wait(lambda: len(_replaced(pool.events_of("one"))) == number + 1, "a recovery")  # noqa: B023
+        pool.goes_on("one")
+        events = pool.events_of("one")
+        pooled = [event["down_s"] - median_step(events) for event in _replaced(events)]
+        worlds = {event["world_size"] for event in events if event["event"] == "step_committed"}
+        wrong = end(pool, "one")
+    reserved = Figures("down less a step, with the reserve (s)", pooled)
+    alone = Figures("down less a step, with a standby (s)", _hit_with_a_standby(rng, options.rounds))
+    print(reserved, alone, sep="\n")
+    wrong += [] if worlds == {3} else [f"the steps' worlds: {sorted(worlds)}"]
+    if reserved.median > alone.median + MAX_MORE_WITH_RESERVE_S:
+        wrong.append(f"a job is down for {reserved.median:.3f} s with the reserve, {alone.median:.3f} s with a standby")
+    return wrong
+
+
+def _replaced(events: Events) -> Events:
+    return [event for event in events if event["event"] == "recovered" and event["action"] == "replace"]
+
+
+def _waits_warm(pool: LocalPool, name: str) -> bool:
+    """Tell whether a job's standby was warm after it was granted."""
+    granted = {event["node"]: event["time"] for event in pool.events("node_granted")}
+    ready = {event["node"]: event["time"] for event in pool.events_of(name, "standby_ready")}
+    job = pool.job(name)
+    return len(job["nodes"]) == 3 and any(ready.get(node, 0.0) > granted[node] for node in job["standbys"])
+
+
+def _hit_with_a_standby(rng: Random, rounds: int) -> list[float]:
+    """The same to a job without a pool: another standby comes after each."""
+    agents: list[subprocess.Popen[bytes]] = []
+    with LocalJob(TINY, ARGS, options=("--nodes", "3")) as job:
+        job.wait(GenerationStarted, world_size=3)
+        try:
+            for number in range(rounds):
+                command = [sys.executable, "-m", "holdfast", "agent", "--standby", "--node-name", f"standby-{number}"]
+                command += ["--address", job.url, str(TINY), *ARGS]
+                quiet = subprocess.DEVNULL
+                agents.append(subprocess.Popen(command, env=job.environment, stdout=quiet, stderr=quiet))
+                job.wait(StandbyReady, node=f"standby-{number}")
+                job.wait(StepCommitted, step=len(job.all(StepCommitted)) + SETTLE_STEPS)
+                since = len(job.events)
+                job.signal_node(rng.choice(job.nodes()))
+                job.wait(Recovered, since=since, action="replace")
+            steps = sorted(event.step_s for event in job.all(StepCommitted))
+            return [event.down_s - steps[len(steps) // 2] for event in job.all(Recovered) if event.action == "replace"]
+        finally:
+            for agent in agents:
+                agent.kill()
+                agent.wait()
+
+
 def servers(options: argparse.Namespace) -> list[str]:
     """The server is killed, every other time amid a move."""
     rng, wrong = Random(options.seed), list[str]()
@@ -313,6 +378,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
     "faults": faults,
     "moves": moves,
     "hit": hit,
+    "reserve": reserve,
     "servers": servers,
     "etcd": etcd,
 }

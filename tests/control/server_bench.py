@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
 from holdfast.protocol.events import Event
-from holdfast.protocol.job_spec import ExperimentSpec, JobSpec, OutputSpec
+from holdfast.protocol.job_spec import ExperimentSpec, JobSpec, OutputSpec, RecoverySpec
 from holdfast.protocol.messages.agent import CoordinatorMessage, FromWorker, Hello
 from holdfast.protocol.messages.worker import Attach, WorkerMessage
 from holdfast.protocol.names import PROTOCOL, worker_id
@@ -67,6 +67,7 @@ class CoordinatorProcess:
         nodes: int = 1,
         allow_faults: bool = False,
         events: Path | None = None,
+        recovery: RecoverySpec | None = None,
         config: dict[str, float] | None = None,
         **settings: Any,
     ) -> None:
@@ -75,6 +76,7 @@ class CoordinatorProcess:
             name="j",
             max_nodes=nodes,
             output=OutputSpec(events=str(events or "")),
+            recovery=recovery or RecoverySpec(),
             experiments=ExperimentSpec(allow_faults=allow_faults),
         )
         settings |= {"spec": msgspec.to_builtins(spec), "config": config or {}}

@@ -30,6 +30,7 @@ from holdfast.control.serving import agent_channel
 from holdfast.control.serving.agent_channel import AgentChannel, AgentConnection, Framer
 from holdfast.control.serving.turns import in_parts
 from holdfast.protocol.events import FailureDetected
+from holdfast.protocol.job_spec import RecoverySpec
 from holdfast.protocol.messages.agent import AgentMessage, FromWorker, Heartbeat, Refused, Welcome
 from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.plans import BeginNode
@@ -40,8 +41,12 @@ from places import CONTROL_SCRIPTS
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """One coordinator for all tests that must not harm it: each ends by seeing that it goes on."""
-    with CoordinatorProcess(tmp_path_factory.mktemp("shared")) as coordinator:
+    """One coordinator for all tests that must not harm it: each ends by seeing that it goes on.
+
+    However often its only node is lost: what is made up may be a member that comes and goes, again and again.
+    """
+    patient = RecoverySpec(max_restarts=1_000)
+    with CoordinatorProcess(tmp_path_factory.mktemp("shared"), recovery=patient) as coordinator:
         yield coordinator
 
 
