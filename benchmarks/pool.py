@@ -214,9 +214,11 @@ def reserve(options: argparse.Namespace) -> list[str]:
     with a_pool(4, "--reserve", "1") as pool:
         pool.submit("one", "2:4", TINY, *ARGS)
         pool.wait(pool.has("one", 3), "three nodes")
+        killed = 0.0
         for number in range(options.rounds):
-            pool.wait(lambda: _waits_warm(pool, "one"), "a warm node of the reserve")
+            pool.wait(lambda: _waits_warm(pool, "one", killed), "a warm node of the reserve")  # noqa: B023
             pool.goes_on("one", steps=SETTLE_STEPS)
+            killed = time.time()
             os.kill(pool.pid_of(rng.choice(pool.job("one")["nodes"])), signal.SIGKILL)
             pool.wait(lambda: len(_replaced(pool.events_of("one"))) == number + 1, "a recovery")  # noqa: B023
         pool.goes_on("one")
@@ -237,12 +239,12 @@ def _replaced(events: Events) -> Events:
     return [event for event in events if event["event"] == "recovered" and event["action"] == "replace"]
 
 
-def _waits_warm(pool: LocalPool, name: str) -> bool:
-    """Tell whether a job's standby was warm after it was granted."""
-    granted = {event["node"]: event["time"] for event in pool.events("node_granted")}
+def _waits_warm(pool: LocalPool, name: str, killed: float) -> bool:
+    """Tell whether a job has three nodes and a standby again, which was granted after the last kill and is warm."""
+    granted = [event for event in pool.events("node_granted") if event["standby"] and event["time"] > killed]
     ready = {event["node"]: event["time"] for event in pool.events_of(name, "standby_ready")}
-    job = pool.job(name)
-    return len(job["nodes"]) == 3 and any(ready.get(node, 0.0) > granted[node] for node in job["standbys"])
+    warm = any(ready.get(event["node"], 0.0) > event["time"] for event in granted)
+    return warm and len(pool.job(name)["nodes"]) == 3
 
 
 def _hit_with_a_standby(rng: Random, rounds: int) -> list[float]:
