@@ -214,7 +214,7 @@ def reserve(options: argparse.Namespace) -> list[str]:
     with a_pool(4, "--reserve", "1") as pool:
         pool.submit("one", "2:4", TINY, *ARGS)
         pool.wait(pool.has("one", 3), "three nodes")
-        killed = 0.0
+        killed, began = 0.0, time.time()
         for number in range(options.rounds):
             pool.wait(lambda: _waits_warm(pool, "one", killed), "a warm node of the reserve")  # noqa: B023
             pool.goes_on("one", steps=SETTLE_STEPS)
@@ -224,7 +224,7 @@ def reserve(options: argparse.Namespace) -> list[str]:
         pool.goes_on("one")
         events = pool.events_of("one")
         pooled = [event["down_s"] - median_step(events) for event in _replaced(events)]
-        worlds = {event["world_size"] for event in events if event["event"] == "step_committed"}
+        worlds = {e["world_size"] for e in events if e["event"] == "step_committed" and e["time"] > began}
         wrong = end(pool, "one")
     reserved = Figures("down less a step, with the reserve (s)", pooled)
     alone = Figures("down less a step, with a standby (s)", _hit_with_a_standby(rng, options.rounds))
