@@ -107,6 +107,25 @@ def test_a_coordinator_that_takes_over_knows_who_has_left_and_counts_still() -> 
     assert [one.node for one in job.machine.record.drained] == ["n1"]
 
 
+def test_who_has_left_while_nobody_coordinates_is_awaited_by_nobody() -> None:
+    """Found as servers were killed amid moves: who had left, and did not come back, was taken for lost."""
+    job = leaves()
+    job.boot(takeover=True)
+    for node in ("n0", "n2"):
+        stands = (attach(w(node)), msg.Entered(worker=w(node), generation=2, applied=1))
+        job.connect(hello(node, kept=stands))
+    for step in (2, 3):
+        job.step(step, "n0", "n2", generation=2)
+    assert [(event.node, event.reason) for event in job.events if isinstance(event, ev.NodeLeft)] == [("n1", "drained")]
+    assert not job.machine.parts.absences.promised
+    for _ in range(40):
+        for node in ("n0", "n2"):
+            job.tell(node, msg.Heartbeat())
+        job.tick(0.25)
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    assert len([event for event in job.events if isinstance(event, ev.NodeLeft)]) == 1
+
+
 def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
     """n1 was stopped before it had applied step 2, which the others end with: nobody waits for n1."""
     job = Job().start()

@@ -378,6 +378,8 @@ class Departures:
             left = "has left" if one.until else "is drained"
             turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {one.node} {left}", alone=True))
             self._forget(node)
+        else:  # (it left while nobody coordinated, and need not come back)
+            self._absences.lost(one.node)
         if not was_standby and (one.owed or node is not None):
             turn.emit(NodeLeft, node=one.node, reason=DRAINED, detail=why)
 
