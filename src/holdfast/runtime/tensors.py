@@ -68,10 +68,10 @@ def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
     untyped._foreach_copy_(targets, sources)
 
 
-def vector_norm(vector: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return a vector's Euclidean norm, summed in a dtype."""
+def row_norms(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the Euclidean norm of each row of `(N, K)`, summed in a dtype, `(N,)`."""
     untyped: Any = torch.linalg
-    return float(untyped.vector_norm(vector, dtype=dtype))
+    return untyped.vector_norm(matrix, dim=1, dtype=dtype)
 
 
 def collate(samples: list[Any]) -> Any:

@@ -256,6 +256,30 @@ def test_shards_cover_every_bucket_for_every_world(sizes: list[int], world: int,
         assert all(view.untyped_storage().data_ptr() == shared for view in bucket.views)
 
 
+def lone_body(seat: Seat, size: int) -> tuple[float, bytes]:
+    """One rank has all the gradients, as of a step that one joins with nothing to compute."""
+    communicator = seat.connect(1)
+    torch.manual_seed(0)
+    module = nn.Linear(size, 37)
+    buckets = GradientBuckets(module.parameters(), bucket_bytes=1)
+    if seat.rank == 0:
+        module(torch.randn(5, size)).square().sum().backward()
+        buckets.collect()
+    reduced = reduce_gradients([buckets], communicator, 1.0, max_norm=0.3)
+    buckets.use_reduced()
+    seat.meet()
+    communicator.retire(sever=False)
+    assert seat.graveyard.wait_empty(60)
+    assert module.weight.grad is not None
+    return reduced.grad_square, module.weight.grad.numpy().tobytes()
+
+
+def test_the_norm_and_what_is_clipped_by_it_are_the_same_in_every_bit_in_every_world():
+    outcomes = [outcome for world in (1, 2, 3) for outcome in run_world(world, lone_body, 211)]
+    assert len(outcomes) == 6
+    assert len(set(outcomes)) == 1
+
+
 def digest(module: nn.Module) -> str:
     state = hashlib.sha256()
     for tensor in gradients(module).values():

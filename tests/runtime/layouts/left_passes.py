@@ -11,13 +11,17 @@ from torch.distributed.fsdp import FSDPModule
 
 from holdfast.runtime.layouts.local import counts_here, local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.tensors import named_modules, vector_norm
+from holdfast.runtime.tensors import named_modules, row_norms
 
 
 def replica_norm(tensors: Iterable[torch.Tensor], replica: ReplicaMesh) -> float:
     """Return the norm of a replica's tensors, the same on each of its places. All of them must call it."""
     at = replica.layout.coordinates(replica.role.place)
-    here = [vector_norm(local_of(tensor), torch.float64) ** 2 for tensor in tensors if counts_here(tensor, at)]
+    here = [
+        float(row_norms(local_of(tensor).reshape(1, -1), torch.float64)) ** 2
+        for tensor in tensors
+        if counts_here(tensor, at)
+    ]
     total = torch.tensor([sum(here)], dtype=torch.float64)
     for group in replica.groups.values():
         group.allreduce([total]).wait()

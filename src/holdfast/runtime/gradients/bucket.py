@@ -16,13 +16,11 @@ from collections.abc import Sequence
 
 import torch
 
+from holdfast.runtime.gradients.squares import BLOCK, Reduced, block_squares
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.layouts.local import local_of
 from holdfast.runtime.state.memory import large_zeros
-from holdfast.runtime.tensors import vector_norm
 
-#: Shards begin at multiples of this many elements, so that every shard is aligned.
-ALIGNMENT = 16
 #: Elements that are summed, scaled and squared at a time, while they are in the cache.
 CHUNK = 1 << 16
 #: For so many shards there is room from the start.
@@ -102,7 +100,7 @@ class Bucket:
         self.numel = sum(parameter.numel() for parameter in self._here)
         self.used = self.numel + len(parameters) + 1
         self.noted = False
-        self._capacity = self.used + ALIGNMENT * FIRST_SHARDS
+        self._capacity = self.used + BLOCK * FIRST_SHARDS
         #: where what comes on its way is received, from `fill` to the last `add_level`
         self._room = ArrivalRoom(*self.kind)
         #: begin and size of what this rank has before each of its levels, and at last of its shard where it owns one
@@ -159,15 +157,15 @@ class Bucket:
         sent = [part] * owners + [0] * (group.size - owners)
         return group.start_all_to_all(arrivals, source, [part * owns] * group.size, sent)
 
-    def add_level(self, comm: Communicator, level: int, scale: float) -> tuple[float, int]:
+    def add_level(self, comm: Communicator, level: int, scale: float) -> Reduced:
         """Add up what has come on a level; on the last one scaled, into this rank's shard of `flat`.
 
         Returns:
-            The shard's squared norm, and how many of its elements are not finite; zeros on all other levels.
+            What the shard comes to; nothing on all other levels.
         """
         versions, self._versions = self._versions, None
         if versions is None:
-            return 0.0, 0
+            return Reduced()
         start, numel = self._spans[level + 1]
         last = level + 1 == len(comm.owners)
         if self._is_half and not last:
@@ -177,14 +175,13 @@ class Bucket:
         gradients = min(max(self.numel - start, 0), numel)
         # (on a GPU there is no cache to stay within, and each chunk would mean a wait for the device)
         chunk = CHUNK if total.device.type == "cpu" else numel
-        square = 0.0
+        squares: list[torch.Tensor] = []
         for begin in range(0, numel, chunk):
             part = total[begin : begin + chunk]
             add_up(versions[:, begin : begin + chunk].unbind(0), part, scale if last else 1.0)
-            if last:
-                square += squared_norm(part[: max(gradients - begin, 0)])
-        nonfinite = 0 if math.isfinite(square) else int((~total[:gradients].isfinite()).sum())
-        return (square, nonfinite) if self.counts else (0.0, 0)
+            if last and self.counts:
+                squares.append(block_squares(part[: max(gradients - begin, 0)]))
+        return Reduced.of(squares, total[:gradients])
 
     def start_spread(self, comm: Communicator, level: int) -> Pending:
         """Start bringing all parts of a level to its group, in `flat`."""
@@ -233,19 +230,13 @@ class Bucket:
         return tuple(views)
 
 
-def squared_norm(part: torch.Tensor) -> float:
-    """Return a vector's squared norm, summed in float64."""
-    norm = vector_norm(part, torch.float64)
-    return norm * norm  # `norm**2` would raise where this is inf
-
-
 def _spans(comm: Communicator, used: int) -> list[tuple[int, int]]:
     """Return where what this rank has begins and how much it is: before each level it is on, and at last its shard.
 
     There is no shard where it does not own one.
     """
     shards = math.prod(comm.owners)
-    start, numel = 0, -(-used // (shards * ALIGNMENT)) * ALIGNMENT * shards
+    start, numel = 0, -(-used // (shards * BLOCK)) * BLOCK * shards
     spans = [(start, numel)]
     for group, owners in zip(comm.groups, comm.owners, strict=False):
         if group.rank >= owners:

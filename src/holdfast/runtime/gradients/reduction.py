@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -25,6 +24,7 @@ from msgspec.structs import replace
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.protocol.commit import Commit, from_lanes, lane_numbers
 from holdfast.runtime.gradients.bucket import ArrivalRoom, Bucket
+from holdfast.runtime.gradients.squares import DIGITS, Reduced, digits_of, number_of
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.layouts.local import as_spread, local_of
@@ -35,18 +35,6 @@ BUCKET_BYTES = 25 << 20
 AHEAD = 2
 #: What torch.nn.utils.clip_grad_norm_ adds to the norm.
 CLIP_EPSILON = 1e-6
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reduced:
-    """This rank's part of v, as far as it is of the reduced gradients.
-
-    grad_square: squared norm of this rank's shards of the reduced gradients, in float64. nonfinite: how many of their
-    elements are not finite.
-    """
-
-    grad_square: float
-    nonfinite: int
 
 
 class Reducible(Protocol):
@@ -95,21 +83,29 @@ def reduce_gradients(
         HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
     """
     world = everybody or comm
-    shares = [part.reduce_scatter(world if part.everywhere else comm, scale) for part in parts]
-    mine = replace(
-        own,
-        grad_square=sum(share.grad_square for share in shares),
-        nonfinite=sum(share.nonfinite for share in shares),
-    )
-    lanes = start_sums(world, lane_numbers(mine), "lanes of v")
-    v = None if max_norm is None else from_lanes(finish_sums(lanes))
+    mine = Reduced.all_of(part.reduce_scatter(world if part.everywhere else comm, scale) for part in parts)
+    lanes = start_sums(world, _numbers(own, mine), "lanes of v")
+    v = None if max_norm is None else _whole(finish_sums(lanes))
     factor = 1.0
     if v is not None and max_norm is not None:
         norm = math.sqrt(v.grad_square) + CLIP_EPSILON
         factor = max_norm / norm if norm > max_norm else 1.0  # 1 where it is no number: the step changes nothing then
     for part in parts:
         part.all_gather(world if part.everywhere else comm, factor)
-    return v if v is not None else from_lanes(finish_sums(lanes))
+    return v if v is not None else _whole(finish_sums(lanes))
+
+
+def _numbers(own: Commit, mine: Reduced) -> list[float]:
+    """Return what this rank puts into the sums over all: its lanes, and the digits of its squared norm."""
+    square = mine.square
+    digits = digits_of(mine.squares) if math.isfinite(square) else [0.0] * DIGITS
+    return [*lane_numbers(replace(own, grad_square=square, nonfinite=mine.nonfinite)), *digits]
+
+
+def _whole(sums: Sequence[float]) -> Commit:
+    """Return v of the sums of all ranks' numbers: its squared norm is that of the digits wherever it is finite."""
+    v = from_lanes(sums[:-DIGITS])
+    return replace(v, grad_square=number_of(sums[-DIGITS:])) if math.isfinite(v.grad_square) else v
 
 
 @contextlib.contextmanager
@@ -252,7 +248,8 @@ class GradientBuckets:
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
-        square, nonfinite, levels, total = 0.0, 0, len(comm.groups), len(self._buckets)
+        shards: list[Reduced] = []
+        levels, total = len(comm.groups), len(self._buckets)
         with replacing(self._fresh_buffers):
             pending: dict[int, Pending] = {}
             # Bucket b is added up on level l in round b + l: on each level they come in one order on all ranks, and
@@ -263,15 +260,14 @@ class GradientBuckets:
                         continue
                     bucket = self._buckets[number]
                     comm.groups[level].wait(pending.pop(number))
-                    part_square, part_nonfinite = bucket.add_level(comm, level, scale)
-                    square, nonfinite = square + part_square, nonfinite + part_nonfinite
+                    shards.append(bucket.add_level(comm, level, scale))
                     if level + 1 < levels:
                         pending[number] = bucket.start_sums(comm, level + 1)
                 if (number := now + 1 + AHEAD) < total:
                     bucket = self._buckets[number]
                     bucket.fill(comm, self._room(bucket, number % (AHEAD + levels)))
                     pending[number] = bucket.start_sums(comm, 0)
-        return Reduced(grad_square=square, nonfinite=nonfinite)
+        return Reduced.all_of(shards)
 
     @torch.no_grad()
     def all_gather(self, comm: Communicator, factor: float) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.runtime.groups.communicator import Communicator, Pending
-from holdfast.runtime.tensors import number_rows
+from holdfast.runtime.tensors import number_rows, numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +64,12 @@ def _start(group: Communicator, values: Sequence[float], what: str) -> tuple[Pen
 
 
 def _added(gathered: torch.Tensor) -> list[float]:
-    # Python floats, one rank after the other: no vectorised sum may regroup them.
-    total = [0.0] * gathered.shape[1]
-    for row in number_rows(gathered):
-        total = [a + b for a, b in zip(total, row, strict=True)]
-    return total
+    # One rank after the other: a sum over the rows may regroup them.
+    rows = gathered.cpu()
+    total = torch.zeros(gathered.shape[1], dtype=gathered.dtype)
+    for row in rows:
+        total.add_(row)
+    return numbers(total)
 
 
 def _told(group: Communicator, owners: int, total: list[float], what: str) -> list[float]:

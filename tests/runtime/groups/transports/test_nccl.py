@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from holdfast.runtime.gradients.bucket import Bucket
+from holdfast.runtime.gradients.squares import BLOCK
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.commit import start_commit
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, PeerLostError
@@ -103,7 +104,7 @@ def test_a_reduction_of_nccls_own_is_one_call_per_bucket():
     bucket = Bucket([parameter])
     bucket.fill(communicator)
     communicator.wait(bucket.start_sums(communicator, 0))
-    assert group.calls == ["reduce_scatter 64 of 128, 7"]
+    assert group.calls == [f"reduce_scatter {BLOCK} of {2 * BLOCK}, 7"]
 
 
 def test_a_failed_operation_is_a_lost_peer():

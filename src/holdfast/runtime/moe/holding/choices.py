@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from holdfast.runtime.gradients.reduction import Reduced
+from holdfast.runtime.gradients.squares import Reduced
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.moe.gates.balancing import BalancingBias
@@ -48,7 +48,7 @@ class RoutingChoices:
             total = torch.tensor(finish_sums(start_sums(comm, mine, "routing choices")), dtype=torch.int64)
             sizes = [experts for _, experts in self._biases.values()]
             self._totals = dict(zip(self._biases, pieces(total, sizes), strict=True))
-        return Reduced(grad_square=0.0, nonfinite=0)
+        return Reduced()
 
     def all_gather(self, comm: Communicator, factor: float) -> None:
         """Nothing is left to do: the sums are everywhere already, and are not clipped."""

@@ -8,14 +8,14 @@ sums are made by those that have computed, as ever, and go to those that are to 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from holdfast.runtime.gradients.bucket import CHUNK, add_up, squared_norm
-from holdfast.runtime.gradients.reduction import Reduced, replacing
+from holdfast.runtime.gradients.bucket import add_up
+from holdfast.runtime.gradients.reduction import replacing
+from holdfast.runtime.gradients.squares import Reduced
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.shares import Family, FamilyKey, Item, families
@@ -138,11 +138,11 @@ class ExpertGradients:
         """
         with replacing(self._fresh_buffers):
             scatter = self._start(comm, self._scatter) if self._replicated else None
-            counts = [self._reduce_alone(item, scale) for family in self._alone for item in family.items]
+            shards = [self._reduce_alone(item, scale) for family in self._alone for item in family.items]
             if scatter is not None:
                 comm.wait(scatter)
-                counts += [self._sum(family, scale) for family in self._summed]
-        return Reduced(grad_square=sum(count[0] for count in counts), nonfinite=sum(count[1] for count in counts))
+                shards += [self._sum(family, scale) for family in self._summed]
+        return Reduced.all_of(shards)
 
     @torch.no_grad()
     def all_gather(self, comm: Communicator, factor: float) -> None:
@@ -166,18 +166,18 @@ class ExpertGradients:
             torch.cat(traffic.sources, out=traffic.send)
         return comm.start_all_to_all(traffic.receive, traffic.send, traffic.receive_splits, traffic.send_splits)
 
-    def _reduce_alone(self, item: Item, scale: float) -> tuple[float, int]:
+    def _reduce_alone(self, item: Item, scale: float) -> Reduced:
         reduced = self._result(item)
         torch.mul(self._own(item), scale, out=reduced)
-        return _measure(reduced)
+        return Reduced.of_pieces(reduced, [reduced.numel()])
 
-    def _sum(self, family: Family, scale: float) -> tuple[float, int]:
+    def _sum(self, family: Family, scale: float) -> Reduced:
         """Sum this rank's shards of a family in rank order, whoever they came from."""
         shard, versions = self._owned[family.key], self._versions[family.key]
         own = self._own_parts(family, self._comm.rank)
         torch.cat(own, out=versions[family.hosts.index(self._comm.rank)])
         add_up(versions, shard, scale)
-        return _measure(shard)
+        return Reduced.of_pieces(shard, [part.numel() for part in own])
 
     # ---- buffers and views ----
 
@@ -291,11 +291,3 @@ class ExpertGradients:
                 landing += places
                 arrived += pieces(shard, [place.numel() for place in places])
         return landing, arrived
-
-
-def _measure(part: torch.Tensor) -> tuple[float, int]:
-    """Return the squared norm in float64, and how many elements are not finite."""
-    square = 0.0
-    for start in range(0, part.numel(), CHUNK):
-        square += squared_norm(part[start : start + CHUNK])
-    return square, 0 if math.isfinite(square) else int((~part.isfinite()).sum())

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.runtime.gradients.squares import BLOCK
 from holdfast.runtime.moe.holding.hosts import Placement, hosts
-
-#: Shards begin at multiples of this many elements.
-ALIGNMENT = 16
-
 
 #: whose gradients are summed up, and who is to have the sum
 FamilyKey = tuple[tuple[int, ...], tuple[int, ...]]
@@ -50,7 +47,7 @@ class Family:
     def shard(self, item: Item, rank: int) -> slice:
         """Return the elements of an item that a host sums up."""
         place = self.hosts.index(rank)
-        size = -(-item.numel // (len(self.hosts) * ALIGNMENT)) * ALIGNMENT
+        size = -(-item.numel // (len(self.hosts) * BLOCK)) * BLOCK
         return slice(min(place * size, item.numel), min((place + 1) * size, item.numel))
 
     def shard_length(self, rank: int) -> int:
