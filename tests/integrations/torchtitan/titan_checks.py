@@ -76,17 +76,23 @@ class Watched(ElasticTrainer):
         )
 
 
-def serial(seen: list[list[Any]]) -> list[tuple[float, float, int]]:
-    """Train as torchtitan's Trainer does, on one process: losses, norms, and how many labels counted."""
-    made = config()
+def of_one_process(made: Any) -> tuple[Any, Any]:
+    """Return the whole model as torchtitan starts it, and its loss."""
     torch.manual_seed(0)
     made.model_spec.model.update_from_config(config=made)
     model = made.model_spec.model.build()
     with torch.no_grad():
         model.init_weights(buffer_device=None)
+    return model, CrossEntropyLoss.Config(global_vocab_size=2048).build(compile_config=made.compile)
+
+
+def serial(seen: list[list[Any]]) -> list[tuple[float, float, int]]:
+    """Train as torchtitan's Trainer does, on one process: losses, norms, and how many labels counted."""
+    made = config()
+    model, loss_fn = of_one_process(made)
+    found: list[tuple[float, float, int]] = []
     optimizers = made.optimizer.build(model_parts=[model])
     schedulers = made.lr_scheduler.build(optimizers=optimizers, training_steps=STEPS)
-    loss_fn, found = CrossEntropyLoss.Config(global_vocab_size=2048).build(compile_config=made.compile), []
     for batches in seen:
         optimizers.zero_grad()
         counted = sum(int((labels != IGNORE_INDEX).sum()) for _, _, labels in batches)
@@ -234,15 +240,9 @@ def _whole(tensor: Any) -> Any:
 
 def check_spread() -> None:
     """Two shards of two tensors: losses and gradients add up to a serial run's (FSDP2 divides nothing)."""
-    made = config()
-    torch.manual_seed(0)
-    made.model_spec.model.update_from_config(config=made)
-    model = made.model_spec.model.build()
-    with torch.no_grad():
-        model.init_weights(buffer_device=None)
+    model, loss_fn = of_one_process(config())
     text = Text(ignored=False)
     inputs, labels = torch.utils.data.default_collate([text[number] for number in range(4)])
-    loss_fn = CrossEntropyLoss.Config(global_vocab_size=2048).build(compile_config=made.compile)
     loss, _ = loss_fn(model(inputs["input"], positions=inputs["positions"]), labels, 4 * LENGTH)
     loss.backward()
     for backend in ("partial_dtensor", "full_dtensor"):
