@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
+from holdfast.control.link.snapshots.files import path_of
 from holdfast.coordination.experts.blobs import decode, encode
 from holdfast.coordination.experts.holding import Rearrangement
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.messages.worker import SnapshotTaken
+from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotTaken
 from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan, Member, Role
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
 from holdfast.runtime.groups.communicator import HaltedError
@@ -34,6 +36,7 @@ from holdfast.runtime.moe.gates.routing import RecordedRouting
 from holdfast.runtime.moe.holding.job_experts import experts_of
 from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
+from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.state import TrainingState
 
@@ -211,3 +214,81 @@ def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
         found = one.rows()
         assert {int(name.split(".")[1]) for name in found} == set(wanted)
         assert all(torch.equal(row, saved[name]) for name, row in found.items())
+
+
+# ---- put away for another layout ----
+
+BEFORE = [0, 1], [1, 2], [2, 3], [3]
+STEP = 3
+
+
+def _put_away(folder: Path) -> tuple[list[_Holder], SnapshotSource, GenerationPlan]:
+    """Have all experts put away by those who host them, each but the first by two; nobody says anything else."""
+    told: list[object] = []
+    plan = _plan(BEFORE)
+    holders = [_Holder(rank, plan, 5) for rank in range(len(BEFORE))]
+    for rank, one in enumerate(holders):
+        for name, row in named_rows(one.experts.shards, hosted_pairs(one.experts.shards)).items():
+            row.normal_(generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))  # (copies are equal)
+        keeper = _snapshots(folder, rank, one, told)
+        keeper.put_away(plan, STEP)
+        keeper.close()
+    assert [type(one) for one in told] == [SnapshotTaken] * 6, "two places of a unit, and four workers with experts"
+    assert plan.expert_plan is not None
+    source = SnapshotSource(
+        term=1,
+        generation=2,
+        step=STEP,
+        seal=seal_of(SECRET),
+        keepers=(Keeper(node="n", host="h", port=1),),
+        parts=((0,),) * 6,
+        everywhere=True,
+        experts=plan.expert_plan.placement,
+    )
+    return holders, source, plan
+
+
+def _cut_short(folder: Path, plan: GenerationPlan, rank: int) -> None:
+    part = plan.kept_experts(rank, STEP)
+    assert part is not None
+    path_of(folder, part).write_bytes(b"")
+
+
+@pytest.mark.parametrize("layout", [Layout(), LAYOUT], ids=str)
+def test_experts_that_were_put_away_are_taken_up_under_another_layout(layout: Layout, tmp_path: Path):
+    holders, source, plan = _put_away(tmp_path)
+    saved = {name: row for one in holders for name, row in one.rows().items()}
+    _cut_short(tmp_path, plan, 1)  # (what it has others have, too)
+    told: list[object] = []
+    hosted = [3], [0, 1, 2, 3], [], [1]
+    plan = _plan(hosted, layout)
+    for rank, wanted in enumerate(hosted):
+        one = _Holder(rank, plan, 9, layout)
+        reader = _snapshots(tmp_path, rank, one, told)
+        assert reader.restore(source, plan, rank) == STEP, told
+        reader.close()
+        found = one.rows()
+        assert {int(name.split(".")[1]) for name in found} == set(wanted)
+        assert all(torch.equal(row, saved[name]) for name, row in found.items())
+        (step,) = {float(value["step"]) for value in one.optimizer.state.values()}
+        assert step == 1.0
+    damaged = [one.snapshot.part for one in told if isinstance(one, SnapshotDamaged)]
+    assert len(damaged) == len(told)
+    assert set(damaged) <= {2 + 1}, "of that nobody needs anything that is nowhere else"
+
+
+def test_an_expert_that_is_nowhere_any_more_is_missed_by_name(tmp_path: Path):
+    _, source, plan = _put_away(tmp_path)
+    for rank in (2, 3):
+        _cut_short(tmp_path, plan, rank)
+    told: list[object] = []
+    plan = _plan([[0, 1, 2, 3], [], [], []], Layout())
+    reader = _snapshots(tmp_path, 0, _Holder(0, plan, 9, Layout()), told)
+    with pytest.raises(SnapshotLostError, match="expert 3 of MoE layer 0 is in none of its parts"):
+        reader.restore(source, plan, 0)
+    reader.close()
+    assert [(one.snapshot.part, one.node) for one in told if isinstance(one, SnapshotDamaged)] == [
+        (2 + 2, "n"),
+        (2 + 3, "n"),
+        (0, ""),
+    ]
