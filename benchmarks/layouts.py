@@ -45,7 +45,7 @@ from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT, WHOLE_SCRIPT = ROOT / "examples" / "fsdp_gpt.py", ROOT / "examples" / "dense_gpt.py"
-EXPERTS_SCRIPT = ROOT / "benchmarks" / "spread_experts.py"
+EXPERTS_SCRIPT = ROOT / "examples" / "moe_gpt.py"
 SECTIONS = ("kill", "exact", "change", "memory", "before")
 FOREVER = ("--steps", "1000000", "--context", "16")
 #: parameters and both moments of AdamW; float32
@@ -56,8 +56,9 @@ STEPS, KILLS = 100, 6
 #: layouts by how many nodes; a world must be fit for two cores
 EXACT = ((3, Layout(shard=2)), (3, Layout(tensor=2)), (2, Layout(shard=2, tensor=2)))
 #: likewise with experts, two copies of each for as long as there are two nodes
-EXACT_EXPERTS = ((3, Layout(shard=2)),)
-EXPERTS = ("--experts", "6", "--hidden", "32")
+EXACT_EXPERTS = ((3, Layout(shard=2)), (3, Layout(tensor=2)))
+#: (without a load-balancing loss: along shard that is of each place's part of a micro-batch)
+EXPERTS = ("--experts", "6", "--hidden", "32", "--aux-loss", "0")
 #: what the issue asks of each
 DOWN_S, STALL_S, LOSS, MEMORY, PROCESSOR = 0.3, 0.15, 1e-12, 0.3, 1.005
 #: the C library's allocator keeps much of what FSDP2 lets go of in each pass; so large tensors have memory of their own

@@ -3,6 +3,11 @@
 Runs alone (`python examples/moe_gpt.py`), or on several nodes that may fail and join at any time
 (`holdfast run --nodes 4 examples/moe_gpt.py`): the experts are then spread over the nodes, in several copies each.
 The lines marked with `# holdfast` are all that it takes.
+
+With --shard or --tensor several workers of a node have a replica of all else between them; experts live on any of them:
+
+    holdfast run --nodes 3 --workers-per-node 2 --expert-slots 6 examples/moe_gpt.py --shard 2
+    holdfast run --nodes 3 --workers-per-node 2 --expert-slots 6 examples/moe_gpt.py --tensor 2
 """
 
 from __future__ import annotations
@@ -86,6 +91,27 @@ class MoEGPT(nn.Module):
         return torch.stack([block.moe.aux_loss for block in self.blocks if isinstance(block, Block)]).sum()
 
 
+def spread(model: MoEGPT, job: holdfast.Job) -> None:
+    """Cut all but the experts: products over `mesh["tensor"]`, and what each place then has over `mesh["shard"]`.
+
+    With --shard the load-balancing loss is of each place's part of a micro-batch, not of all of it.
+    """
+    from torch.distributed.fsdp import fully_shard  # (a second, which a job of whole replicas does not need)
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    blocks = [block for block in model.blocks if isinstance(block, Block)]
+    if job.layout.tensor > 1:  # (what comes of each product is gathered: a layer of experts is given whole tokens)
+        gathered = ColwiseParallel(output_layouts=Replicate())
+        for block in blocks:
+            parallelize_module(block, job.mesh["tensor"], {"qkv": gathered, "out": gathered})
+        parallelize_module(model, job.mesh["tensor"], {"head": gathered})
+    if job.layout.shard > 1:
+        experts = {weight for block in blocks for weight in block.moe.experts.parameters()}
+        for module in (*blocks, model):
+            fully_shard(module, mesh=job.mesh["shard"], ignored_params=experts)  # each expert stays in one piece
+
+
 def _routing(args: argparse.Namespace, layer: int, trace: RoutingTrace | None) -> TraceRouting | None:
     return trace.layer(layer, args.top_k, seed=args.seed, stride=args.routing_stride) if trace else None
 
@@ -125,6 +151,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=["float32", "float64", *HALF], default="float32")
+    parser.add_argument("--shard", type=int, default=1, help="workers of a node that share all but the experts (FSDP2)")
+    parser.add_argument("--tensor", type=int, default=1, help="workers of a node that share each matrix product")
     parser.set_defaults(trace=None)
     args = parser.parse_args()
     if args.text is not None and not args.text.exists():
@@ -149,8 +177,11 @@ def main() -> None:
     torch.manual_seed(args.seed)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
     dataset = Bytes(read_text(args.text), args.context)
 
-    job = holdfast.init()  # holdfast
+    layout = holdfast.Layout(shard=args.shard, tensor=args.tensor)
+    job = holdfast.init(layout=layout if layout.places > 1 else None)  # holdfast
     model = MoEGPT(args, args.trace).to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
+    if layout.places > 1:
+        spread(model, job)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
     scaler = torch.amp.GradScaler(job.device.type, enabled=args.dtype == "float16")

@@ -81,29 +81,50 @@ def test_tensor_parallel_replicas_that_are_sharded_too(start_job: StartJob) -> N
     _check(job, least=9)
 
 
-def test_sharded_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
-    # Room for two copies of each expert, on distinct nodes, as long as there are two nodes.
+EXPERTS = ("--experts", "6")
+
+
+def _with_experts(start_job: StartJob, *layout: str) -> LocalJob:
+    """Three nodes, of which one is lost; room for two copies of each expert, on distinct nodes while there are two."""
     options = ("--workers-per-node", "2", "--expert-slots", "6", "--verify-state", "1")
-    model = ("--experts", "6")
-    job = start_job(
-        *FOREVER, *("--step-seconds", "0.3", "--shard", "2"), *model, nodes=3, options=options, script=SPREAD
-    )
+    job = start_job(*FOREVER, *("--step-seconds", "0.3"), *layout, *EXPERTS, nodes=3, options=options, script=SPREAD)
     job.wait(StepCommitted, step=4)
-    first, second = job.nodes()[:2]
-    job.signal_node(first)
+    job.signal_node(job.nodes()[0])
     job.wait(GenerationStarted, reason="failure", world_size=4)
     goes_on(job)
+    return job
+
+
+def _kill_a_process(job: LocalJob, node: str, worker: int, phase: str) -> None:
+    """Its unit goes with it, and comes again."""
+    since, world = len(job.events), job.all(GenerationStarted)[-1].world_size
+    job.inject("kill", node, worker=worker, phase=phase)
+    job.wait(FailureDetected, node=node, since=since)
+    job.wait(GenerationStarted, reason="join", world_size=world, since=since)
+
+
+def test_sharded_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
+    job = _with_experts(start_job, "--shard", "2")
+    second = job.nodes()[0]
     job.add_nodes(1)
     job.wait(GenerationStarted, reason="join", world_size=6)
     goes_on(job)
     for phase in ("compute", "reducing", "voted"):
-        since = len(job.events)
-        job.inject("kill", second, worker=1, phase=phase)
-        job.wait(FailureDetected, node=second, since=since)
-        job.wait(GenerationStarted, reason="join", world_size=6, since=since)
+        _kill_a_process(job, second, 1, phase)
         goes_on(job)
     goes_on_until_interrupted(job)
-    _check(job, *model, least=18)
+    _check(job, *EXPERTS, least=18)
+
+
+def test_tensor_parallel_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
+    """Each token goes to its experts from one of two places; a process of either is killed."""
+    job = _with_experts(start_job, "--tensor", "2")
+    _kill_a_process(job, job.nodes()[0], 0, "compute")
+    job.add_nodes(1)
+    job.wait(GenerationStarted, reason="join", world_size=6)
+    _kill_a_process(job, job.nodes()[1], 1, "reducing")
+    goes_on_until_interrupted(job)
+    _check(job, *EXPERTS, least=9)
 
 
 @pytest.mark.parametrize("model", [(), ("--experts", "4")], ids=["dense", "experts"])

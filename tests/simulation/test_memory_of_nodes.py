@@ -6,11 +6,12 @@ import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.cluster import Outcome, SimCluster
 from holdfast.simulation.families.memory_plans import memory_plan
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.schedules.enumeration import FIRST_MEMORY_SEED, Schedule
 from holdfast.simulation.schedules.fuzzing import Tally
+from holdfast.simulation.world import START
 
 #: by then some steps are committed
 STRUCK_S = 1.5
@@ -74,3 +75,43 @@ def test_random_schedules_with_snapshots() -> None:
     assert tally.ended["memory", EXIT_DONE] > 50
     kinds = {fault.kind for number in range(60) for fault in memory_plan(FIRST_MEMORY_SEED + number).faults}
     assert {FaultKind.KILL_WORKERS, FaultKind.FLIP, FaultKind.FULL_MEMORY} <= kinds
+
+
+def changing(seed: int, *faults: Fault, slots: int) -> tuple[Outcome, list[ev.AnyEvent]]:
+    """Run a job with four experts whose layout changes as one of its three nodes dies; nothing is undone."""
+    lost = at(FaultKind.KILL_NODE, target=seed)
+    fields = {"nodes": 3, "start_nodes": 3, "workers_per_node": 2, "experts": 4, "slots": slots, "steps": 40}
+    plan = FaultPlan(seed=seed, faults=(lost, *faults), layouts=((1, 2), (3, 1)), **{**fields, "rebalance_every": 2})
+    cluster = SimCluster(plan)
+    outcome = cluster.run()
+    events = list(cluster.world.journal.events)
+    assert not any(isinstance(event, ev.RolledBack) for event in events)
+    return outcome, events
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_experts_go_to_another_layout_though_no_node_has_room_for_all(seed: int) -> None:
+    outcome, events = changing(seed, slots=3)
+    assert outcome.exit_code == EXIT_DONE, outcome.why
+    changed = [event for event in events if isinstance(event, ev.LayoutChanged)]
+    assert [(event.from_layout, event.to_layout) for event in changed] == [("one place", "shard 2")]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("boundary", ["putting", "attach"])
+def test_a_node_that_dies_while_experts_lie_in_memory_takes_no_copy_along_that_is_the_only_one(
+    seed: int, boundary: str
+) -> None:
+    outcome, _ = changing(seed, Fault(kind=FaultKind.KILL_NODE, boundary=boundary, target=seed), slots=4)
+    assert outcome.exit_code == EXIT_DONE, outcome.why
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_where_experts_lay_in_the_memory_of_one_node_alone_and_it_is_lost_the_job_says_so(seed: int) -> None:
+    """It does not go on with experts of nowhere: once its state is put away another node dies."""
+    _, events = changing(seed, slots=3)
+    put = next(e.time for e in events if isinstance(e, ev.GenerationStarted) and e.reason == "layout")
+    for after_s in (0.2, 0.3):
+        outcome, _ = changing(seed, Fault(kind=FaultKind.KILL_NODE, time=put - START + after_s, target=1), slots=3)
+        assert outcome.exit_code == EXIT_FAILED
+        assert "no live copy" in outcome.why

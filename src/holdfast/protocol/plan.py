@@ -199,12 +199,19 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def kept_part(self, rank: int, step: int) -> SnapshotPart | None:
-        """Return which part of the state of a step a member puts away; None: another unit of its node puts it there."""
+        """Return which part of a step's state a member puts away, its experts apart; None: another unit of its node."""
         first = next(other for other, member in enumerate(self.members) if member.node == self.members[rank].node)
         if self.unit_of(first) != self.unit_of(rank):
             return None
-        part = msgspec.structs.replace(self.snapshot_part(rank, step), part=rank % self.places, parts=self.places)
-        return msgspec.structs.replace(part, everywhere=True)
+        return self._put_away(rank % self.places, step)
+
+    def kept_experts(self, rank: int, step: int) -> SnapshotPart | None:
+        """Return in which part of the state of a step a member puts its experts away; None: the model has none."""
+        return self._put_away(self.places + rank, step) if self.expert_plan is not None else None
+
+    def _put_away(self, part: int, step: int) -> SnapshotPart:
+        parts = self.places + (len(self.members) if self.expert_plan is not None else 0)
+        return msgspec.structs.replace(self.snapshot_part(0, step), part=part, parts=parts, everywhere=True)
 
     @cached_property
     def places(self) -> int:

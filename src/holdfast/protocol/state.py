@@ -31,7 +31,8 @@ class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `term` and `generation` are those of the plan under which the step was applied; `parts`: its world size. `seal`: of
     that plan, so that no other run of a job has the same.
     `everywhere`: the state was put away for another layout: each node of the plan has all parts, one for each place of
-    a unit, in terms of whole tensors. That all are there proves nothing by itself: the record says whether it counts.
+    a unit, in terms of whole tensors; and behind these, where the model has experts, those of its own members, one for
+    each rank. That all are there proves nothing by itself: the record says whether it counts.
     """
 
     term: Count
@@ -76,7 +77,8 @@ class SnapshotSource(Struct, frozen=True, kw_only=True, tag="snapshot"):
     """A snapshot in the memory of nodes' agents.
 
     `parts`: of each, which of the `keepers` have it. `key`: what whoever reads them has to know. `everywhere`: as of
-    its parts.
+    its parts. `experts`: what lies in the last of those, one blob for each; some may be nowhere, for an expert lies in
+    several.
     """
 
     term: Count
@@ -87,6 +89,12 @@ class SnapshotSource(Struct, frozen=True, kw_only=True, tag="snapshot"):
     parts: Annotated[tuple[tuple[Count, ...], ...], Meta(min_length=1, max_length=MAX_PARTS)]
     key: Annotated[bytes, Meta(max_length=64)] = b""
     everywhere: bool = False
+    experts: Annotated[tuple[Blob, ...], Meta(max_length=MAX_PARTS)] = ()
+
+    @property
+    def dense(self) -> int:
+        """How many of the parts are not of experts alone."""
+        return len(self.parts) - len(self.experts)
 
     def part(self, number: int) -> SnapshotPart:
         """Return the name of one of the parts."""

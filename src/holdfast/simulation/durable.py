@@ -107,10 +107,11 @@ class CheckpointFile:
 
 @dataclass(slots=True)
 class MemoryPart:
-    """One part of a snapshot: the state in it, and whether it can be read."""
+    """One part of a snapshot: the state in it, of which step each of its experts is, and whether it can be read."""
 
     state: int
     damaged: bool = False
+    experts: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -193,10 +194,11 @@ def wrong_source(
         memory: of a node. places: of a unit, under the layout in force.
     """
     if isinstance(source, SnapshotSource):
-        if source.step != step or not all(source.parts):
+        dense = source.parts[: source.dense]
+        if source.step != step or not all(dense):
             return "leads to a snapshot that is not whole"
-        roles = len(source.parts) if source.everywhere else places  # (ranks follow each other by places)
-        for number, keepers in enumerate(source.parts):
+        roles = len(dense) if source.everywhere else places  # (ranks follow each other by places)
+        for number, keepers in enumerate(dense):
             for keeper in (source.keepers[place] for place in keepers):
                 part = memory(keeper.node).parts.get(source.part(number))  # (it may be gone since)
                 if part is not None and not truth.right(step, number % roles, roles, part.state):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +13,8 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import ListedLayout
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.plan import DecisionKind
-from holdfast.protocol.state import SnapshotPart, SnapshotSource
+from holdfast.protocol.plan import DecisionKind, ExpertShape
+from holdfast.protocol.state import Holding, SnapshotPart, SnapshotSource
 
 TWO = Layout(shard=2)
 LISTED = (ListedLayout(layout=TWO, nodes=1), ListedLayout(layout=WHOLE, nodes=3))
@@ -30,13 +31,14 @@ class Changing(Job):
 
     nodes: int = 3
     listed: tuple[ListedLayout, ...] = LISTED
+    experts: ExpertShape | None = None
 
     def up(self, node: str, layout: Layout, nonce: str = "a", parts: tuple[SnapshotPart, ...] = ()) -> None:
         held = msg.NodeSnapshots(host="h", port=1, parts=parts)
         known = msgspec.structs.replace(hello(node, session=f"{hash((node, nonce)) % 16**8:08x}"), workers=2)
         self.connect(msgspec.structs.replace(known, snapshots=held))
         for index in range(2):
-            one = attach(w(node, index, nonce))
+            one = attach(w(node, index, nonce), experts=self.experts)
             self.say(msgspec.structs.replace(one, layout=layout, layouts=self.listed))
 
     def begin(self) -> Changing:
@@ -60,7 +62,9 @@ class Changing(Job):
         assert stop is not None
         for worker in list(self.plan.workers):
             if self.machine.members.worker(worker) is not None:
-                known = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
+                known: dict[str, Any] = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
+                if (experts := self.plan.expert_plan) is not None:
+                    known["state"] = Holding(experts=experts.placement[self.plan.rank(worker) or 0])
                 self.say(msg.Report(worker=worker, applied=at, step=at + 1, **known))
 
     def shrink(self) -> Changing:
@@ -77,8 +81,10 @@ class Changing(Job):
         assert self.plan.puts_away
         return self
 
-    def put(self, node: str, at: int = 3) -> tuple[SnapshotPart, ...]:
-        parts = [self.plan.kept_part(rank, at) for rank, one in enumerate(self.plan.members) if one.node == node]
+    def put(self, node: str, at: int = 3, *, experts: bool = True) -> tuple[SnapshotPart, ...]:
+        mine = [rank for rank, one in enumerate(self.plan.members) if one.node == node]
+        parts = [self.plan.kept_part(rank, at) for rank in mine]
+        parts += [self.plan.kept_experts(rank, at) for rank in mine if experts]
         held = tuple(part for part in parts if part is not None)
         self.tell(node, msg.NodeSnapshots(host="h", port=1, parts=held))
         return held
@@ -122,6 +128,61 @@ def test_a_layout_changes_once_every_node_has_the_whole_state() -> None:
     assert job.machine.record.change is None
     dropped = {part for one in job.sent(msg.DropSnapshots) for part in one.parts}
     assert dropped == {part for held in parts.values() for part in held}, "their memory is given back"
+
+
+def test_experts_are_put_away_by_all_who_host_them() -> None:
+    """Four experts in six slots: some are on one of the two nodes alone."""
+    job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
+    job.enter(3)
+    placed = job.plan.expert_plan
+    assert placed is not None
+    job.put("n0", experts=False)
+    parts = {"n1": job.put("n1")}
+    assert job.machine.record.layout == WHOLE, "the experts of n0 are not there"
+    parts["n0"] = job.put("n0")
+    assert [(part.part, part.parts) for part in parts["n1"]] == [(0, 5), (3, 5), (4, 5)]
+    record = job.machine.record
+    assert (record.layout, record.change and record.change.experts) == (TWO, placed.placement)
+    for node in ("n0", "n1"):
+        job.up(node, TWO, "b", parts[node])
+    source, anew = job.machine.record.decision and job.machine.record.decision.source, job.plan.expert_plan
+    assert isinstance(source, SnapshotSource)
+    assert (source.dense, [len(keepers) for keepers in source.parts]) == (1, [2, 1, 1, 1, 1])
+    assert source.experts == placed.placement
+    assert anew is not None
+    assert (anew.moves, set(anew.held)) == (0, {b""}), "they are loaded, wherever they are placed anew"
+    job.enter(3)
+    job.done(4, 1.0)
+    assert job.machine.record.change is None
+
+
+@pytest.mark.parametrize(("slots", "enough"), [(4, True), (3, False)])
+def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, enough: bool) -> None:
+    job = Changing(experts=ExpertShape(layers=1, experts=4, slots=slots)).begin().shrink()
+    job.enter(3)
+    parts = [job.put(node) for node in ("n0", "n1")]
+    assert job.machine.record.layout == TWO
+    job.up("n1", TWO, "b", parts[1])
+    assert job.machine.record.plan is None, "n0 may come back"
+    assert (job.machine.parts.snapshots.serving(3) is not None) == enough
+    job.up("n0", TWO, "b", parts[0])
+    source = job.machine.record.decision and job.machine.record.decision.source
+    assert isinstance(source, SnapshotSource)
+    assert len(source.keepers) == 2
+
+
+def test_a_part_of_experts_that_is_damaged_is_of_no_use_to_anybody_but_stops_nobody() -> None:
+    job = Changing(experts=ExpertShape(layers=1, experts=4, slots=4)).begin().shrink()
+    job.enter(3)
+    parts = {node: job.put(node) for node in ("n0", "n1")}
+    for node in ("n0", "n1"):
+        job.up(node, TWO, "b", parts[node])
+    known = {"worker": w("n0", 0, "b"), "generation": job.plan.generation, "why": "cut short"}
+    job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][1], node="n0"))
+    assert job.machine.parts.stopping.stop is None, "whoever has said so reads another"
+    job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
+    assert job.machine.parts.stopping.stop is not None, "it has found none that has what it needs"
+    assert job.machine.parts.snapshots.serving(3) is None
 
 
 def test_snapshots_of_the_layout_before_are_of_no_use() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,29 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from spread_states import connected_to_nobody
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
+from holdfast.control.link.snapshots.files import path_of
 from holdfast.coordination.experts.blobs import decode, encode
 from holdfast.coordination.experts.holding import Rearrangement
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.messages.worker import SnapshotTaken
+from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotTaken
 from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan, Member, Role
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
 from holdfast.runtime.groups.communicator import HaltedError
 from holdfast.runtime.layouts.local import local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.layouts.place import PlaceInUnit
-from holdfast.runtime.layouts.sharded import check_spread
+from holdfast.runtime.layouts.sharded import check_spread, share_tokens
 from holdfast.runtime.moe.gates.router import jitter_stream
 from holdfast.runtime.moe.gates.routing import RecordedRouting
 from holdfast.runtime.moe.holding.job_experts import experts_of
 from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows
-from holdfast.runtime.moe.layer.expert_layer import expert_parameters
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
+from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.state import TrainingState
 
@@ -45,10 +49,33 @@ def _check(model: torch.nn.Module, layout: Layout) -> None:
         replica.close()
 
 
-@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(shard=2, tensor=2)])
-def test_experts_of_a_replica_whose_places_have_the_same_samples_are_refused(layout):
-    with pytest.raises(BadInputError, match="would count each token several times; spread it along shard alone"):
-        _check(holdfast.MoE(4, 8, 2, seed=1), layout)
+def test_places_with_the_same_samples_share_the_tokens_of_all_layers_out():
+    def groups_of(layout: Layout) -> list[bool]:
+        model = torch.nn.Sequential(*(holdfast.MoE(4, 8, 2, seed=1) for _ in range(2)))
+        replica = ReplicaMesh(layout, Role(), torch.device("cpu"))
+        try:
+            share_tokens(model, replica)
+        finally:
+            replica.close()
+        return [layer.same_tokens is not None for layer in moe_layers(model)]
+
+    assert groups_of(Layout(tensor=2)) == groups_of(Layout(shard=2, tensor=2)) == [True, True]
+    assert groups_of(Layout(shard=2)) == [False, False], "those have different ones"
+    _check(holdfast.MoE(4, 8, 2, seed=1), Layout(tensor=2))
+
+
+def test_tokens_that_are_spread_are_refused():
+    moe = holdfast.MoE(4, 8, 2, seed=1)
+    experts = holdfast.ElasticExperts(moe.experts)
+    replica = ReplicaMesh(Layout(tensor=2), Role(), torch.device("cpu"))
+    try:
+        spread = DTensor.from_local(torch.randn(3, 4), replica.mesh["tensor"], [Shard(0)], run_check=False)
+        with pytest.raises(BadInputError, match=r"is given a DTensor: .*give it tokens\.full_tensor"):
+            moe(spread)
+        with pytest.raises(BadInputError, match="is given a DTensor"):
+            experts(spread, torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
+    finally:
+        replica.close()
 
 
 def test_experts_are_all_that_need_not_be_sharded():
@@ -113,21 +140,22 @@ MEMBERS = tuple(
 )
 
 
-def _plan(hosted: Sequence[Sequence[int]]) -> GenerationPlan:
+def _plan(hosted: Sequence[Sequence[int]], layout: Layout = LAYOUT) -> GenerationPlan:
     blobs = tuple(encode(np.array([[number in mine for number in range(EXPERTS)]], dtype=np.int64)) for mine in hosted)
     experts = ExpertPlan(layers=1, experts=EXPERTS, placement=blobs, held=blobs, moves=0, asked=1, given=1)
-    return GenerationPlan(term=1, generation=2, members=MEMBERS, secret=SECRET, expert_plan=experts)
+    members = tuple(replace(one, role=layout.role_of(rank)) for rank, one in enumerate(MEMBERS))
+    return GenerationPlan(term=1, generation=2, members=members, secret=SECRET, expert_plan=experts)
 
 
 class _Holder:
     """A worker, with the experts that it has by a plan."""
 
-    def __init__(self, rank: int, plan: GenerationPlan, seed: int) -> None:
+    def __init__(self, rank: int, plan: GenerationPlan, seed: int, layout: Layout = LAYOUT) -> None:
         torch.manual_seed(seed)
-        self.place = PlaceInUnit(layout=LAYOUT, place=rank % LAYOUT.places, spread=True)
+        self.place = PlaceInUnit(layout=layout, place=rank % layout.places, spread=True)
         model = torch.nn.Sequential(torch.nn.Linear(5, 3), holdfast.MoE(3, 4, EXPERTS))
-        with connected_to_nobody(LAYOUT.places, self.place.place):
-            mesh = init_device_mesh("cpu", (LAYOUT.shard,), mesh_dim_names=("shard",))
+        with connected_to_nobody(layout.places, self.place.place):
+            mesh = init_device_mesh("cpu", (layout.shard,), mesh_dim_names=("shard",))
             fully_shard(model, mesh=mesh, ignored_params=set(model[1].experts.parameters()))
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
         self.state = TrainingState(model, self.optimizer, apart=expert_parameters(model))
@@ -149,26 +177,26 @@ class _Holder:
         return {name: row.clone() for name, row in named_rows(shards, hosted_pairs(shards)).items()}
 
 
-def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
-    def snapshots(rank: int, one: _Holder) -> Snapshots:
-        worker = MEMBERS[rank].worker
-        untyped: Any = told.append
-        return Snapshots(
-            folder=tmp_path,
-            job="job",
-            worker=worker,
-            every=1,
-            state=one.state,
-            tell=untyped,
-            experts=one.experts,
-            place=one.place,
-        )
+def _snapshots(folder: Path, rank: int, one: _Holder, told: list[object]) -> Snapshots:
+    untyped: Any = told.append
+    return Snapshots(
+        folder=folder,
+        job="job",
+        worker=MEMBERS[rank].worker,
+        every=1,
+        state=one.state,
+        tell=untyped,
+        experts=one.experts,
+        place=one.place,
+    )
 
+
+def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
     told: list[object] = []
     apart = _plan([[rank] for rank in range(EXPERTS)])
     holders = [_Holder(rank, apart, rank) for rank in range(EXPERTS)]
     for rank, one in enumerate(holders):
-        taker = snapshots(rank, one)
+        taker = _snapshots(tmp_path, rank, one, told)
         taker.applied(apart, 3)
         taker.settle()
         taker.close()
@@ -180,9 +208,87 @@ def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
     plan = _plan(hosted)
     for rank, wanted in enumerate(hosted):
         one = _Holder(rank, plan, 9)
-        reader = snapshots(rank, one)
+        reader = _snapshots(tmp_path, rank, one, told)
         assert reader.restore(source, plan, rank) == 3, told[EXPERTS:]
         reader.close()
         found = one.rows()
         assert {int(name.split(".")[1]) for name in found} == set(wanted)
         assert all(torch.equal(row, saved[name]) for name, row in found.items())
+
+
+# ---- put away for another layout ----
+
+BEFORE = [0, 1], [1, 2], [2, 3], [3]
+STEP = 3
+
+
+def _put_away(folder: Path) -> tuple[list[_Holder], SnapshotSource, GenerationPlan]:
+    """Have all experts put away by those who host them, each but the first by two; nobody says anything else."""
+    told: list[object] = []
+    plan = _plan(BEFORE)
+    holders = [_Holder(rank, plan, 5) for rank in range(len(BEFORE))]
+    for rank, one in enumerate(holders):
+        for name, row in named_rows(one.experts.shards, hosted_pairs(one.experts.shards)).items():
+            row.normal_(generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))  # (copies are equal)
+        keeper = _snapshots(folder, rank, one, told)
+        keeper.put_away(plan, STEP)
+        keeper.close()
+    assert [type(one) for one in told] == [SnapshotTaken] * 6, "two places of a unit, and four workers with experts"
+    assert plan.expert_plan is not None
+    source = SnapshotSource(
+        term=1,
+        generation=2,
+        step=STEP,
+        seal=seal_of(SECRET),
+        keepers=(Keeper(node="n", host="h", port=1),),
+        parts=((0,),) * 6,
+        everywhere=True,
+        experts=plan.expert_plan.placement,
+    )
+    return holders, source, plan
+
+
+def _cut_short(folder: Path, plan: GenerationPlan, rank: int) -> None:
+    part = plan.kept_experts(rank, STEP)
+    assert part is not None
+    path_of(folder, part).write_bytes(b"")
+
+
+@pytest.mark.parametrize("layout", [Layout(), LAYOUT], ids=str)
+def test_experts_that_were_put_away_are_taken_up_under_another_layout(layout: Layout, tmp_path: Path):
+    holders, source, plan = _put_away(tmp_path)
+    saved = {name: row for one in holders for name, row in one.rows().items()}
+    _cut_short(tmp_path, plan, 1)  # (what it has others have, too)
+    told: list[object] = []
+    hosted = [3], [0, 1, 2, 3], [], [1]
+    plan = _plan(hosted, layout)
+    for rank, wanted in enumerate(hosted):
+        one = _Holder(rank, plan, 9, layout)
+        reader = _snapshots(tmp_path, rank, one, told)
+        assert reader.restore(source, plan, rank) == STEP, told
+        reader.close()
+        found = one.rows()
+        assert {int(name.split(".")[1]) for name in found} == set(wanted)
+        assert all(torch.equal(row, saved[name]) for name, row in found.items())
+        (step,) = {float(value["step"]) for value in one.optimizer.state.values()}
+        assert step == 1.0
+    damaged = [one.snapshot.part for one in told if isinstance(one, SnapshotDamaged)]
+    assert len(damaged) == len(told)
+    assert set(damaged) <= {2 + 1}, "of that nobody needs anything that is nowhere else"
+
+
+def test_an_expert_that_is_nowhere_any_more_is_missed_by_name(tmp_path: Path):
+    _, source, plan = _put_away(tmp_path)
+    for rank in (2, 3):
+        _cut_short(tmp_path, plan, rank)
+    told: list[object] = []
+    plan = _plan([[0, 1, 2, 3], [], [], []], Layout())
+    reader = _snapshots(tmp_path, 0, _Holder(0, plan, 9, Layout()), told)
+    with pytest.raises(SnapshotLostError, match="expert 3 of MoE layer 0 is in none of its parts"):
+        reader.restore(source, plan, 0)
+    reader.close()
+    assert [(one.snapshot.part, one.node) for one in told if isinstance(one, SnapshotDamaged)] == [
+        (2 + 2, "n"),
+        (2 + 3, "n"),
+        (0, ""),
+    ]

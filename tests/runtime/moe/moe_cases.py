@@ -107,12 +107,23 @@ def settle(shards: ExpertShards, placement: Placement, rank: int, spare: int = 1
 
 
 def run_rounds(
-    comm: Communicator, model: SmallModel, state: StepState, gradients: ExpertGradients, step: int, micro_batches: int
+    comm: Communicator,
+    model: SmallModel,
+    state: StepState,
+    gradients: ExpertGradients,
+    step: int,
+    micro_batches: int,
+    places: int = 1,
 ) -> float:
-    """Compute this rank's micro-batches, serve in surplus rounds, and return the sum of the losses."""
+    """Compute this rank's micro-batches, serve in surplus rounds, and return the sum of the losses.
+
+    Args:
+        places: so many ranks in a row have the same micro-batches.
+    """
     total, layers = 0.0, moe_layers(model)
-    for turn in range(-(-micro_batches // comm.size)):
-        number = turn * comm.size + comm.rank
+    unit, units = comm.rank // places, comm.size // places
+    for turn in range(-(-micro_batches // units)):
+        number = turn * units + unit
         state.begin(step, number)
         if number < micro_batches:
             loss = loss_of(model, batch(step, number))

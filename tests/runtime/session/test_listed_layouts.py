@@ -51,12 +51,10 @@ def test_what_is_no_list_of_layouts_is_refused(given: Any, said: str) -> None:
 
 def test_each_that_is_listed_must_divide_the_micro_batch() -> None:
     _, listed = listed_layouts([TWO, FOUR])
-    check_work(listed, 8, experts=False)
+    check_work(listed, 8)
+    check_work((), 7)
     with pytest.raises(BadInputError, match="a micro-batch of 6 samples cannot be split evenly over shard 4"):
-        check_work(listed, 6, experts=False)
-    with pytest.raises(BadInputError, match="a model with experts cannot change its layout"):
-        check_work(listed, 8, experts=True)
-    check_work((), 7, experts=True)
+        check_work(listed, 6)
 
 
 def test_alone_several_are_a_world_of_one() -> None:

@@ -4,12 +4,13 @@ Stop, as for a drain -> a plan that `puts_away`, in which nothing is computed ->
 record says that the other layout is in force, and where the state is -> all workers are replaced -> they load it.
 
 Up to that record a failure undoes the change, and training goes on where it was; after it the job begins with the state
-that was put away, which a single node that is left has whole. Else with what there would be after any loss of all.
+that was put away, which a single node that is left has whole: all but experts, of which each has those that it hosted.
+So of these as many nodes may be lost as while all train. Else with what there would be after any loss of all.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 import msgspec
@@ -203,8 +204,11 @@ class LayoutChanges:
         if not turn.members.entered(plan) or committed < decision.applied:
             return
         key = plan.term, plan.generation, decision.applied
-        if self._snapshots.everywhere(key, self._nodes(plan), plan.places):
-            self._take_effect(plan, msgspec.structs.replace(change, kept=key))
+        members = Counter(member.node for member in plan.members)
+        experts = plan.expert_plan.placement if plan.expert_plan is not None else ()
+        wanted = {node: plan.places + (here if experts else 0) for node, here in members.items()}
+        if self._snapshots.everywhere(key, wanted):
+            self._take_effect(plan, msgspec.structs.replace(change, kept=key, experts=experts))
 
     def left_out(self, why: str) -> None:
         """The state cannot be put away: go on as it was."""

@@ -82,11 +82,6 @@ def _cannot_be(node: Node, attach: Attach) -> str:
             f"layout {layout} takes {places} workers of a node for each replica, node {node.name} has {workers}: "
             f"give --workers-per-node a multiple of {places}, or a smaller layout"
         )
-    if attach.layouts and attach.expert_shape is not None:
-        return (
-            "a model with experts cannot change its layout while it runs: give holdfast.init() one layout "
-            f"rather than {said_of(attach.layouts)}"
-        )
     samples = attach.global_batch // attach.micro_batches if attach.micro_batches else 0
     if samples % layout.shard:
         return (

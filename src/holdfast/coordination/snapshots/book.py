@@ -8,13 +8,14 @@ durable: agents tell what they hold, and tell it again to a coordinator that com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.snapshots.keeping import peers_of
 from holdfast.coordination.turn import Turn
@@ -135,16 +136,15 @@ class SnapshotBook:
             return False
         # (Of the copies that were named: whoever has tried them all waits, although others may have come since.)
         names = [keeper.node for keeper in source.keepers]
-        copies = [[(key, number, names[place]) for place in places] for number, places in enumerate(source.parts)]
+        parts = source.parts[: source.dense]  # (of experts there are others; who finds none of one says so of all)
+        copies = [[(key, number, names[place]) for place in places] for number, places in enumerate(parts)]
         return key in self._lost or any(self._bad.issuperset(these) for these in copies)
 
     # ---- what follows ----
 
     def serving(self, committed: int) -> SnapshotSource | None:
         """Return the newest snapshot of a committed step that is complete, and not known to be of no use."""
-        change = self._turn.record.change
-        found = [held for key, held in self._held().items() if held.complete and key not in self._lost]
-        found = [one for one in found if not one.example.everywhere or (change and change.kept == one.example.key)]
+        found = [held for key, held in self._held().items() if key not in self._lost and self._is_whole(held)]
         held = max((one for one in found if one.example.step <= committed), key=_age, default=None)
         if held is None:
             return None
@@ -157,24 +157,42 @@ class SnapshotBook:
             step=example.step,
             seal=example.seal,
             keepers=tuple(keeper for node in nodes if (keeper := _keeper(node)) is not None),
-            parts=tuple(tuple(places[n.name] for n in held.holders[part]) for part in range(example.parts)),
+            parts=tuple(tuple(places[n.name] for n in held.holders.get(part, ())) for part in range(example.parts)),
             key=self.key,
             everywhere=example.everywhere,
+            experts=self._experts_of(held),
         )
 
-    def everywhere(self, key: SnapshotKey, nodes: Iterable[str], parts: int) -> bool:
-        """Tell whether each of these nodes has all parts of a state that is put away."""
+    def _is_whole(self, held: _Held) -> bool:
+        """Tell whether what is held is all of a state; of one that was put away, which counts, each expert once."""
+        if not held.example.everywhere:
+            return held.complete
+        change, shape = self._turn.record.change, self._turn.record.expert_shape
+        if change is None or change.kept != held.example.key:
+            return False
+        experts = self._experts_of(held)
+        dense = held.example.parts - len(experts)
+        here = [blob for part, blob in enumerate(experts, dense) if part in held.holders]
+        dense_here = all(part in held.holders for part in range(dense))
+        return dense_here and (shape is None or not (experts and lost_experts(shape, here)))
+
+    def _experts_of(self, held: _Held) -> tuple[bytes, ...]:
+        change = self._turn.record.change
+        return change.experts if held.example.everywhere and change is not None else ()
+
+    def everywhere(self, key: SnapshotKey, parts: Mapping[str, int]) -> bool:
+        """Tell whether each of these nodes has so many parts of a state that is put away: all that are to be there."""
         here = self._turn.members.nodes
-        held = [here[name].snapshots if name in here else None for name in nodes]
+        held = [(here[name].snapshots if name in here else None, wanted) for name, wanted in parts.items()]
         return all(
-            told is not None and len([part for part in told.parts if part.everywhere and part.key == key]) == parts
-            for told in held
+            told is not None and len([part for part in told.parts if part.everywhere and part.key == key]) == wanted
+            for told, wanted in held
         )
 
     def newest(self, committed: int) -> tuple[int, int] | None:
         """Return the step of the newest snapshot that serves, and on how many nodes each of its parts lies at least."""
         source = self.serving(committed)
-        return (source.step, min(map(len, source.parts))) if source is not None else None
+        return (source.step, min(map(len, source.parts[: source.dense]))) if source is not None else None
 
     @property
     def awaited(self) -> bool:

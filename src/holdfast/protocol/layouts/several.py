@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.names import Count, Struct, Text
+from holdfast.protocol.names import Blob, Count, Struct, Text
 from holdfast.protocol.state import SnapshotKey
 
 #: that a job may list
@@ -31,6 +31,7 @@ class LayoutChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A change of layout that is under way, since when (unix seconds), because of how many nodes, and why.
 
     `kept`: all members have put that state into the memory of their nodes, and `after` is in force; None: not yet.
+    `experts`: which ones each of those members has put away.
     """
 
     before: Layout
@@ -39,6 +40,7 @@ class LayoutChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: Count
     since: float
     kept: SnapshotKey | None = None
+    experts: tuple[Blob, ...] = ()
 
 
 def are_told(layouts: Layouts) -> bool:

@@ -8,10 +8,11 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from holdfast.errors import BadInputError
-from holdfast.protocol.layouts.layout import SHARD
+from holdfast.protocol.layouts.layout import SHARD, TENSOR
 from holdfast.runtime.layouts.local import dimensions_of, is_spread
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.moe.layer.expert_layer import expert_parameters
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
+from holdfast.runtime.moe.layer.same_tokens import SameTokens
 from holdfast.runtime.tensors import named_modules, uncompiled
 
 
@@ -35,6 +36,13 @@ def reshard(model: torch.nn.Module) -> None:
             module.reshard()
 
 
+def share_tokens(model: torch.nn.Module, replica: ReplicaMesh) -> None:
+    """Let each of the places that have the same samples bring its share of the tokens to the experts."""
+    if replica.layout.tensor > 1:
+        for layer in moe_layers(model):
+            layer.same_tokens = SameTokens(replica.groups[TENSOR])
+
+
 def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     """Look whether a model is spread over the job's mesh, and all of it is where its samples are shared out.
 
@@ -43,11 +51,6 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     """
     ours = {id(group) for group in replica.groups.values()}
     experts = {id(weight) for weight in expert_parameters(model)}
-    if experts and replica.layout.tensor > 1:
-        raise BadInputError(
-            f"the model has experts, and its layout is {replica.layout}: places along tensor have the same samples, "
-            "and experts would count each token several times; spread it along shard alone"
-        )
     for name, parameter in model.named_parameters():
         if id(parameter) in experts:
             if is_spread(parameter):

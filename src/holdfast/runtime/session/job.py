@@ -213,12 +213,11 @@ class Job:
         place = self._spread.take(model) if self._spread is not None else WHOLE_UNIT
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
-        check_work(self._layouts, micro_batch, experts=False)
+        check_work(self._layouts, micro_batch)
         loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, place=place, **order)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
         self._after_apply = checked_function(after_apply)
         workload = workload_of(given, loader, self.device, place)
-        check_work(self._layouts, micro_batch, experts=workload.experts is not None)
         workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
         self._warnings = list(filter(None, (loader.difference, said_untrained(model, workload.state.optimizers))))
         self._session = self._open(workload)

@@ -69,7 +69,7 @@ class Filling:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
         turn, turns = self._place.among(snapshot.part, snapshot.parts)
         start, end = cut(flat.nbytes, turn, turns)
-        body = _Body(flat, (start, end), _rows_of(said, self._rows), self._scratch)
+        body = PartBody(flat, (start, end), rows_of(said, self._rows), self._scratch)
         if (said.start, reader.header.body_bytes) != (start, body.nbytes):
             raise DamagedPartError("it is another part of the state than its name says")
         read_body(reader, body.target, body.wanted)
@@ -86,19 +86,15 @@ class Filling:
             OSError: it cannot be read.
         """
         assert self._flat is not None
-        self._check_rows(said)
+        check_rows(said, self._specs)
         beside = sum(row.nbytes for layer, _ in said.experts for row in said.specs[layer].rows)
         dense = reader.header.body_bytes - beside
         if dense < 0:
             raise DamagedPartError("it is shorter than the experts that it names")
-        body = _Body(self._flat, (0, 0), _rows_of(said, self._rows), self._scratch, before=dense)
+        body = PartBody(self._flat, (0, 0), rows_of(said, self._rows), self._scratch, before=dense)
         read_body(reader, body.target, body.wanted)
         body.settle()
         self._came.update(said.experts)
-
-    def _check_rows(self, said: PartManifest) -> None:
-        if [spec.rows for spec in said.specs] != [spec.rows for spec in self._specs]:
-            raise DamagedPartError("it belongs to another state than the other parts")
 
     def adopt(self) -> None:
         """All is here: make it the present state.
@@ -126,7 +122,7 @@ class Filling:
         elif said.state != self._encoded:
             raise DamagedPartError("it belongs to another state than the other parts")
         else:
-            self._check_rows(said)
+            check_rows(said, self._specs)
         return self._flat
 
     def _make_room(self, specs: tuple[LayerSpec, ...]) -> None:
@@ -135,15 +131,34 @@ class Filling:
         Raises:
             StateMismatchError: this model has others.
         """
-        mine = self._experts.specs() if self._experts is not None else ()
-        if [layer.weights for layer in mine] != [layer.weights for layer in specs]:
-            raise StateMismatchError("its MoE layers have other experts")
+        check_experts(self._experts, specs)
         if self._experts is not None:
             self._rows = empty_rows(specs, self._wanted, self._experts.layers[0].experts.device)
         self._specs = specs
 
 
-def _rows_of(said: PartManifest, rows: Sequence[Mapping[tuple[int, str], torch.Tensor]]) -> list[torch.Tensor | int]:
+def check_experts(experts: JobExperts | None, specs: Sequence[LayerSpec]) -> None:
+    """Look whether a model has experts like those of a part.
+
+    Raises:
+        StateMismatchError: it has others.
+    """
+    mine = experts.specs() if experts is not None else ()
+    if [layer.weights for layer in mine] != [layer.weights for layer in specs]:
+        raise StateMismatchError("its MoE layers have other experts")
+
+
+def check_rows(said: PartManifest, specs: Sequence[LayerSpec]) -> None:
+    """Look whether a part's experts are of the same state as those of another part, by what is kept of each.
+
+    Raises:
+        DamagedPartError: they are not.
+    """
+    if [spec.rows for spec in said.specs] != [spec.rows for spec in specs]:
+        raise DamagedPartError("it belongs to another state than the other parts")
+
+
+def rows_of(said: PartManifest, rows: Sequence[Mapping[tuple[int, str], torch.Tensor]]) -> list[torch.Tensor | int]:
     """Return where the rows of a part go, in their order: a tensor, or how many bytes are of no use.
 
     Raises:
@@ -159,7 +174,7 @@ def _rows_of(said: PartManifest, rows: Sequence[Mapping[tuple[int, str], torch.T
     return found
 
 
-class _Body:
+class PartBody:
     """Where the bytes of one part belong: a range of the dense state, then rows of experts.
 
     `before`: so many bytes of no use lie in front of both.
@@ -175,7 +190,9 @@ class _Body:
     ) -> None:
         self._flat, self._start, self._scratch = flat, dense[0], scratch
         self._dense = dense[1] - dense[0]
-        self._here = FlatState([row for row in rows if not isinstance(row, int)])
+        #: those rows that are wanted
+        self.here = [row for row in rows if not isinstance(row, int)]
+        self._here = FlatState(self.here)
         #: (offset in the body, bytes, offset among those that are wanted or -1)
         self._pieces: list[tuple[int, int, int]] = [(0, before, -1)] if before else []
         at, inside = self._dense + before, 0

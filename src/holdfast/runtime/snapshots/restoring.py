@@ -18,6 +18,7 @@ from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
 from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.snapshots.filling import Filling
+from holdfast.runtime.snapshots.kept_experts import KeptExperts
 from holdfast.runtime.snapshots.putting_away import KeptFilling
 from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 #: told of each copy that is of no use: which part, on which node ("": whatever holds it), and why
 Complain = Callable[[SnapshotPart, str, str], None]
+
+
+_Filling = Filling | KeptFilling | KeptExperts
 
 
 class SnapshotLostError(Exception):
@@ -63,7 +67,10 @@ class SnapshotRestorer:
         """
         self.moved_bytes = 0
         if source.everywhere:
-            return self._restore_whole(source, state, rank)
+            self._restore_whole(source, state, rank)
+            if experts is not None:
+                self._restore_experts(source, rank, experts, wanted)
+            return source.step
         filling = Filling(state, experts, wanted, self._place)
         mine = self._place.of_role(len(source.parts))
         if not mine:
@@ -82,22 +89,41 @@ class SnapshotRestorer:
             self._useless(source, f"{name} has values that are no numbers")
         return source.step
 
-    def _restore_whole(self, source: SnapshotSource, state: TrainingState, rank: int) -> int:
+    def _restore_whole(self, source: SnapshotSource, state: TrainingState, rank: int) -> None:
         """As `restore`, of a state that was put away under another layout: of each part a piece may belong here.
 
         It was looked at when it was put away, by all: what it has of values that are no numbers they all had.
         """
-        filling, parts = KeptFilling(state, self._place), len(source.parts)
+        filling, parts = KeptFilling(state, self._place), source.dense
         for number in range(parts):
             self._bring((number + rank) % parts, source, filling)
         try:
             filling.adopt()
         except StateMismatchError as error:
             self._useless(source, f"it does not fit: {error}")
-        return source.step
 
-    def _bring(self, number: int, source: SnapshotSource, filling: Filling | KeptFilling) -> None:
+    def _restore_experts(
+        self, source: SnapshotSource, rank: int, experts: JobExperts, wanted: Sequence[Sequence[int]]
+    ) -> None:
+        """Bring the experts that are wanted here: each lies in several parts, of which this node's come first."""
+        filling, parts = KeptExperts(experts, wanted), len(source.experts)
+        numbers = [source.dense + (number + rank) % parts for number in range(parts)]
+        here = {place for place, keeper in enumerate(source.keepers) if keeper.node == self._node}
+        for number in sorted(numbers, key=lambda number: here.isdisjoint(source.parts[number])):
+            if filling.of_use(experts.named(source.experts[number - source.dense])):
+                self._came(number, source, filling)
+        try:
+            filling.adopt()
+        except StateMismatchError as error:
+            self._useless(source, f"it does not fit: {error}")
+
+    def _bring(self, number: int, source: SnapshotSource, filling: _Filling) -> None:
         """Bring one part, from the first place that has it whole."""
+        if not self._came(number, source, filling):
+            raise SnapshotLostError(f"no copy of part {number} of {len(source.parts)} can be read")
+
+    def _came(self, number: int, source: SnapshotSource, filling: _Filling) -> bool:
+        """Tell whether a part was brought, from the first place that has it whole."""
         snapshot = source.part(number)
         for keeper in self._nearest(source, number):
             try:
@@ -114,8 +140,8 @@ class SnapshotRestorer:
             except StateMismatchError as error:
                 self._useless(source, f"it is not of this model: {error}")
             else:
-                return
-        raise SnapshotLostError(f"no copy of part {number} of {len(source.parts)} can be read")
+                return True
+        return False
 
     def _useless(self, source: SnapshotSource, why: str) -> None:
         logger.warning("the snapshot of step %d is of no use: %s", source.step, why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from holdfast.control.link.worker_settings import WorkerSettings
@@ -13,6 +14,7 @@ from holdfast.protocol.state import SnapshotPart, SnapshotSource
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.snapshots.kept_experts import put_experts_away
 from holdfast.runtime.snapshots.putting_away import put_away
 from holdfast.runtime.snapshots.restoring import SnapshotRestorer
 from holdfast.runtime.snapshots.taking import SnapshotTaker
@@ -81,12 +83,18 @@ class Snapshots:
 
     def put_away(self, plan: GenerationPlan, step: int) -> None:
         """Put the state of a step into the memory of this node, and tell it: workers under another layout read it."""
-        part = plan.kept_part(plan.rank(self._worker) or 0, step)
-        if part is None:
-            return  # (another unit of this node does)
-        begun = time.monotonic()
+        rank = plan.rank(self._worker) or 0
+        part, apart = plan.kept_part(rank, step), plan.kept_experts(rank, step)
+        if part is not None:  # (else another unit of this node does)
+            self._put(plan, part, partial(put_away, self._state, self._place))
+        if apart is not None and self._experts is not None and plan.expert_plan is not None:
+            names = self._experts.wanted_of(plan.expert_plan, rank)
+            self._put(plan, apart, partial(put_experts_away, self._experts, names))
+
+    def _put(self, plan: GenerationPlan, part: SnapshotPart, write: Callable[[Path, str, SnapshotPart], int]) -> None:
+        begun, step = time.monotonic(), part.step
         try:
-            nbytes = put_away(self._state, self._place, self._folder, self._job, part)
+            nbytes = write(self._folder, self._job, part)
         except (OSError, RuntimeError) as error:  # (torch's own are RuntimeErrors)
             why = f"the state cannot be put away: {error}"[:1024]
             self._tell(SnapshotLeftOut(worker=self._worker, generation=plan.generation, step=step, why=why))

@@ -129,7 +129,7 @@ def layout_plan(seed: int) -> FaultPlan:
     return _with_layouts(_with_experts(plan, Random(seed * 137 + 73)), Random(seed * 139 + 79))
 
 
-#: the share of the plans whose layout may change, of those without experts
+#: the share of the plans whose layout may change
 _WITH_LAYOUTS = 0.4
 #: what changes how many nodes there are, and what strikes while the layout changes
 _OTHER_NODES = (FaultKind.KILL_NODE, FaultKind.KILL_NODE, FaultKind.JOIN, FaultKind.JOIN, FaultKind.RETURN)
@@ -152,13 +152,13 @@ def _with_layouts(plan: FaultPlan, rng: Random) -> FaultPlan:
 
     Nodes have four workers then, or two; what strikes comes where the state is put away, and where it is read again.
     """
-    if rng.random() >= _WITH_LAYOUTS or plan.experts or plan.pooled or plan.restart:
+    if rng.random() >= _WITH_LAYOUTS or plan.pooled or plan.restart:
         return plan
     workers = rng.choice((2, 2, 4))
     sizes = [size for size in (1, 2, 4) if size <= workers]
     first, second = rng.sample(sizes, 2)
     steps = max(plan.steps, rng.randint(8, 16))
-    nodes = max(2, plan.nodes)
+    nodes, least = max(2, plan.nodes, plan.nodes_for_experts), max(1, plan.nodes_for_experts)
     several = tuple(
         Fault(kind=rng.choice(_OTHER_NODES), time=rng.uniform(0.1, 0.12 * steps), target=rng.randrange(64))
         for _ in range(rng.choice((2, 2, 3, 4)))
@@ -175,7 +175,7 @@ def _with_layouts(plan: FaultPlan, rng: Random) -> FaultPlan:
     return replace(
         plan,
         nodes=nodes,
-        start_nodes=rng.randint(max(1, nodes - 1), nodes),
+        start_nodes=rng.randint(max(least, nodes - 1), nodes),
         workers_per_node=workers,
         steps=steps,
         places=1,

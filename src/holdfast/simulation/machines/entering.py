@@ -5,9 +5,13 @@ And what it does while it is in none and is to be warm: shadow steps.
 
 from __future__ import annotations
 
+import numpy as np
+
+from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.worker import tasks
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.state import CheckpointSource, SnapshotSource
+from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSource
+from holdfast.simulation.durable import MemoryPart
 from holdfast.simulation.machines.building import Builder
 from holdfast.simulation.machines.experts.moving import Mover
 from holdfast.simulation.machines.host import WorkerHost
@@ -121,13 +125,15 @@ class SimEntrance:
         if worker.busy != "load" or worker.hung:
             return
         generation = task.plan.generation
-        found = self._read(task.source, generation)
-        if found is None:
+        found, kept = self._read(task.source, generation), self._read_experts(task)
+        if found is None or kept is None:
             return  # busy until a Halt comes
         worker.busy, (step, state) = "", found
         if worker.machine.loaded(generation, step):
             worker.state, worker.whole = state, True
-            if self._mover is not None:
+            if self._mover is not None and kept:
+                self._mover.take_up(kept)
+            elif self._mover is not None:
                 self._mover.load(step)
             self._saver.loaded(step, task.source)
             worker.checker.holds(worker)
@@ -140,7 +146,7 @@ class SimEntrance:
             place, places = worker.place, worker.places
             if source.everywhere:
                 place, places = 0, 1
-            numbers = range(place, len(source.parts), places)
+            numbers = range(place, source.dense, places)
             states = [self._read_part(source, number, generation) for number in numbers]
             whole = [state for state in states if state is not None]
             if len(whole) < len(states):
@@ -156,7 +162,34 @@ class SimEntrance:
         states = tuple(file.states[place] for place in range(file.places))
         return file.step, worker.world.relaid.under(states, worker.places)[worker.place]
 
+    def _read_experts(self, task: tasks.Load) -> tuple[int, ...] | None:
+        """Return of which step each expert is that was put away and is wanted here; None: one is not to be had.
+
+        () where they are not apart.
+        """
+        worker, source, plan = self._worker, task.source, task.plan.expert_plan
+        if not isinstance(source, SnapshotSource) or not source.experts or plan is None or worker.experts is None:
+            return ()
+        shape = worker.experts.shape
+        wanted = decode(plan.placement[worker.machine.generations.rank], shape) > 0
+        here = {place for place, keeper in enumerate(source.keepers) if keeper.node == worker.node}
+        numbers = range(source.dense, len(source.parts))
+        found = np.full(wanted.shape, -1, dtype=np.int64)
+        for number in sorted(numbers, key=lambda number: here.isdisjoint(source.parts[number])):
+            there = wanted & (found < 0) & (decode(source.experts[number - source.dense], shape) > 0)
+            part = self._find_part(source, number, task.plan.generation) if there.any() else None
+            if part is not None:
+                found = np.where(there, np.array(part.experts).reshape(wanted.shape), found)
+        if (wanted & (found < 0)).any():
+            self._complain(source.part(0), "", task.plan.generation)
+            return None
+        return tuple(int(step) for step in found.flat)
+
     def _read_part(self, source: SnapshotSource, number: int, generation: int) -> int | None:
+        part = self._find_part(source, number, generation)
+        return part.state if part is not None else None
+
+    def _find_part(self, source: SnapshotSource, number: int, generation: int) -> MemoryPart | None:
         worker, snapshot = self._worker, source.part(number)
         keepers = [source.keepers[place] for place in source.parts[number]]
         for keeper in sorted(keepers, key=lambda keeper: keeper.node != worker.node):
@@ -164,10 +197,12 @@ class SimEntrance:
             part = memory.parts.get(snapshot)
             within_reach = memory.open and worker.world.data_plane.reaches(worker.node, {keeper.node})
             if part is not None and not part.damaged and (within_reach or keeper.node == worker.node):
-                return part.state
-            worker.tell(
-                msg.SnapshotDamaged(
-                    worker=worker.id, generation=generation, snapshot=snapshot, node=keeper.node, why="of no use"
-                )
-            )
+                return part
+            self._complain(snapshot, keeper.node, generation)
         return None
+
+    def _complain(self, snapshot: SnapshotPart, node: str, generation: int) -> None:
+        worker = self._worker
+        worker.tell(
+            msg.SnapshotDamaged(worker=worker.id, generation=generation, snapshot=snapshot, node=node, why="of no use")
+        )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts, OpenMemory
+from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.commit import Wish
@@ -176,23 +177,28 @@ class SnapshotCopier:
     def put_away(self, plan: msg.GenerationPlan) -> None:
         """Another layout is to be in force: put the state into the node's memory."""
         worker, machine = self._worker, self._worker.machine
-        rank = plan.rank(worker.id)
-        part = plan.kept_part(rank, machine.applied or 0) if rank is not None else None
-        if part is None:
+        rank, step = plan.rank(worker.id), machine.applied or 0
+        part = plan.kept_part(rank, step) if rank is not None else None
+        apart = plan.kept_experts(rank, step) if rank is not None else None
+        if part is None and apart is None:
             machine.generations.has_put_away(plan.generation)
             worker.advance()
             return
         worker.busy = "put"
-        worker.world.after("copy", worker, self._put, part)
+        worker.world.after("copy", worker, self._put, plan, part, apart)
         worker.boundary("putting")
 
-    def _put(self, part: SnapshotPart) -> None:
-        worker = self._worker
+    def _put(self, plan: msg.GenerationPlan, part: SnapshotPart | None, apart: SnapshotPart | None) -> None:
+        worker, experts = self._worker, plan.expert_plan
         if worker.busy != "put" or worker.hung:
             return
         worker.busy = ""
-        worker.machine.generations.has_put_away(part.generation)
-        self._written(part, worker.state)
+        worker.machine.generations.has_put_away(plan.generation)
+        if part is not None:
+            self._written(part, worker.state)
+        if apart is not None and experts is not None and worker.experts is not None:
+            blob = experts.placement[worker.machine.generations.rank]
+            self._written(apart, worker.state, worker.experts.of(decode(blob, worker.experts.shape)))
         worker.advance()
 
     def _copied(self, snapshot: SnapshotPart) -> None:
@@ -201,7 +207,7 @@ class SnapshotCopier:
         worker.world.after("seal", worker, self._written, snapshot, worker.state)
         worker.advance()
 
-    def _written(self, snapshot: SnapshotPart, state: int) -> None:
+    def _written(self, snapshot: SnapshotPart, state: int, experts: tuple[int, ...] = ()) -> None:
         worker, world = self._worker, self._worker.world
         if world.troubles(worker.node).memory_full_until > world.timeline.now:
             worker.tell(
@@ -210,7 +216,7 @@ class SnapshotCopier:
                 )
             )
             return
-        world.memory(worker.node).parts[snapshot] = MemoryPart(state)
+        world.memory(worker.node).parts[snapshot] = MemoryPart(state, experts=experts)
         worker.tell(msg.SnapshotTaken(worker=worker.id, snapshot=snapshot, bytes=1, seconds=0.1))
 
 

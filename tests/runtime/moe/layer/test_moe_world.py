@@ -24,26 +24,38 @@ from moe_cases import (
 from holdfast.planning import scheme_named, schemes
 from holdfast.runtime.gradients.reduction import reduce_gradients
 from holdfast.runtime.groups.communicator import LocalCommunicator
+from holdfast.runtime.layouts.outer_group import OuterGroup
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.hosts import Placement, everywhere
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
+from holdfast.runtime.moe.layer.same_tokens import SameTokens
 from holdfast.testing.local_world import Seat, run_world
 
 TOLERANCE = 1e-12
 MODELS = (small_model, rich_model)
 
 
-def one_step(seat: Seat, placements: list[Placement], micro_batches: int) -> list[dict[str, Any]]:
-    """Run one step per placement on a fresh model, the plain one and the rich one in turns; all in one group."""
+def one_step(seat: Seat, placements: list[Placement], micro_batches: int, places: int = 1) -> list[dict[str, Any]]:
+    """Run one step per placement on a fresh model, the plain one and the rich one in turns; all in one group.
+
+    Args:
+        places: so many ranks in a row are places of a unit that have the same tokens.
+    """
     comm = seat.connect(1)
+    unit, place = divmod(seat.rank, places)
+    beside = OuterGroup("beside", place, places)
+    if places > 1:
+        beside.swap(seat.connect(2 + unit, rank=place, size=places))
     results = []
     for number, placement in enumerate(placements):
         model = MODELS[number % 2]()
+        for layer in moe_layers(model) if places > 1 else ():
+            layer.same_tokens = SameTokens(beside)
         state, gradients = bound(comm, model, placement)
         choices = RoutingChoices(moe_layers(model), state)
-        loss = run_rounds(comm, model, state, gradients, 1, micro_batches)
+        loss = run_rounds(comm, model, state, gradients, 1, micro_batches, places)
         dense = model.dense.weight.grad
         gates = [layer.router.weight.grad for layer in moe_layers(model)]
         reduced = reduce_gradients([gradients, choices], comm, 1.0 / micro_batches)
@@ -65,6 +77,7 @@ def one_step(seat: Seat, placements: list[Placement], micro_batches: int) -> lis
                 "void": state.void,
             }
         )
+    beside.give_up(sever=False)
     comm.retire(sever=False)
     return results
 
@@ -109,13 +122,19 @@ def assert_close(got: np.ndarray, wanted: np.ndarray) -> None:
     assert float(np.abs(got - wanted).max()) <= TOLERANCE * scale
 
 
-def assert_equals_reference(ranks: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
-    assert sum(rank["loss"] for rank in ranks) == pytest.approx(wanted["loss"], rel=TOLERANCE)
+def assert_equals_reference(ranks: list[dict[str, Any]], wanted: dict[str, Any], places: int = 1) -> None:
+    units = ranks[::places]
+    for number, rank in enumerate(ranks):
+        first = units[number // places]
+        assert rank["loss"] == first["loss"], "in every bit"
+        for mine, its in zip((rank["dense"], *rank["gates"]), (first["dense"], *first["gates"]), strict=True):
+            assert np.array_equal(mine, its), "places of a unit have the same gradients, in every bit"
+    assert sum(rank["loss"] for rank in units) == pytest.approx(wanted["loss"], rel=TOLERANCE)
     assert len({rank["square"] for rank in ranks}) == 1
     assert ranks[0]["square"] == pytest.approx(wanted["square"], rel=TOLERANCE)
-    assert_close(total([rank["dense"] for rank in ranks]), wanted["dense"])
+    assert_close(total([rank["dense"] for rank in units]), wanted["dense"])
     for layer, gate in enumerate(wanted["gates"]):
-        assert_close(total([rank["gates"][layer] for rank in ranks]), gate)
+        assert_close(total([rank["gates"][layer] for rank in units]), gate)
     seen: dict[Any, np.ndarray] = {}
     for rank in ranks:
         assert rank["void"] is None
@@ -143,6 +162,17 @@ def test_any_placement_computes_what_one_process_computes(ranks: int, micro_batc
     assert any(any(bias) for bias in wanted[1]["biases"])
     for number in range(len(placements)):
         assert_equals_reference([rank[number] for rank in results], wanted[number % 2])
+
+
+@pytest.mark.parametrize("places", [2, 4])
+def test_places_with_the_same_tokens_compute_what_one_process_computes(places: int) -> None:
+    """Of 5 tokens each: two places have 3 and 2 of them, four have 2, 2, 1 and none."""
+    rng = np.random.default_rng(places)
+    placements = [random_placement(rng, 4) for _ in range(4)]
+    results = run_world(4, one_step, placements, 3, places)
+    wanted = [reference(build, 3) for build in MODELS]
+    for number in range(len(placements)):
+        assert_equals_reference([rank[number] for rank in results], wanted[number % 2], places)
 
 
 def local_gradients_survive(seat: Seat, placement: Placement) -> bool:

@@ -300,9 +300,12 @@ class JobExperts:
     def own_part(self) -> tuple[tuple[tuple[int, int], ...], list[torch.Tensor]]:
         """Return the (layer, expert) pairs that this rank saves where each saves its part, and their live rows."""
         pairs = savers(self._placement, (self.experts,) * len(self.layers))[self._comm.rank]
+        return pairs, self.rows_of(pairs)
+
+    def rows_of(self, pairs: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """Return the live rows of (layer, expert) pairs that live here, one after the other."""
         specs = self.specs()
-        rows = [self.shards.row(layer, expert, row) for layer, expert in pairs for row in specs[layer].rows]
-        return pairs, rows
+        return [self.shards.row(layer, expert, row) for layer, expert in pairs for row in specs[layer].rows]
 
     def specs(self) -> tuple[LayerSpec, ...]:
         """Return what each layer keeps per expert and beside them."""
@@ -310,7 +313,11 @@ class JobExperts:
 
     def wanted_of(self, plan: ExpertPlan, rank: int) -> tuple[tuple[int, ...], ...]:
         """Return the experts of each layer that a plan gives this rank, ascending."""
-        return _names(decode(plan.placement[rank], self.shape(1)))
+        return self.named(plan.placement[rank])
+
+    def named(self, blob: bytes) -> tuple[tuple[int, ...], ...]:
+        """Return the distinct experts of each layer that a blob has, ascending."""
+        return _names(decode(blob, self.shape(1)))
 
     def adopt(
         self,

@@ -29,6 +29,7 @@ from holdfast.runtime.moe.kernels.interface import Question, TokenKernels
 from holdfast.runtime.moe.layer import capacity
 from holdfast.runtime.moe.layer import token_exchange as exchange
 from holdfast.runtime.moe.layer.rounds import StepState
+from holdfast.runtime.moe.layer.same_tokens import SameTokens, check_here
 from holdfast.runtime.moe.layer.token_exchange import Channel, Route
 from holdfast.runtime.options import check_real
 
@@ -104,6 +105,8 @@ class ExpertLayer(nn.Module):
         self.balancing = balancing
         #: An emulated accelerator; None: expert computation takes as long as it takes.
         self.emulation: Emulation | None = None
+        #: Other places of this unit that have the same tokens; None: there are none.
+        self.same_tokens: SameTokens | None = None
         #: Measures the experts' computation; None: nobody asks.
         self.clock: ExpertClock | None = None
         #: What the gate asks to add to the loss, of the last forward, a scalar; 0 where it asks for nothing.
@@ -164,22 +167,48 @@ class ExpertLayer(nn.Module):
         Raises:
             BadInputError: not this layer's turn, or the ranks do not agree about dtype or gradients.
         """
-        binding, experts = self.binding, self.experts.experts
+        binding, same = self.binding, self.same_tokens
         binding.channel.enter(binding.index)
+        tokens_TD, count = tokens.reshape(-1, tokens.shape[-1]), chosen_TK.shape[0]
+        mine = slice(0, count)
+        if same is not None:
+            same.look(tokens_TD)
+            mine = same.mine(count)
+            tokens_TD, weights_TK = same.share(tokens_TD, weights_TK)
         if self.balancing is not None and torch.is_grad_enabled():
-            binding.state.under_way[binding.index] = torch.bincount(chosen_TK.reshape(-1), minlength=experts)
-        tokens_TD, dtype = tokens.reshape(-1, tokens.shape[-1]), _wire_dtype(tokens)
+            chosen_A = chosen_TK[mine].reshape(-1)
+            binding.state.under_way[binding.index] = torch.bincount(chosen_A, minlength=self.experts.experts)
+        mixed_TD = self._mixed(tokens_TD, chosen_TK, mine, weights_TK, _wire_dtype(tokens))
+        if mixed_TD is None:
+            mixed_TD = _nothing(tokens_TD, weights_TK)
+        if same is not None:
+            mixed_TD = same.gathered(mixed_TD, count)
+        return mixed_TD.view(tokens.shape)
+
+    def _mixed(
+        self,
+        tokens_TD: torch.Tensor,
+        chosen_TK: torch.Tensor,
+        mine: slice,
+        weights_TK: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor | None:
+        """Return the weighted outputs of those tokens that are this place's, `(T, D)`; None where the step is void.
+
+        Args:
+            chosen_TK: experts of all tokens: those that came to an expert first find room there.
+            mine: which tokens are this place's; `tokens_TD`, `weights_TK`: theirs.
+        """
         if self.capacity_factor is None:
-            mixed_TD = self._through_experts(tokens_TD, chosen_TK, weights_TK, dtype)
-            return _nothing(tokens, weights_TK) if mixed_TD is None else mixed_TD.view(tokens.shape)
-        count, top_k = chosen_TK.shape
-        kept_M = capacity.kept_assignments(chosen_TK, experts, self.capacity_factor)
-        chosen_M1, weights_M1 = (x_TK.reshape(-1)[kept_M].unsqueeze(1) for x_TK in (chosen_TK, weights_TK))
+            return self._through_experts(tokens_TD, chosen_TK[mine], weights_TK, dtype)
+        count, top_k = weights_TK.shape
+        kept_M = capacity.kept_assignments(chosen_TK, self.experts.experts, self.capacity_factor)
+        first = mine.start * top_k
+        kept_M = kept_M[(kept_M >= first) & (kept_M < mine.stop * top_k)] - first
+        chosen_M1, weights_M1 = (x.reshape(-1)[kept_M].unsqueeze(1) for x in (chosen_TK[mine], weights_TK))
         kept_MD = capacity.spread(tokens_TD, kept_M, top_k)
         mixed_MD = self._through_experts(kept_MD, chosen_M1, weights_M1, dtype)
-        if mixed_MD is None:
-            return _nothing(tokens, weights_TK)
-        return capacity.collect(mixed_MD, kept_M, count, top_k).view(tokens.shape)
+        return None if mixed_MD is None else capacity.collect(mixed_MD, kept_M, count, top_k)
 
     def serve(self) -> torch.Tensor:
         """Take part in a forward of the other ranks without tokens of one's own.
@@ -279,6 +308,7 @@ class ElasticExperts(ExpertLayer):
             BadInputError: the shapes do not fit, there is no such expert, it is not this layer's turn, or the ranks do
                 not agree about dtype or gradients.
         """
+        check_here(tokens_TD)
         dim = self.experts.dim
         if (
             tokens_TD.dim() != 2

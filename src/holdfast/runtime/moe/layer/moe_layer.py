@@ -16,6 +16,7 @@ from holdfast.runtime.moe.gates.gate import TopKGate, checked
 from holdfast.runtime.moe.gates.router import Router, jitter_stream
 from holdfast.runtime.moe.gates.routing import Routing
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
+from holdfast.runtime.moe.layer.same_tokens import check_here
 from holdfast.runtime.options import check_whole
 
 #: Of one seed.
@@ -97,6 +98,7 @@ class MoE(ExpertLayer):
             BadInputError: the tokens do not fit, the gate's choice is none, the shared module's output has another
                 shape, it is not this layer's turn, or the ranks do not agree about dtype or gradients.
         """
+        check_here(tokens)
         if tokens.shape[-1:] != (self.experts.dim,) or not tokens.is_floating_point():
             raise BadInputError(
                 f"the layer is given tokens {tuple(tokens.shape)} of {tokens.dtype}: they must be "

@@ -7,7 +7,7 @@ from typing import cast
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, names_of, said_of
+from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, names_of
 
 #: one; several in the order of preference; or from how many nodes on each
 GivenLayout = Layout | Sequence[Layout] | Mapping[int, Layout]
@@ -42,7 +42,7 @@ def listed_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
     return (layouts[0], ()) if len(set(layouts)) == 1 else (None, found)
 
 
-def check_work(layouts: Layouts, micro_batch: int, *, experts: bool) -> None:
+def check_work(layouts: Layouts, micro_batch: int) -> None:
     """See whether a job can be trained under all layouts that it lists.
 
     Raises:
@@ -54,11 +54,6 @@ def check_work(layouts: Layouts, micro_batch: int, *, experts: bool) -> None:
                 f"a micro-batch of {micro_batch} samples cannot be split evenly over {one.layout}, which "
                 f"holdfast.init() lists: give a micro_batch that is a multiple of {one.layout.shard}"
             )
-    if layouts and experts:
-        raise BadInputError(
-            "a model with experts cannot change its layout while it runs: give holdfast.init() one layout rather than "
-            f"{said_of(layouts)}"
-        )
 
 
 def _by_nodes(given: Mapping[object, object]) -> Layouts:

@@ -46,7 +46,8 @@ class SpreadModel:
         return self._replica.named(dimensions)
 
     def take(self, model: object) -> PlaceInUnit:
-        """Look whether a model is spread as the layout says, and have FSDP2 add gradients up and divide by nothing.
+        """Look whether a model is spread as the layout says, and have FSDP2 add gradients up and divide by nothing,
+        and places with the same samples share the experts' tokens out.
 
         Returns:
             Which part of it is here.
@@ -54,10 +55,11 @@ class SpreadModel:
         Raises:
             BadInputError: it is spread over another mesh, or not all of it is; or it is wrapped.
         """
-        from holdfast.runtime.layouts.sharded import check_spread, sum_gradients
+        from holdfast.runtime.layouts.sharded import check_spread, share_tokens, sum_gradients
 
         if isinstance(model, torch.nn.Module):  # (what else it may be is complained of where models are looked at)
             check_wrappers(model, spread=True)  # (first: what they wrap is not sharded because of them)
             check_spread(model, self._replica)
             sum_gradients(model)
+            share_tokens(model, self._replica)
         return self.place

@@ -103,6 +103,10 @@ class Mover:
         """Take them from the checkpoint of a step."""
         self._stored.load(self._holding.placed, step)
 
+    def take_up(self, steps: tuple[int, ...]) -> None:
+        """Take them from where they were put away; `steps`: of which step each is there."""
+        self._stored.take_up(self._holding.placed, steps)
+
     def apply(self, plan: msg.GenerationPlan, step: int) -> None:
         """Train them by one step."""
         if not self._stored.apply(self._holding.placed, step):

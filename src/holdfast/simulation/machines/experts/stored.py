@@ -67,6 +67,10 @@ class StoredExperts:
         """What is here, in one line: what this worker can give to a migration."""
         return tuple(int(step) for step in self._steps.flat)
 
+    def of(self, counts: IntArray) -> tuple[int, ...]:
+        """Return these alone, as `steps`."""
+        return tuple(int(step) for step in np.where(counts > 0, self._whole, -1).flat)
+
     def keep(self, counts: IntArray) -> bool:
         """Let go of all others; False where one of these is not here."""
         self._steps, self._aside = np.where(counts > 0, self._whole, -1), self._nothing
@@ -95,6 +99,11 @@ class StoredExperts:
     def load(self, counts: IntArray, step: int) -> None:
         """Read these from the checkpoint of a step, over all that was here."""
         self._steps, self._aside = np.where(counts > 0, step, -1), self._nothing
+
+    def take_up(self, counts: IntArray, steps: tuple[int, ...]) -> None:
+        """Have these, as they were put away, in place of all that was here."""
+        self.load(counts, 0)
+        self._steps = np.where(counts > 0, np.array(steps).reshape(self._steps.shape), -1)
 
     def apply(self, counts: IntArray, step: int) -> bool:
         """Keep only these, and train them by one step; False where they are not of the step before."""
