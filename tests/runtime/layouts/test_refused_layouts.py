@@ -18,6 +18,9 @@ from torch.utils.data import TensorDataset
 from holdfast.control.link.end_alone import EndAlone
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.plan import Role
+from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.layouts.sharded import check_spread
 from holdfast.runtime.session.job import Job, init
 
 DATA = TensorDataset(torch.zeros(8, 2))
@@ -75,6 +78,56 @@ def test_a_model_that_is_not_spread_as_the_layout_says(
     with pytest.raises(BadInputError, match=words) as caught:
         protect(job, model)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dimensions"),
+    [(Layout(tensor=2), "tensor"), (Layout(shard=2, tensor=2), "tensor"), (Layout(shard=2), ("shard", "tensor"))],
+    ids=str,
+)
+def test_fully_shard_along_another_dimension(layout: Layout, dimensions: str | tuple[str, ...]) -> None:
+    """Places along tensor have the same samples: their gradients would count twice, and nobody would notice."""
+    replica, model = ReplicaMesh(layout, Role(place=1), torch.device("cpu")), made()
+    try:
+        fully_shard(model, mesh=replica.mesh["shard"])
+        check_spread(model, replica)
+        model = made()
+        fully_shard(model[1], mesh=replica.mesh[dimensions])
+        fully_shard(model, mesh=replica.mesh["shard"])
+        with pytest.raises(
+            BadInputError, match=r"module '1' is wrapped by fully_shard\(\) with another dimension than"
+        ):
+            check_spread(model, replica)
+    finally:
+        replica.close()
+
+
+def test_what_a_forward_pass_has_gathered_is_used_by_no_later_step() -> None:
+    """FSDP2 keeps it until a backward pass; here scripts look at their model once more, and nothing comes of it."""
+
+    def losses(*, spread: bool, looks: bool) -> list[float]:
+        torch.manual_seed(1)
+        job, model, found = Job(None, layout=Layout()), made(), []
+        if spread:
+            fully_shard(model, mesh=job.mesh["shard"])
+        data = TensorDataset(torch.rand(8, 2))
+
+        def look(_: object) -> None:
+            with torch.no_grad():
+                found.append(float(model(data.tensors[0]).sum()))
+
+        job.protect(model, SGD(model.parameters(), lr=0.1), data, global_batch=4, micro_batch=2, after_apply=look)
+        for step in job.steps(4):
+            for (inputs,) in step.micro_batches():
+                step.backward(model(inputs).square().mean())
+                if looks:
+                    look(step)
+            step.apply()
+            found.append(step.loss)
+        distributed.destroy_process_group()
+        return [one for number, one in enumerate(found) if not looks or number % 4 > 1]
+
+    assert losses(spread=True, looks=True) == losses(spread=False, looks=False)
 
 
 def sharded(module: nn.Module, job: Job) -> None:

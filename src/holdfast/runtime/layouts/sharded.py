@@ -28,7 +28,7 @@ def sum_gradients(model: torch.nn.Module) -> None:
 def reshard(model: torch.nn.Module) -> None:
     """Let FSDP2 gather parameters anew at the next forward pass: without a backward pass it keeps those of the last.
 
-    To be called after a forward pass without one, lest later ones compute with what the parameters were then.
+    To be called where they have changed, lest later passes compute with what the parameters were then.
     """
     for _, module in named_modules(model):
         if isinstance(module, FSDPModule):
@@ -42,6 +42,7 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
         BadInputError: it is not.
     """
     ours = {id(group) for group in replica.groups.values()}
+    _check_dimensions(model, replica)
     experts = {id(weight) for weight in expert_parameters(model)}
     if experts and replica.layout.tensor > 1:
         raise BadInputError(
@@ -72,3 +73,26 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
                 f"parameter {uncompiled(name)!r} is not sharded, and each place of the unit would train it on its own "
                 'samples alone: call fully_shard(model, mesh=job.mesh["shard"]) on the whole model, after its blocks'
             )
+
+
+def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
+    """Look whether FSDP2 has cut each module along `shard` alone.
+
+    Raises:
+        BadInputError: along `tensor` it would add up gradients of the same samples several times; and where it takes
+            places for replicas, each has all of the model.
+    """
+    shard = replica.groups[SHARD]
+    for name, module in named_modules(model):
+        if not isinstance(module, FSDPModule):
+            continue
+        untyped: Any = module
+        for info in (one.mesh_info for one in untyped._get_fsdp_state()._fsdp_param_groups):
+            cut, alike = (getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate"))
+            if (cut is not None and cut is not shard and cut.size() > 1) or (alike is not None and alike.size() > 1):
+                raise BadInputError(
+                    f'module {uncompiled(name)!r} is wrapped by fully_shard() with another dimension than "shard": '
+                    "places along tensor have the same samples, whose gradients would count several times, and of a "
+                    "mesh of two dimensions FSDP2 takes the first for whole replicas; give "
+                    'fully_shard(..., mesh=job.mesh["shard"]), and nothing where the layout has no shard'
+                )

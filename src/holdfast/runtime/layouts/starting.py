@@ -35,7 +35,7 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
     Raises:
         BadInputError: a parameter or a buffer has got no value, or a parameter that is spread only some.
     """
-    model.to_empty(device=device)
+    _take_memory(model, device)
     filled: set[int] = set()
     with torch.no_grad():
         for start in (reset, *starts):
@@ -48,6 +48,24 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
             f"job.materialize(): nothing has given {', '.join(missing[:_NAMED])}{more} a value: give a function of a "
             "module that fills all that is its own, as job.materialize(model, function)"
         )
+
+
+def _take_memory(model: Module, device: torch.device) -> None:
+    """Have memory for all of a model; what it has in several places is one thing afterwards, too.
+
+    (To torch each place is one of its own: weights that were tied would be no more.)
+    """
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in model.modules():
+        untyped: Any = module
+        for held in (untyped._parameters, untyped._buffers):
+            for name, one in held.items():
+                places.setdefault(id(one), []).append((held, name))
+    places.pop(id(None), None)
+    model.to_empty(device=device)
+    for (first, called), *others in places.values():
+        for held, name in others:
+            held[name] = first[called]
 
 
 def reset(module: Module) -> None:
