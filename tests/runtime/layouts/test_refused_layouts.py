@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -148,6 +148,25 @@ def test_parameters_that_are_replaced_after_protect(
     change(model[1], job)
     with pytest.raises(BadInputError, match=r"parameter '1\.weight' is not the one that job\.protect\(\) was given"):
         next(iter(job.steps(1)))
+
+
+def test_parameters_that_are_replaced_after_the_optimizer_was_made() -> None:
+    job, model = Job(None, layout=Layout()), made()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    sharded(model, job)
+    with pytest.raises(BadInputError, match=r"make it after whatever replaces parameters \(fully_shard, "):
+        job.protect(model, optimizer, DATA, global_batch=4, micro_batch=2)
+
+
+def test_what_cannot_be_materialized() -> None:
+    job, model, wrong = Job(None, layout=Layout()), made(), cast(Any, "reset")
+    with pytest.raises(BadInputError, match=r"is given a str: give the torch\.nn\.Module"):
+        job.materialize(wrong)
+    with pytest.raises(BadInputError, match=r"job\.materialize\(model, 'reset'\): give functions of a module"):
+        job.materialize(model, wrong)
+    protect(job, model)
+    with pytest.raises(BadInputError, match=r"call job\.materialize\(\.\.\.\) before job\.protect\(\.\.\.\)"):
+        job.materialize(model)
 
 
 def test_what_init_refuses_ends_a_script_that_runs_alone_as_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:

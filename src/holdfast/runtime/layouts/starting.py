@@ -35,6 +35,7 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
     Raises:
         BadInputError: a parameter or a buffer has got no value, or a parameter that is spread only some.
     """
+    _check(model, starts)
     _take_memory(model, device)
     filled: set[int] = set()
     with torch.no_grad():
@@ -47,6 +48,16 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
         raise BadInputError(
             f"job.materialize(): nothing has given {', '.join(missing[:_NAMED])}{more} a value: give a function of a "
             "module that fills all that is its own, as job.materialize(model, function)"
+        )
+
+
+def _check(model: object, starts: Sequence[object]) -> None:
+    if not isinstance(model, Module):
+        raise BadInputError(f"job.materialize() is given a {type(model).__name__}: give the torch.nn.Module to fill")
+    for start in (start for start in starts if not callable(start)):
+        raise BadInputError(
+            f"job.materialize(model, {start!r}): give functions of a module that fill what is its own, as "
+            "model.apply(function) would call them"
         )
 
 
