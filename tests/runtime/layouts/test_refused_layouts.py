@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
@@ -78,6 +79,18 @@ def test_a_model_that_is_not_spread_as_the_layout_says(
     with pytest.raises(BadInputError, match=words) as caught:
         protect(job, model)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_spread_as_no_checkpoint_can_say() -> None:
+    """Else it would be said at the first one that is due, hours later."""
+    job, model = Job(None, layout=Layout()), made()
+    untyped: Any = DTensor
+    part = untyped.from_local(
+        torch.zeros(3, 2), job.mesh["tensor"], [Shard(0)], run_check=False, shape=torch.Size((4, 2)), stride=(2, 1)
+    )
+    model[0].weight = nn.Parameter(part)
+    with pytest.raises(BadInputError, match=r"parameter '0\.weight', of the shape \(4, 2\), is spread as tensor"):
+        protect(job, model)
 
 
 @pytest.mark.parametrize(

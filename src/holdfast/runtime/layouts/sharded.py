@@ -9,8 +9,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import SHARD
+from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.local import dimensions_of, is_spread
 from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.tensors import named_modules, uncompiled
 
@@ -73,6 +75,16 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
                 f"parameter {uncompiled(name)!r} is not sharded, and each place of the unit would train it on its own "
                 'samples alone: call fully_shard(model, mesh=job.mesh["shard"]) on the whole model, after its blocks'
             )
+
+
+def check_boxes(model: torch.nn.Module, place: PlaceInUnit) -> None:
+    """Look whether what is here of each parameter can be said: no checkpoint, and no other layout, could use it else.
+
+    Raises:
+        BadInputError: of one it cannot.
+    """
+    for name, parameter in model.named_parameters():
+        box_of(f"parameter {uncompiled(name)!r}", parameter, place)
 
 
 def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
