@@ -34,6 +34,8 @@ def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
     for cut, axis in sorted(cuts, key=lambda one: hasattr(one[0], "split_factor")):
         if not cut.is_replicate():
             box = _cut(box, cut, axis, place) if hasattr(cut, "dim") and axis in (SHARD, TENSOR) else Box((), ())
+    if not tensor.numel():  # (of nothing FSDP2 gives a place some other nothing)
+        return Box(tuple(0 for _ in tensor.shape), tuple(local_of(tensor).shape))
     if box.shape != tuple(local_of(tensor).shape):
         spread = ", ".join(f"{axis} {cut}" for cut, axis in cuts)
         raise BadInputError(
