@@ -15,7 +15,8 @@ from holdfast.coordination.agent.units.refusals import misfit
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import MAX_RESTARTS
-from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.several import ListedLayout
 from holdfast.protocol.layouts.unit_words import (
     JoinUnit,
     UnitAnswer,
@@ -25,7 +26,7 @@ from holdfast.protocol.layouts.unit_words import (
     UnitPosted,
     UnitRefused,
 )
-from holdfast.protocol.messages.agent import Replace, ToWorker, Welcome, WorkerDown
+from holdfast.protocol.messages.agent import Refused, Replace, ToWorker, Welcome, WorkerDown
 from holdfast.protocol.messages.orders import JobDone, Warm
 from holdfast.protocol.messages.worker import Attach, Raised, ScriptError
 from holdfast.protocol.names import MAX_KEY_BYTES, index_of
@@ -377,3 +378,41 @@ def test_a_unit_is_whole_or_not_there(layout: Layout, events: list[tuple[str, in
             assert set(replaced) >= {index, *(index_of(mate) for mate in mates if mate)}
         assert [one for one in node.workers if one in dead] == []
     assert len(dead) == len(set(dead))
+
+
+# ---- several layouts ----
+
+LISTED = tuple(ListedLayout(layout=layout) for layout in (TWO, FOUR, WHOLE))
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations((TWO, FOUR, WHOLE), 2)), ids=str)
+@pytest.mark.parametrize("early", [1, 2, 3])
+def test_another_layout_is_in_force_before_all_of_a_node_have_come(before: Layout, after: Layout, early: int) -> None:
+    """A coordinator takes over in between; whoever has met under the layout before is replaced once it attaches."""
+    node = Node(4)
+
+    def comes(index: int) -> list[AgentInstruction]:
+        return node.machine.worker_said(JoinUnit(worker=node.workers[index], layouts=LISTED), node.now)
+
+    def told(layout: Layout) -> list[AgentInstruction]:
+        node.machine.connected(node.now)
+        welcome = Welcome(term=1, lease_s=1.0, heartbeat_s=0.1, committed=0, layout=layout)
+        return node.machine.hear(welcome, node.now)
+
+    node.machine.disconnected()
+    said = [*told(before), *(one for index in range(early) for one in comes(index))]
+    node.machine.disconnected()
+    said += [*told(after), *(one for index in range(early, 4) for one in comes(index))]
+    formed = [answer for _, answer in passed(said) if isinstance(answer, UnitFormed)]
+    assert [answer for _, answer in passed(said) if isinstance(answer, UnitRefused)] == []
+    met = {worker for unit in formed for worker in unit.workers}
+    assert len(met) == sum(len(unit.workers) for unit in formed), "nobody is in two"
+    assert {unit.layout for unit in formed} <= {before, after}
+    assert all(len(unit.workers) == unit.layout.places for unit in formed)
+    if all(unit.layout == after for unit in formed):
+        assert met == set(node.workers), "nobody waits for who comes never"
+    node.machine.hear(Refused(why="another layout", exit_code=0, retry=True), node.now)
+    anew = [*told(after), *(one for index in range(4) for one in comes(index))]
+    last = [answer for _, answer in passed(anew) if isinstance(answer, UnitFormed)]
+    assert sorted(worker for unit in last for worker in unit.workers) == sorted(node.workers)
+    assert {unit.layout for unit in last} == {after}

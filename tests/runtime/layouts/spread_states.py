@@ -22,12 +22,13 @@ from holdfast.runtime.state.state import TrainingState
 
 
 class Model(nn.Module):
-    """Five rows over two, three or four places; ten that are cut in two first; one row; three dimensions."""
+    """Five rows over two, three or four places; ten that are cut in two first; one row; three dimensions; nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(5, 10), nn.Linear(10, 5)
         self.convolution, self.scale = nn.Conv1d(2, 3, 2), nn.Parameter(torch.rand(1))
+        self.nothing = nn.Parameter(torch.zeros(3, 0))
         self.register_buffer("seen", torch.arange(7.0))
 
 

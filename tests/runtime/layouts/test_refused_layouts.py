@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
@@ -18,6 +19,9 @@ from torch.utils.data import TensorDataset
 from holdfast.control.link.end_alone import EndAlone
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.plan import Role
+from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.layouts.sharded import check_spread
 from holdfast.runtime.session.job import Job, init
 
 DATA = TensorDataset(torch.zeros(8, 2))
@@ -77,6 +81,68 @@ def test_a_model_that_is_not_spread_as_the_layout_says(
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_spread_as_no_checkpoint_can_say() -> None:
+    """Else it would be said at the first one that is due, hours later."""
+    job, model = Job(None, layout=Layout()), made()
+    untyped: Any = DTensor
+    part = untyped.from_local(
+        torch.zeros(3, 2), job.mesh["tensor"], [Shard(0)], run_check=False, shape=torch.Size((4, 2)), stride=(2, 1)
+    )
+    model[0].weight = nn.Parameter(part)
+    with pytest.raises(BadInputError, match=r"parameter '0\.weight', of the shape \(4, 2\), is spread as tensor"):
+        protect(job, model)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dimensions"),
+    [(Layout(tensor=2), "tensor"), (Layout(shard=2, tensor=2), "tensor"), (Layout(shard=2), ("shard", "tensor"))],
+    ids=str,
+)
+def test_fully_shard_along_another_dimension(layout: Layout, dimensions: str | tuple[str, ...]) -> None:
+    """Places along tensor have the same samples: their gradients would count twice, and nobody would notice."""
+    replica, model = ReplicaMesh(layout, Role(place=1), torch.device("cpu")), made()
+    try:
+        fully_shard(model, mesh=replica.mesh["shard"])
+        check_spread(model, replica)
+        model = made()
+        fully_shard(model[1], mesh=replica.mesh[dimensions])
+        fully_shard(model, mesh=replica.mesh["shard"])
+        with pytest.raises(
+            BadInputError, match=r"module '1' is wrapped by fully_shard\(\) with another dimension than"
+        ):
+            check_spread(model, replica)
+    finally:
+        replica.close()
+
+
+def test_what_a_forward_pass_has_gathered_is_used_by_no_later_step() -> None:
+    """FSDP2 keeps it until a backward pass; here scripts look at their model once more, and nothing comes of it."""
+
+    def losses(*, spread: bool, looks: bool) -> list[float]:
+        torch.manual_seed(1)
+        job, model, found = Job(None, layout=Layout()), made(), []
+        if spread:
+            fully_shard(model, mesh=job.mesh["shard"])
+        data = TensorDataset(torch.rand(8, 2))
+
+        def look(_: object) -> None:
+            with torch.no_grad():
+                found.append(float(model(data.tensors[0]).sum()))
+
+        job.protect(model, SGD(model.parameters(), lr=0.1), data, global_batch=4, micro_batch=2, after_apply=look)
+        for step in job.steps(4):
+            for (inputs,) in step.micro_batches():
+                step.backward(model(inputs).square().mean())
+                if looks:
+                    look(step)
+            step.apply()
+            found.append(step.loss)
+        distributed.destroy_process_group()
+        return [one for number, one in enumerate(found) if not looks or number % 4 > 1]
+
+    assert losses(spread=True, looks=True) == losses(spread=False, looks=False)
+
+
 def sharded(module: nn.Module, job: Job) -> None:
     fully_shard(module, mesh=job.mesh["shard"])
 
@@ -95,6 +161,25 @@ def test_parameters_that_are_replaced_after_protect(
     change(model[1], job)
     with pytest.raises(BadInputError, match=r"parameter '1\.weight' is not the one that job\.protect\(\) was given"):
         next(iter(job.steps(1)))
+
+
+def test_parameters_that_are_replaced_after_the_optimizer_was_made() -> None:
+    job, model = Job(None, layout=Layout()), made()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    sharded(model, job)
+    with pytest.raises(BadInputError, match=r"make it after whatever replaces parameters \(fully_shard, "):
+        job.protect(model, optimizer, DATA, global_batch=4, micro_batch=2)
+
+
+def test_what_cannot_be_materialized() -> None:
+    job, model, wrong = Job(None, layout=Layout()), made(), cast(Any, "reset")
+    with pytest.raises(BadInputError, match=r"is given a str: give the torch\.nn\.Module"):
+        job.materialize(wrong)
+    with pytest.raises(BadInputError, match=r"job\.materialize\(model, 'reset'\): give functions of a module"):
+        job.materialize(model, wrong)
+    protect(job, model)
+    with pytest.raises(BadInputError, match=r"call job\.materialize\(\.\.\.\) before job\.protect\(\.\.\.\)"):
+        job.materialize(model)
 
 
 def test_what_init_refuses_ends_a_script_that_runs_alone_as_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:

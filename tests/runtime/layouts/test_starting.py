@@ -8,6 +8,7 @@ from sharded_gpt import GPT, shard
 from spread_states import connected_to_nobody
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
@@ -47,6 +48,41 @@ def test_all_places_begin_with_their_parts_of_what_the_whole_begins_with(layout:
             box = box_of(name, parameter, place)
             wanted = serial.get_parameter(name)[box.seen_from(type(box).all_of(parameter.shape))]
             assert torch.equal(local_of(parameter), wanted), name
+
+
+class Tied(nn.Module):
+    """The same weights first and last, as language models have them, and a buffer in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.inner, self.head = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6, bias=False)
+        self.head.weight = self.tokens.weight
+        for module in (self, self.inner):
+            module.register_buffer("scale", torch.ones(()) if module is self else self.scale)
+
+    def reset_parameters(self) -> None:
+        self.scale.fill_(1.0)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(shard=2)], ids=str)
+def test_what_is_tied_stays_tied(layout: Layout):
+    torch.manual_seed(4)
+    serial = Tied().apply(start)
+    for number in range(layout.places):
+        place = PlaceInUnit(layout=layout, place=number, spread=True)
+        with connected_to_nobody(layout.places, number):
+            mesh = init_device_mesh("cpu", (layout.shard, 1), mesh_dim_names=("shard", "tensor"))
+            with torch.device("meta"):
+                model = Tied()
+            if layout.shard > 1:
+                fully_shard(model, mesh=mesh["shard"])
+            torch.manual_seed(4)
+            materialize(model, [start], CPU, place)
+        assert model.head.weight is model.tokens.weight
+        assert model.inner.scale is model.scale
+        for name, parameter in model.named_parameters():
+            box, whole = box_of(name, parameter, place), serial.get_parameter(name)
+            assert torch.equal(local_of(parameter), whole[box.seen_from(type(box).all_of(whole.shape))]), name
 
 
 def test_what_nothing_has_filled_is_named():

@@ -29,6 +29,8 @@ class TokenWindows(Dataset[TokenSample]):
         """
         self._tokens = torch.as_tensor(tokens)
         self._length = length
+        if length < 1:
+            raise BadInputError(f"windows of {length} tokens: give training.seq_len, 1 at least")
         if self._tokens.dim() != 1 or len(self) < 1:
             raise BadInputError(
                 f"the tokens are of the shape {tuple(self._tokens.shape)}: one dimension of {length + 1} at least is "

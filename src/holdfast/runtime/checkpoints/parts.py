@@ -140,6 +140,8 @@ def _share(view: StateView, part: int, parts: int, place: PlaceInUnit) -> Iterat
         whole = tuple(spread.shape) if spread is not None else ()
         offset = box_of(name, spread, place).offset if spread is not None else (0,) * tensor.dim()
         nbytes = tensor.nbytes
+        if spread is not None and not spread.numel():
+            tensor, whole = tensor.reshape(whole), ()  # (of nothing a place may have another shape of nothing)
         if nbytes == 0 or tensor.dim() == 0:
             if begin <= at < end or (part == 0 and at >= total):
                 yield _Piece(name, tensor, offset, whole)

@@ -275,6 +275,7 @@ def _as_it_was(workload: Workload) -> Generator[None]:
     ]
     python, array = random.getstate(), np.random.get_state()
     untyped: Any = np.random
+    workload.gather_anew()
     try:
         with fork_randomness(), workload.statistics_aside():
             yield
@@ -283,7 +284,4 @@ def _as_it_was(workload: Workload) -> Generator[None]:
         untyped.set_state(array)
         for module, training in modules:
             module.training = training
-        if workload.place.spread:
-            from holdfast.runtime.layouts.sharded import reshard
-
-            reshard(workload.state.model)
+        workload.gather_anew()

@@ -116,6 +116,7 @@ class Workload:
         Raises:
             RuntimeError: `summed` is not what is here; the job would count samples twice or lose some.
         """
+        self.gather_anew()
         if self.experts is not None:
             self.experts.begin()
         self._notes.restart()
@@ -129,6 +130,18 @@ class Workload:
                 f"of step {self.sums.step}, micro-batches {sorted(self.sums.micro_batches)}"
             )
         self.update.begin(anew=False)
+
+    def gather_anew(self) -> None:
+        """Parameters may have changed: none are to be used that FSDP2 has gathered before.
+
+        It keeps what a forward pass has gathered until a backward pass, and a script may do one without the other.
+        """
+        if self.place.spread:
+            from holdfast.runtime.layouts.sharded import reshard
+
+            for module in (self.state.model, *self.state.extra.values()):
+                if isinstance(module, torch.nn.Module):
+                    reshard(module)
 
     def load(self, micro_batch: int) -> Any:
         """Fetch a micro-batch, and seed everything for it."""
@@ -235,6 +248,7 @@ class Workload:
             for part in update.gradients(self.experts):
                 part.use_reduced()
             update.step()
+            self.gather_anew()
         self._notes.apply()
         self.loss_scale.advance(skipped=commit.nonfinite > 0)
         update.advance_schedules()

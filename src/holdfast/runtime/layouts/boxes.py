@@ -26,12 +26,16 @@ def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
     if not is_spread(tensor):
         return box
     untyped: Any = tensor
-    cuts: list[tuple[Any, str]] = list(zip(untyped.placements, dimensions_of(untyped.device_mesh), strict=True))
+    mesh = untyped.device_mesh
+    named = zip(untyped.placements, dimensions_of(mesh), mesh.shape, strict=True)
+    cuts: list[tuple[Any, str]] = [(cut, axis) for cut, axis, size in named if axis or size > 1]
     # What FSDP2 cuts may lie in pieces along the same dimension already, for matrix products that are shared: then
     # torch calls its cut a strided one, and that comes last, although its dimension of the mesh is the first.
     for cut, axis in sorted(cuts, key=lambda one: hasattr(one[0], "split_factor")):
         if not cut.is_replicate():
             box = _cut(box, cut, axis, place) if hasattr(cut, "dim") and axis in (SHARD, TENSOR) else Box((), ())
+    if not tensor.numel():  # (of nothing FSDP2 gives a place some other nothing)
+        return Box(tuple(0 for _ in tensor.shape), tuple(local_of(tensor).shape))
     if box.shape != tuple(local_of(tensor).shape):
         spread = ", ".join(f"{axis} {cut}" for cut, axis in cuts)
         raise BadInputError(

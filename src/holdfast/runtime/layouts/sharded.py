@@ -9,8 +9,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import SHARD, TENSOR
+from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.local import dimensions_of, is_spread
 from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.layer.same_tokens import SameTokens
 from holdfast.runtime.tensors import named_modules, uncompiled
@@ -29,7 +31,7 @@ def sum_gradients(model: torch.nn.Module) -> None:
 def reshard(model: torch.nn.Module) -> None:
     """Let FSDP2 gather parameters anew at the next forward pass: without a backward pass it keeps those of the last.
 
-    To be called after a forward pass without one, lest later ones compute with what the parameters were then.
+    To be called where they have changed, lest later passes compute with what the parameters were then.
     """
     for _, module in named_modules(model):
         if isinstance(module, FSDPModule):
@@ -50,6 +52,7 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
         BadInputError: it is not.
     """
     ours = {id(group) for group in replica.groups.values()}
+    _check_dimensions(model, replica)
     experts = {id(weight) for weight in expert_parameters(model)}
     for name, parameter in model.named_parameters():
         if id(parameter) in experts:
@@ -75,3 +78,36 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
                 f"parameter {uncompiled(name)!r} is not sharded, and each place of the unit would train it on its own "
                 'samples alone: call fully_shard(model, mesh=job.mesh["shard"]) on the whole model, after its blocks'
             )
+
+
+def check_boxes(model: torch.nn.Module, place: PlaceInUnit) -> None:
+    """Look whether what is here of each parameter can be said: no checkpoint, and no other layout, could use it else.
+
+    Raises:
+        BadInputError: of one it cannot.
+    """
+    for name, parameter in model.named_parameters():
+        box_of(f"parameter {uncompiled(name)!r}", parameter, place)
+
+
+def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
+    """Look whether FSDP2 has cut each module along `shard` alone.
+
+    Raises:
+        BadInputError: along `tensor` it would add up gradients of the same samples several times; and where it takes
+            places for replicas, each has all of the model.
+    """
+    shard = replica.groups[SHARD]
+    for name, module in named_modules(model):
+        if not isinstance(module, FSDPModule):
+            continue
+        untyped: Any = module
+        for info in (one.mesh_info for one in untyped._get_fsdp_state()._fsdp_param_groups):
+            cut, alike = (getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate"))
+            if (cut is not None and cut is not shard and cut.size() > 1) or (alike is not None and alike.size() > 1):
+                raise BadInputError(
+                    f'module {uncompiled(name)!r} is wrapped by fully_shard() with another dimension than "shard": '
+                    "places along tensor have the same samples, whose gradients would count several times, and of a "
+                    "mesh of two dimensions FSDP2 takes the first for whole replicas; give "
+                    'fully_shard(..., mesh=job.mesh["shard"]), and nothing where the layout has no shard'
+                )

@@ -35,7 +35,8 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
     Raises:
         BadInputError: a parameter or a buffer has got no value, or a parameter that is spread only some.
     """
-    model.to_empty(device=device)
+    _check(model, starts)
+    _take_memory(model, device)
     filled: set[int] = set()
     with torch.no_grad():
         for start in (reset, *starts):
@@ -48,6 +49,34 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
             f"job.materialize(): nothing has given {', '.join(missing[:_NAMED])}{more} a value: give a function of a "
             "module that fills all that is its own, as job.materialize(model, function)"
         )
+
+
+def _check(model: object, starts: Sequence[object]) -> None:
+    if not isinstance(model, Module):
+        raise BadInputError(f"job.materialize() is given a {type(model).__name__}: give the torch.nn.Module to fill")
+    for start in (start for start in starts if not callable(start)):
+        raise BadInputError(
+            f"job.materialize(model, {start!r}): give functions of a module that fill what is its own, as "
+            "model.apply(function) would call them"
+        )
+
+
+def _take_memory(model: Module, device: torch.device) -> None:
+    """Have memory for all of a model; what it has in several places is one thing afterwards, too.
+
+    (To torch each place is one of its own: weights that were tied would be no more.)
+    """
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in model.modules():
+        untyped: Any = module
+        for held in (untyped._parameters, untyped._buffers):
+            for name, one in held.items():
+                places.setdefault(id(one), []).append((held, name))
+    places.pop(id(None), None)
+    model.to_empty(device=device)
+    for (first, called), *others in places.values():
+        for held, name in others:
+            held[name] = first[called]
 
 
 def reset(module: Module) -> None:

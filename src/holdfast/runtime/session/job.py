@@ -47,7 +47,6 @@ from holdfast.runtime.session.unit.unit import Met, form_unit, meet_under
 from holdfast.runtime.snapshots.snapshots import snapshots_of
 from holdfast.runtime.state.refusals import checked_function, said_untrained
 from holdfast.runtime.warming.shadow import ShadowAttempt
-from holdfast.runtime.warming.spread_steps import foresee_steps
 from holdfast.storage import storage_at
 
 if TYPE_CHECKING:
@@ -158,8 +157,10 @@ class Job:
         module's own; random numbers are those of a whole model. To be called before the optimizer is made.
 
         Raises:
-            BadInputError: a parameter or a buffer got no value.
+            BadInputError: a parameter or a buffer got no value; or the model is trained already.
         """
+        if self._session is not None:
+            raise BadInputError("call job.materialize(...) before job.protect(...): it begins the model anew")
         materialize(model, starts, self.device, self._spread.place if self._spread is not None else WHOLE_UNIT)
 
     def protect(
@@ -378,8 +379,8 @@ class Job:
 
     def _open(self, workload: Workload) -> Session:
         settings = self._settings
-        if workload.place.spread:
-            foresee_steps(workload.state.optimizers)
+        if self._spread is not None:
+            self._spread.prepare(workload.state)
         every = self._checkpoint_every if self._checkpoint_dir else 0
         config = in_common(workload, self.device, checkpoint_every=every)
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None

@@ -297,7 +297,10 @@ class TrainingState:
     def _check_optimizers(self) -> None:
         known = self._known()
         if any(id(parameter) not in known for parameter in self.optimizers.parameters):
-            raise BadInputError("the optimizer has parameters that are not the model's: protect the model it is for")
+            raise BadInputError(
+                "the optimizer has parameters that are not the model's: protect the model it is for, and make it after "
+                "whatever replaces parameters (fully_shard, parallelize_module, job.materialize)"
+            )
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:

@@ -10,7 +10,7 @@ from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.lateness.reading import Reading
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.layouts.unit_words import JoinUnit, UnitAnswer, UnitFormed
+from holdfast.protocol.layouts.unit_words import JoinUnit, UnitAnswer, UnitFormed, UnitRefused
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.machines.saving import SimKeeper, SimWriter
 from holdfast.simulation.machines.unit import SimUnit
@@ -187,6 +187,8 @@ class SimAgent(Process):
 
     def _pass_on(self, workers: tuple[str, ...], order: msg.Order | UnitAnswer) -> None:
         if isinstance(order, UnitAnswer):
+            if isinstance(order, UnitRefused):  # (all scripts are alike: one that is refused would end its job)
+                raise AssertionError(f"{', '.join(workers)} cannot be in a unit: {order.why}")
             if isinstance(order, UnitFormed):  # (else what they form of processes, simulated workers have no need of)
                 self._formed(order)
             return

@@ -79,9 +79,18 @@ class Units:
         return self._joined(_Asked(word.worker, self._choose(word.layouts), word.layouts), now)
 
     def informed(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
-        """A coordinator says which layout is in force, or with how many nodes the job begins."""
-        self._choose = lambda layouts: welcome.layout or layout_for(layouts, welcome.nodes)
+        """A coordinator says which layout is in force, or with how many nodes the job begins.
+
+        Who waits in a unit of another one, which was in force when it came, is to be in one of this. Who has met others
+        in such a unit already is replaced once it attaches.
+        """
+        choose = self._choose = lambda layouts: welcome.layout or layout_for(layouts, welcome.nodes)
         early, self._early = self._early, {}
+        waiting = [one for index, one in sorted(self._asked.items()) if self._waits(index) and one.layouts]
+        for one in (one for one in waiting if choose(one.layouts) != one.layout):
+            del self._asked[index_of(one.worker)]
+            early[index_of(one.worker)] = JoinUnit(worker=one.worker, layouts=one.layouts)
+        self._wait_anew()
         return [said for word in early.values() for said in self.take(word, now)]
 
     def uninformed(self) -> None:
@@ -110,8 +119,7 @@ class Units:
         unit = self._formed.get(index)
         for worker in unit.workers if unit is not None else ():
             self._formed.pop(index_of(worker), None)
-        # (a process that has just begun has all its time)
-        self._since = dict.fromkeys(first for first in self._since if any(self._waiting(first)))
+        self._wait_anew()
 
     def late(self, now: float, workers: Sequence[str]) -> list[AgentInstruction]:
         """Time has passed: end those of the node's workers that do not come to where others wait for them."""
@@ -144,7 +152,8 @@ class Units:
         first = index - index % word.layout.places
         self._since.setdefault(first, now)
         here = tuple(one.worker for one in self._waiting(first))
-        missing = tuple(each for each in range(first, first + word.layout.places) if each not in self._asked)
+        there = {index_of(worker) for worker in here}
+        missing = tuple(each for each in range(first, first + word.layout.places) if each not in there)
         if missing:
             return [Pass(here, UnitAwaits(missing=missing))]
         unit = _Unit(self._nonce(), here)
@@ -174,6 +183,10 @@ class Units:
         self._since.clear()
         return [Pass(waiting, UnitRefused(why=why))]
 
+    def _wait_anew(self) -> None:
+        """Who is waited for has all its time: a process that has just begun, or is to be in another unit."""
+        self._since = dict.fromkeys(first for first in self._since if any(self._waiting(first)))
+
     def _waits(self, index: int) -> bool:
         return index not in self._formed and self._asked[index].layout != WHOLE
 
@@ -183,7 +196,13 @@ class Units:
         return (one for one in asked if index_of(one.worker) // one.layout.places * one.layout.places == first)
 
     def _layouts(self, besides: _Asked) -> dict[int, Layout]:
-        return {index: one.layout for index, one in self._asked.items() if one is not besides}
+        """Return what the others of the node have asked for; of those with the same list it is not their choice."""
+        listed = besides.layouts
+        return {
+            i: one.layout
+            for i, one in self._asked.items()
+            if one is not besides and not (listed and one.layouts == listed)
+        }
 
     def _other_lists(self, asked: _Asked) -> str:
         """Say whose list of layouts on the node is another than this worker's; "" where all have the same."""

@@ -10,9 +10,13 @@ import torch
 from holdfast.protocol.layouts.layout import WHOLE
 from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.plan import Role
+from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.session.unit.alike import check_alike
 from holdfast.runtime.session.unit.unit import Unit
 from holdfast.runtime.state.refusals import check_wrappers
+from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.warming.spread_steps import foresee_steps
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,6 +37,7 @@ class SpreadModel:
         #: which part of the model is here
         self.place = PlaceInUnit(layout=layout, place=place, spread=True, layouts=layouts)
         self._replica = ReplicaMesh(layout, Role(place=place), device)
+        self._groups: Mapping[str, Communicator] = unit.groups if unit is not None else {}
         if unit is not None:
             self._replica.swap(unit.groups)
 
@@ -55,11 +60,21 @@ class SpreadModel:
         Raises:
             BadInputError: it is spread over another mesh, or not all of it is; or it is wrapped.
         """
-        from holdfast.runtime.layouts.sharded import check_spread, share_tokens, sum_gradients
+        from holdfast.runtime.layouts.sharded import check_boxes, check_spread, share_tokens, sum_gradients
 
         if isinstance(model, torch.nn.Module):  # (what else it may be is complained of where models are looked at)
             check_wrappers(model, spread=True)  # (first: what they wrap is not sharded because of them)
             check_spread(model, self._replica)
+            check_boxes(model, self.place)
             sum_gradients(model)
             share_tokens(model, self._replica)
         return self.place
+
+    def prepare(self, state: TrainingState) -> None:
+        """All that is trained is known: see whether it is the same where it should be, and foresee its first step.
+
+        Raises:
+            BadInputError: places of the unit have different copies of something that is not spread over them.
+        """
+        check_alike(state, self._groups.values())
+        foresee_steps(state.optimizers)

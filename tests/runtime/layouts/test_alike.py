@@ -1,0 +1,86 @@
+"""What each place of a unit has a whole copy of is the same in all, or is refused: nothing would make it so later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from replicas import replica_of
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.layouts.mesh import ReplicaMesh
+from holdfast.runtime.session.unit.alike import check_alike
+from holdfast.runtime.state.state import TrainingState
+from holdfast.testing.local_world import Seat, run_world
+
+
+class Kept:
+    """What a script has in `extra`."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"mean": self.tensor}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.tensor = state["mean"]
+
+
+def sharded(replica: ReplicaMesh, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    fully_shard(model, mesh=replica.mesh["shard"])
+    return model
+
+
+def unseeded(replica: ReplicaMesh, place: int) -> TrainingState:
+    """A tensor-parallel layer is that of the first place; the other one is each place's own."""
+    torch.manual_seed(place)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
+    parallelize_module(model, replica.mesh["tensor"], {"0": ColwiseParallel()})
+    return TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def averaged(replica: ReplicaMesh, place: int, kept: Callable[[torch.Tensor], torch.Tensor]) -> TrainingState:
+    """Sharded parameters may be of different models: each place has its own part of one."""
+    model = sharded(replica, seed=place)
+    average = Kept(kept(next(model.parameters()).detach()))
+    return TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {"average": average})
+
+
+def complaints(seat: Seat) -> list[str]:
+    """Return what is said of different states, "" where all is well."""
+    found: list[str] = []
+    for layout, made in (
+        (Layout(shard=2), lambda replica: averaged(replica, seat.rank, lambda mean: mean.clone())),
+        (Layout(shard=2), lambda replica: averaged(replica, seat.rank, lambda mean: local_of(mean).clone())),
+        (Layout(tensor=2), lambda replica: unseeded(replica, seat.rank)),
+    ):
+        with replica_of(seat, layout) as (replica, _):
+            communicators = [replica.groups[dimension].communicator for dimension in replica.wanted]
+            try:
+                check_alike(made(replica), [one for one in communicators if one is not None])
+                found.append("")
+            except BadInputError as error:
+                found.append(str(error))
+    return found
+
+
+def test_what_differs_from_place_to_place_is_named() -> None:
+    for alike, local, plain in run_world(2, complaints):
+        assert alike == ""
+        assert local.startswith("'extra:average:mean' is not spread over the places of a unit, and not the same in all")
+        assert plain.startswith("'1.weight' is not spread")
+
+
+def test_one_place_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingState, "capture", lambda _: pytest.fail("it was looked at"))
+    model = nn.Linear(2, 2)
+    check_alike(TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1)), ())
