@@ -23,7 +23,7 @@ READY, FORKED, CHANGED = b"ready", b"forked", b"changed"
 _MOST_BYTES, _DESCRIPTORS = 64, 2
 
 
-class Place(NamedTuple):
+class ZygotePlace(NamedTuple):
     """What a zygote begins with."""
 
     listener: socket.socket
@@ -43,7 +43,7 @@ class Loaded:
         return any(_looks(file) != before for file, before in self._were.items())
 
 
-def serve(requests: socket.socket) -> Place | None:
+def serve(requests: socket.socket) -> ZygotePlace | None:
     """Fork zygotes for whoever has the other end; return None once that is closed, in a zygote what it begins with."""
     loaded = Loaded()
     with contextlib.suppress(ConnectionError):  # (whoever asks has gone)
@@ -64,13 +64,13 @@ def serve(requests: socket.socket) -> Place | None:
     return None
 
 
-def _begin(listener: int, lifeline: int) -> Place:
+def _begin(listener: int, lifeline: int) -> ZygotePlace:
     """Make of this grandchild a zygote like one that is started by itself."""
     os.setpgid(0, 0)
     os.dup2(lifeline, 0)
     for descriptor in (listener, lifeline):
         os.set_inheritable(descriptor, False)
-    return Place(socket.socket(fileno=listener), lifeline)
+    return ZygotePlace(socket.socket(fileno=listener), lifeline)
 
 
 def start_mould(environment: Mapping[str, str], preload: Sequence[str]) -> tuple[ChildProcess, socket.socket]:

@@ -20,8 +20,10 @@ from holdfast.control.pool_node.settings import PoolNodeSettings
 
 folder = Path(sys.argv[1])
 imports, heavy, script, gate = folder / "imports", folder / "heavy.py", folder / "script.py", folder / "gate"
-settings = PoolNodeSettings(pool="", token="", node="n", folder=str(folder), environment=dict(os.environ))
-zygote = NextZygote(settings, ("heavy",))
+settings = PoolNodeSettings(
+    pool="", token="", node="n", folder=str(folder), environment=dict(os.environ), preload=("heavy",)
+)
+zygote = NextZygote(settings)
 
 async def until(what):
     while not what():

@@ -13,9 +13,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
 
-from holdfast.control.link.forking import PRELOAD
 from holdfast.control.mould import CHANGED, FORKED, READY, ZYGOTE, start_mould
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess
@@ -30,9 +28,8 @@ _log = logging.getLogger("holdfast.agent")
 class NextZygote:
     """Begun anew once everything of a grant is gone."""
 
-    def __init__(self, settings: PoolNodeSettings, preload: Sequence[str] = PRELOAD) -> None:
+    def __init__(self, settings: PoolNodeSettings) -> None:
         self._settings = settings
-        self._preload = preload
         self._mould: ChildProcess | None = None
         self._requests: socket.socket | None = None
         #: the mould has imported everything; it was asked for a zygote, and has not answered
@@ -95,7 +92,7 @@ class NextZygote:
             OSError: none can be started.
         """
         if self._mould is None:
-            self._mould, self._requests = start_mould(self._settings.environment, self._preload)
+            self._mould, self._requests = start_mould(self._settings.environment, self._settings.preload)
             asyncio.get_running_loop().add_reader(self._requests, self._hear)
         if not self._ready or self._listener is None:
             return
