@@ -9,12 +9,16 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import holdfast
 from places import ROOT
+
+#: (each of xdist's processes would parse all files for itself)
+pytestmark = pytest.mark.xdist_group("architecture")
 
 SOURCE = ROOT / "src" / "holdfast"
 BASE = {"clock", "errors"}
@@ -73,12 +77,24 @@ def files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return a file's tree; all tests here look at the same."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return those of a file, function bodies included."""
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(path: Path) -> Iterator[str]:
     """Yield the dotted names of all modules that a file imports, function bodies included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path} imports relatively"
             module = node.module or ""
             yield from (f"{module}.{alias.name}" for alias in node.names) if module == "holdfast" else (module,)
@@ -139,7 +155,7 @@ def test_triton_waits_until_a_gpu_asks_for_it() -> None:
     """Only its own files import it, and nobody imports those on being imported."""
     for path in files():
         if not path.stem.startswith("triton_"):
-            top = {name for node in ast.parse(path.read_text()).body for name in _names(node)}
+            top = {name for node in parsed(path).body for name in _names(node)}
             late = [name for name in top if name.split(".")[0] == "triton" or ".triton_" in name]
             assert not late, f"{path.relative_to(SOURCE)} imports {late}"
 
@@ -198,10 +214,10 @@ def _module(path: Path) -> str:
 
 
 def _imported_modules(path: Path, modules: set[str]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (name if name in modules else node.module for name in whole)
 
@@ -215,7 +231,7 @@ def test_a_folder_is_neither_a_corridor_nor_one_file() -> None:
 
 def test_every_folder_says_what_it_is_for() -> None:
     for folder in {path.parent for path in files()}:
-        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder} does not"
+        assert ast.get_docstring(parsed(folder / "__init__.py")), f"{folder} does not"
 
 
 def test_the_map_of_the_house_names_no_file_that_is_not_there() -> None:
@@ -235,7 +251,7 @@ def test_files_and_functions_stay_small() -> None:
         text = path.read_text()
         limit = MAX_COORDINATOR_LINES if path.stem == "coordinator" else MAX_FILE_LINES
         assert len(text.splitlines()) <= limit, f"{path.relative_to(SOURCE)} is too long"
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 assert lines <= MAX_FUNCTION_LINES, f"{path.relative_to(SOURCE)}: {node.name} has {lines} lines"
@@ -245,7 +261,7 @@ def test_no_public_class_name_exists_twice() -> None:
     """A name that stands for two things sends a reader to the wrong one."""
     homes: dict[str, list[str]] = {}
     for path in files():
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}

@@ -54,14 +54,14 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     assert decided.adopted, decided
     assert decided.step < 11, "long before the first multiple, once there are loads"
     assert decided.gain_s > decided.cost_s > 0
-    through(gate, 21)  # (where the planner took until the last step of the gate before, they are swapped at the next)
+    # (from here on: a search that takes long on a busy machine may be over only when the steps stand before a gate)
+    through(gate, *range(21, 501, 10))
     started = job.wait(GenerationStarted, reason="rebalance")
     assert (started.world_size, started.expert_moves) == (4, decided.moves)
     assert started.fault_threshold == FaultThreshold(asked=2, given=2)
     rebalanced = job.wait(Rebalanced)
     assert rebalanced.moved_bytes > 0
     assert replicas_of_expert_0(job)[1] > before[1]
-    through(gate, *range(21, 501, 10))
     later = job.wait(RebalanceDecided, since=job.events.index(rebalanced))
     # The load has not changed since; what little there is to gain is weighed against what the first switch took.
     assert later.adopted == (later.gain_s > later.cost_s)

@@ -86,6 +86,13 @@ def lingering(job: Any, due: dict[str, int], node: str, step: int, directory: Pa
     session.workload.reduce, session._machine.voting = reduce, voting
 
 
+def is_open(job: Any, gate: int, due: Path) -> bool:
+    """Tell whether a gate is open, and what is `due` (a fault's phase, or no such file) has come to this worker."""
+    if not due.with_name(f"go{gate}").exists():
+        return False
+    return not due.exists() or job._session._faults.armed(due.read_text(), gate)
+
+
 def note_shadow(job: Any, step: Any, applied: bool, path: Path) -> None:
     """Write down what a shadow step looks like to its script."""
     if step.shadow:
@@ -141,7 +148,7 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
     gates = options.get("gates", ())
     with (Path(directory) / f"{node}.jsonl").open("a") as file:
         for step in job.steps(options["steps"]):
-            while step.number in gates and not (Path(directory) / f"go{step.number}").exists():
+            while step.number in gates and not is_open(job, step.number, Path(directory) / f"{node}.due"):
                 time.sleep(0.005)
             how, due = wrong.get(node, ("", 0))
             if step.number == due:

@@ -99,6 +99,7 @@ async def pool_and_node(folder: Path) -> AsyncGenerator[tuple[FakePool, subproce
         port = next(iter(server.sockets)).getsockname()[1]
         pool.url = f"http://127.0.0.1:{port}"
         settings = {"pool": pool.url, "token": "t", "node": "n0", "folder": str(folder), "shows": False}
+        settings |= {"preload": ()}  # (no job is begun here)
         with (folder / "node.log").open("wb") as log:
             node = subprocess.Popen([sys.executable, "-c", _NODE, json.dumps(settings)], stderr=log)
         try:

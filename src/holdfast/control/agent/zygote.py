@@ -27,6 +27,7 @@ from typing import NoReturn
 from holdfast.control.agent.worker_process import run_script
 from holdfast.control.link.forking import PRELOAD, Exited, Fork, Forked, ForkFailed, Streams, ZygoteReply
 from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
+from holdfast.control.mould import serve
 from holdfast.control.processes import die_with_parent, outlive_parent
 
 #: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
@@ -230,34 +231,47 @@ def become(fork: Fork) -> None:
 def main() -> int:
     """Run the zygote; in a forked child, run the worker's script, or the module that was asked for."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.control.agent.zygote", description=__doc__)
-    parser.add_argument("--listen-fd", type=int, required=True, help="a listening Unix socket, inherited")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--listen-fd", type=int, help="a listening Unix socket, inherited")
+    way.add_argument("--mould", action="store_true", help="fork zygotes, which stdin, a socket, is asked for")
     parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first")
     parser.add_argument("--remove", default="", help="a folder to remove at the end")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The lifeline is stdin: it ends when whoever started the zygote ends, however that happens.
     lifeline = os.dup(0)
-    listener = socket.socket(fileno=options.listen_fd)
-    os.set_inheritable(listener.fileno(), False)
+    listener = None if options.mould else socket.socket(fileno=options.listen_fd)
+    if listener is not None:
+        os.set_inheritable(listener.fileno(), False)
     # While it imports it looks at nothing: the kernel ends it with whoever started it, where it has nothing to remove.
     if not options.remove:
         die_with_parent(os.getppid())
     if not select.select([lifeline], [], [], 0)[0]:
         preload([name for name in options.preload.split(",") if name])
-    if not options.remove:
-        outlive_parent()
     gc.collect()
     gc.freeze()  # so that a child's collections do not copy the pages that all share
-    zygote = Zygote(listener, lifeline)
-    fork = zygote.serve()
-    if fork is not None:
-        become(fork)
-        if fork.module:
-            leave(importlib.import_module(fork.module).main(zygote.channel))
-        leave(run_script(fork.script, fork.as_module))
+    if listener is None:
+        place = serve(socket.socket(fileno=lifeline))
+        if place is None:
+            return 0
+        listener, lifeline = place
+    if not options.remove:
+        outlive_parent()
+    live(Zygote(listener, lifeline))
     if options.remove:
         remove(Path(options.remove))
     return 0
+
+
+def live(zygote: Zygote) -> None:
+    """Serve until its lifeline ends; a forked child does what it is for, and does not return."""
+    fork = zygote.serve()
+    if fork is None:
+        return
+    become(fork)
+    if fork.module:
+        leave(importlib.import_module(fork.module).main(zygote.channel))
+    leave(run_script(fork.script, fork.as_module))
 
 
 def remove(folder: Path) -> None:

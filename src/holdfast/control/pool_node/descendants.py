@@ -5,14 +5,16 @@ Whoever loses its parent becomes a child of ours (PR_SET_CHILD_SUBREAPER), so th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 _PR_SET_CHILD_SUBREAPER = 36
+_REAP_POLL_S = 0.02
 
 
 def adopt_orphans() -> None:
@@ -27,8 +29,12 @@ def adopt_orphans() -> None:
         raise OSError(error, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(error)}")
 
 
-def descendants() -> list[int]:
-    """Return the pids of all processes below this one, those that wait to be reaped included."""
+def descendants(but: Collection[int] = ()) -> list[int]:
+    """Return the pids of all processes below this one, those that wait to be reaped included.
+
+    Args:
+        but: not these; what is below them all the same.
+    """
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (parent := _parent_of(int(entry))) is not None:
@@ -37,24 +43,31 @@ def descendants() -> list[int]:
     waiting = [os.getpid()]
     while waiting:
         mine = children[waiting.pop()]
-        found += mine
+        found += [pid for pid in mine if pid not in but]
         waiting += mine
     return found
 
 
-def kill_all() -> None:
-    """SIGKILL all processes below this one."""
-    for pid in descendants():
+def kill_all(but: Collection[int] = ()) -> None:
+    """SIGKILL all processes below this one but these."""
+    for pid in descendants(but):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def reap_orphans(known: Collection[int]) -> None:
     """Reap those that have ended and were left to us; `known`: children that somebody else here waits for."""
-    for pid in descendants():
-        if pid not in known:
-            with contextlib.suppress(ChildProcessError):  # (not a child of ours, or reaped already)
-                os.waitpid(pid, os.WNOHANG)
+    for pid in descendants(known):
+        with contextlib.suppress(ChildProcessError):  # (not a child of ours, or reaped already)
+            os.waitpid(pid, os.WNOHANG)
+
+
+async def end_all_below(but: Callable[[], Collection[int]]) -> None:
+    """Kill all processes below this one but those that `but` names, and return once none is left."""
+    while descendants(but()):
+        kill_all(but())
+        reap_orphans(but())
+        await asyncio.sleep(_REAP_POLL_S)
 
 
 def _parent_of(pid: int) -> int | None:

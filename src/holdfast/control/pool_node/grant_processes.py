@@ -20,7 +20,8 @@ from holdfast.control.agent.channel import open_channel
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.launch.children import AgentOrder, spawn
 from holdfast.control.launch.settings import script_digest
-from holdfast.control.pool_node.descendants import descendants, kill_all, reap_orphans
+from holdfast.control.pool_node.descendants import end_all_below, kill_all
+from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.pool_node.watched_scripts import WatchedScripts
 from holdfast.control.processes import ChildProcess
@@ -34,7 +35,6 @@ from holdfast.protocol.pool.launch import PooledLaunch
 END_S = 3.0
 _ASK_AGAIN_S = 0.5
 _ANSWER_S = 10.0
-_REAP_POLL_S = 0.02
 
 _log = logging.getLogger("holdfast.agent")
 
@@ -43,8 +43,8 @@ class GrantProcesses:
     """What runs here by one grant, from its start until nothing of it is left.
 
     Args:
-        http: speaks with the pool, which is asked what belongs to the grant. zygote: the socket of one that has begun
-            already, and is this grant's; "" for none. scripts: is told which script is looked at.
+        http: speaks with the pool, which is asked what belongs to the grant. zygote: has begun one for
+            this grant. scripts: is told which script is looked at.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GrantProcesses:
         settings: PoolNodeSettings,
         start: StartGrant,
         http: httpx.AsyncClient,
-        zygote: str,
+        zygote: NextZygote,
         scripts: WatchedScripts,
     ) -> None:
         self.grant = start.grant
@@ -171,7 +171,7 @@ class GrantProcesses:
             digest=script_digest(spec.script, spec.args),
             advertise=mine.advertise,
             cwd=os.path.dirname(spec.script),
-            zygote=self._zygote,
+            zygote=self._zygote.path,
             environment=mine.environment,
             log_folder=spec.output.log_dir or (os.path.join(mine.log_folder, spec.name) if mine.log_folder else ""),
             shows=mine.shows,
@@ -195,15 +195,13 @@ class GrantProcesses:
             child.send_signal(signal.SIGCONT)
             await asyncio.wait((ended,), timeout=END_S)
         if not ended.done():
-            kill_all()
+            kill_all(self._zygote.kept)
             await ended
 
     async def _reap(self) -> None:
-        """Kill what is left, and return once nothing is."""
-        while descendants():
-            kill_all()
-            reap_orphans(())
-            await asyncio.sleep(_REAP_POLL_S)
+        """Kill what is left, and return once nothing is, and nothing can come any more."""
+        await self._zygote.end()
+        await end_all_below(lambda: self._zygote.kept)
 
     @property
     def awaited(self) -> tuple[int, ...]:

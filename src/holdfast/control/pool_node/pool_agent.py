@@ -7,6 +7,7 @@ the processes. The pool may be away for any time: what runs here runs on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -22,7 +23,7 @@ import msgspec
 
 from holdfast.clock import until_mark
 from holdfast.control.agent.channel import ChannelRefusedError, CoordinatorChannel, open_channel
-from holdfast.control.pool_node.descendants import adopt_orphans, reap_orphans
+from holdfast.control.pool_node.descendants import adopt_orphans, end_all_below, reap_orphans
 from holdfast.control.pool_node.grant_processes import GrantProcesses
 from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
@@ -90,6 +91,8 @@ class PoolAgent:
                 await self._channel.wait_closed()
             await self._http.aclose()
             await self._zygote.close()
+            with contextlib.suppress(TimeoutError):  # (what ends later ends with this process)
+                await asyncio.wait_for(end_all_below(tuple), _GOING_S)
 
     def told_to_end(self, code: int) -> None:
         """End the node once its job can go on without it, or the grace is over; told again, at once."""
@@ -118,9 +121,7 @@ class PoolAgent:
         for instruction in instructions:
             match instruction:
                 case StartGrant():
-                    self._grant = GrantProcesses(
-                        self._settings, instruction, self._http, self._zygote.path, self._scripts
-                    )
+                    self._grant = GrantProcesses(self._settings, instruction, self._http, self._zygote, self._scripts)
                     self._task(self._live(self._grant))
                 case ReapGrant(grant):
                     if self._grant is not None and self._grant.grant == grant:
@@ -199,7 +200,7 @@ class PoolAgent:
     async def _reap(self) -> None:
         """Reap what was left to the node."""
         while not self._exit.done():
-            reap_orphans((*self._zygote.awaited, *(self._grant.awaited if self._grant is not None else ())))
+            reap_orphans((*self._zygote.kept, *(self._grant.awaited if self._grant is not None else ())))
             await asyncio.sleep(_REAP_S)
 
     async def _watch(self) -> None:

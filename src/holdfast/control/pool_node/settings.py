@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.control.link.forking import PRELOAD
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolNodeSettings:
@@ -31,5 +33,6 @@ class PoolNodeSettings:
     grace_s: float = 0.0
     passing: bool = False
     shows: bool = True
+    preload: tuple[str, ...] = PRELOAD
     parent: int = 0
     log: str = "warning"

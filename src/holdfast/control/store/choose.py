@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.control.store.etcd import EtcdStore, place_at
+from holdfast.control.store.etcd_place import place_at
 from holdfast.control.store.interface import Store
 from holdfast.control.store.memory import MemoryStore
 from holdfast.control.store.sqlite import SqliteStore
@@ -37,5 +37,7 @@ def open_store(url: str) -> Store:
     check_store(url)
     kind, _, rest = url.partition(":")
     if kind == "etcd":
+        from holdfast.control.store.etcd import EtcdStore  # with httpx, which takes as long as all of the other stores
+
         return EtcdStore(url)
     return MemoryStore() if kind == "memory" else SqliteStore(Path(rest))

@@ -1,0 +1,155 @@
+"""A node's zygotes: what they import is imported once, and each belongs to one grant, and is gone before the next."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: a node: each of its stories is played in a process of its own, which is the parent of whatever loses its own
+_NODE = """
+import asyncio, contextlib, os, signal, sys
+from pathlib import Path
+from holdfast.control.agent.zygote_client import ZygoteClient
+from holdfast.control.pool_node.descendants import adopt_orphans, descendants, end_all_below
+from holdfast.control.pool_node.next_zygote import NextZygote
+from holdfast.control.pool_node.settings import PoolNodeSettings
+
+folder = Path(sys.argv[1])
+imports, heavy, script, gate = folder / "imports", folder / "heavy.py", folder / "script.py", folder / "gate"
+settings = PoolNodeSettings(
+    pool="", token="", node="n", folder=str(folder), environment=dict(os.environ), preload=("heavy",)
+)
+zygote = NextZygote(settings)
+
+async def until(what):
+    while not what():
+        await asyncio.sleep(0.005)
+
+def there():
+    return imports.read_text().count("x") if imports.exists() else 0
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+async def grant(ends=True):
+    "Have a process of a grant from its zygote; return its pid and the zygote's."
+    client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
+    pid = await client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))
+    of = parent(pid)
+    assert of not in zygote.kept and parent(of) == os.getpid(), "it is the node's child, as all that is a grant's"
+    if ends:
+        await end()
+        assert not any(os.path.exists(f"/proc/{one}") for one in (pid, of))
+    return pid, of
+
+async def end():
+    await zygote.end()
+    await end_all_below(lambda: zygote.kept)
+    assert set(descendants()) == set(zygote.kept)
+
+async def grants_follow_each_other():
+    found = set()
+    for _ in range(3):
+        zygote.begin()
+        found |= set(await grant())
+    assert len(found) == 6
+    assert there() == 1, "it is imported once"
+
+async def what_was_imported_changes():
+    zygote.begin()
+    await grant()
+    (before,) = zygote.kept
+    heavy.write_text(heavy.read_text() + "# another\\n")
+    zygote.begin()
+    await grant()
+    assert zygote.kept != (before,)
+    assert there() == 2
+
+async def the_mould_dies():
+    zygote.begin()
+    pid, of = await grant(ends=False)
+    (before,) = zygote.kept
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: not zygote.kept)
+    assert os.path.exists(f"/proc/{pid}"), "what it has forked is not its own"
+    await end()
+    assert not os.path.exists(f"/proc/{of}")
+    zygote.begin()
+    await grant()
+    assert there() == 2
+
+async def the_mould_is_stopped():
+    zygote.begin()
+    await grant()
+    os.kill(zygote.kept[0], signal.SIGSTOP)
+    zygote.begin()
+    await grant()
+    assert there() == 1
+
+async def a_grant_is_over_before_anything_is_imported():
+    gate.unlink()
+    zygote.begin()
+    client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
+    asked = asyncio.ensure_future(
+        client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "of the first"))
+    )
+    await end()
+    assert isinstance(await asyncio.wait_for(asyncio.gather(asked, return_exceptions=True), 30), list)
+    assert isinstance(asked.exception(), ConnectionError), asked
+    gate.touch()
+    zygote.begin()
+    await grant()
+    assert not (folder / "of the first").exists(), "what was asked for by a grant that is over never was"
+    assert there() == 1
+
+async def nothing_can_be_imported():
+    heavy.write_text("import os\\nos._exit(3)")
+    zygote.begin()
+    await until(lambda: not zygote.kept)
+    with contextlib.suppress(ConnectionRefusedError):
+        await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
+        raise AssertionError("nobody comes there: the job's agent is to have a zygote of its own")
+    await end()
+
+async def main(story):
+    await story()
+    await zygote.close()
+    assert not descendants()
+    assert not list(folder.glob("next-*"))
+
+adopt_orphans()
+asyncio.run(asyncio.wait_for(main(globals()[sys.argv[2]]), 60))
+"""
+
+_HEAVY = """
+import os, time
+while not os.path.exists({gate!r}):
+    time.sleep(0.005)
+with open({imports!r}, "a") as file:
+    file.write("x")
+"""
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        "grants_follow_each_other",
+        "what_was_imported_changes",
+        "the_mould_dies",
+        "the_mould_is_stopped",
+        "a_grant_is_over_before_anything_is_imported",
+        "nothing_can_be_imported",
+    ],
+)
+def test_zygotes_of_one_mould(tmp_path: Path, story: str) -> None:
+    (tmp_path / "gate").touch()
+    (tmp_path / "script.py").write_text("import time\ntime.sleep(1000)\n")
+    (tmp_path / "heavy.py").write_text(_HEAVY.format(gate=str(tmp_path / "gate"), imports=str(tmp_path / "imports")))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    node = [sys.executable, "-c", _NODE, str(tmp_path), story]
+    done = subprocess.run(node, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
