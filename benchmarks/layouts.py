@@ -11,7 +11,8 @@
   change  a node of three is killed, and another comes: with three nodes shard = 2, with two shard = 4; for how long no
           step is committed for the change of layout, of which starting the workers is a part, and the losses as above
   memory  what a worker under shard = 4 holds, less what it holds with next to no model, against the state of the whole
-  before  processor time of a job without a layout, against another tree of this project with its own .venv, in turns
+  before  processor time of a step of a job without a layout, against another tree of this project with its own .venv,
+          in turns
 
 All figures but the last two come from the jobs' own event files. The model is that of examples/fsdp_gpt.py.
 """
@@ -238,9 +239,10 @@ class Run:
             raise SystemExit("the section 'before' needs --before TREE")
         trees, ratios = (ROOT, self._options.before.resolve()), list[float]()
         for number in range(self._options.rounds):
-            taken = {tree: _processor_s(tree) for tree in (trees if number % 2 else trees[::-1])}
+            taken = {tree: _step_processor_s(tree) for tree in (trees if number % 2 else trees[::-1])}
             ratios.append(taken[trees[0]] / taken[trees[1]])
-            print(f"processor time {taken[trees[0]]:.2f} s against {taken[trees[1]]:.2f} s", flush=True)
+            of, against = (1000 * taken[tree] for tree in trees)
+            print(f"processor time of a step {of:.2f} ms against {against:.2f} ms", flush=True)
         name = "processor time without a layout, against before"
         self.figures.append(Figure(name=name, values=tuple(ratios), asked=PROCESSOR, unit="x"))
         return 0
@@ -323,10 +325,16 @@ def _parameters(sizes: Sequence[str]) -> int:
     return sum(one.numel() for one in GPT(args.layers, args.dim, args.heads, args.context).parameters())
 
 
-def _processor_s(tree: Path) -> float:
-    """Return the processor time of a small job without a layout, of all its processes."""
+def _step_processor_s(tree: Path) -> float:
+    """Return the processor time of a step of a small job without a layout, of all its processes, without its start."""
+    few, many = 100, 700
+    return (_processor_s(tree, many) - _processor_s(tree, few)) / (many - few)
+
+
+def _processor_s(tree: Path, steps: int) -> float:
+    """Return the processor time of such a job of so many steps."""
     command = [str(tree / ".venv" / "bin" / "python"), "-m", "holdfast", "run", "--nodes", "2"]
-    command += [str(tree / WHOLE_SCRIPT.relative_to(ROOT)), "--steps", "150", "--context", "16", "--dim", "64"]
+    command += [str(tree / WHOLE_SCRIPT.relative_to(ROOT)), "--steps", str(steps), "--context", "16", "--dim", "64"]
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         own = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": folder}
         process = subprocess.Popen(command, cwd=folder, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
