@@ -23,6 +23,21 @@ gc.set_threshold(50_000, 20, 20)
 _ZYGOTE = "holdfast_zygote"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file that share a fixture run in one of xdist's processes: else each of these makes it for itself."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and _shares(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def _shares(item: pytest.Item) -> bool:
+    known = getattr(item, "_fixtureinfo", None)
+    return known is not None and any(
+        found.scope == "module" for name in known.names_closure for found in known.name2fixturedefs.get(name, ())
+    )
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """In one of xdist's processes: rewrite what none of them has, each another part of the tests."""
     here: dict[str, Any] | None = getattr(session.config, "workerinput", None)
