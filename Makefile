@@ -29,7 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "no torchtitan: its tests are skipped" >&2
 	@touch $@
 
+# (first: each of pytest's processes would compile all that it imports, as none has by then)
 test: install
+	@$(BIN)/python -m compileall -q -j 0 src
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 demo: install

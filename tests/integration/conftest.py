@@ -6,8 +6,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Generator, Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import job_cases
@@ -80,11 +80,25 @@ def run_here(command: Command) -> Ran:
 @pytest.fixture
 def start_pool(tmp_path: Path) -> Iterator[Callable[..., LocalPool]]:
     """Start a pool of so many nodes; nothing of it is left when the test is over."""
-    tmp_path.chmod(0o700)
+    with pools_in(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalPool]]:
+    """The same for all tests of a file, which are of one xdist_group."""
+    with pools_in(tmp_path_factory.mktemp("pool")) as start:
+        yield start
+
+
+@contextmanager
+def pools_in(folder: Path) -> Generator[Callable[..., LocalPool]]:
+    """Yield what starts pools that have their files in a folder; none is left."""
+    folder.chmod(0o700)
     pools: list[LocalPool] = []
 
     def start(nodes: int, *options: str) -> LocalPool:
-        pools.append(LocalPool(tmp_path, nodes, *options, run=run_here))
+        pools.append(LocalPool(folder, nodes, *options, run=run_here))
         return pools[-1]
 
     yield start

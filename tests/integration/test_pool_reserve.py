@@ -20,9 +20,17 @@ def pool(start_pool: Callable[..., LocalPool]) -> LocalPool:
     return start_pool(4, "--reserve", "1")
 
 
+def _worlds(pool: LocalPool) -> list[int]:
+    """Return the sizes of the job's worlds so far."""
+    if not list(pool.journals.glob("one.*.events.jsonl")):
+        return []
+    return [event["world_size"] for event in pool.events_of("one", "generation_started")]
+
+
 def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(pool: LocalPool) -> None:
     pool.submit("one", "2:4", TINY, *FOREVER)
     pool.wait(pool.has("one", 3), "three nodes")
+    pool.wait(lambda: _worlds(pool)[-1:] == [3], "a world of all three, which a busy machine may take long to make")
     pool.wait(lambda: pool.events_of("one", "standby_ready"), "a standby that is warm")
     (standby,) = pool.job("one")["standbys"]
     assert "1 standby" in pool.call("jobs")

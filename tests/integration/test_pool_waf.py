@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,14 @@ from job_cases import TINY
 
 from holdfast.testing.local_pool import LocalPool
 
+pytestmark = pytest.mark.xdist_group("waf")
 
-@pytest.fixture
-def pool(start_pool: Callable[..., LocalPool]) -> LocalPool:
-    return start_pool(3, "--policy", "waf")
+
+@pytest.fixture(scope="module")
+def pool(start_shared_pool: Callable[..., LocalPool]) -> Iterator[LocalPool]:
+    pool = start_shared_pool(3, "--policy", "waf")
+    yield pool
+    pool.end()
 
 
 def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool: LocalPool, tmp_path: Path) -> None:
@@ -50,7 +54,7 @@ def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool:
     plan = pool.events("plan_decided")[-1]
     assert plan["shares"] == {"one": 3}
     assert plan["gain"] > plan["cost"] >= 0
-    pool.end()
+    pool.call("stop", "-j", "one")
 
 
 RAISES = """
@@ -78,4 +82,3 @@ def test_a_calibration_that_a_failure_interrupts_keeps_what_it_has(pool: LocalPo
     pace = tomllib.loads(found.read_text())["pace"]
     assert len(pace["step_s"]) == 1
     assert pace["micro_batches"] == 4
-    pool.end()

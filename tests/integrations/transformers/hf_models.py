@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    PreTrainedModel,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCABULARY = 64
 _SIZES: dict[str, Any] = {
@@ -54,45 +39,57 @@ _DEEPSEEK: dict[str, Any] = {
     "n_group": 4,
     "topk_group": 2,
 }
-_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_SIZES, num_local_experts=4)),
-    "qwen2_moe": lambda: Qwen2MoeForCausalLM(
-        Qwen2MoeConfig(**_SIZES, num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=16)
+#: what each is called in the library, and its config
+_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", {**_SIZES, "num_local_experts": 4}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {**_SIZES, "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 16},
     ),
-    "qwen3_moe": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**_SIZES, head_dim=8, num_experts=4, moe_intermediate_size=24, norm_topk_prob=True)
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {**_SIZES, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": True},
     ),
-    "deepseek_v2": lambda: DeepseekV2ForCausalLM(
-        DeepseekV2Config(**_DEEPSEEK, topk_method="group_limited_greedy", routed_scaling_factor=1.5)
+    "deepseek_v2": (
+        "DeepseekV2",
+        {**_DEEPSEEK, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5},
     ),
-    "deepseek_v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**_DEEPSEEK)),
-    "olmoe": lambda: OlmoeForCausalLM(OlmoeConfig(**_SIZES, num_local_experts=4)),
-    "gpt_oss": lambda: GptOssForCausalLM(
-        GptOssConfig(
+    "deepseek_v3": ("DeepseekV3", _DEEPSEEK),
+    "olmoe": ("Olmoe", {**_SIZES, "num_local_experts": 4}),
+    "gpt_oss": (
+        "GptOss",
+        {
             **_SIZES,
-            head_dim=8,
-            num_local_experts=4,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        )
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
     ),
 }
 KINDS = tuple(_MODELS)
-_MODELS["mixtral, one expert a token, tied"] = lambda: MixtralForCausalLM(
-    MixtralConfig(**{**_SIZES, "num_experts_per_tok": 1}, num_local_experts=4, tie_word_embeddings=True)
+_MODELS["mixtral, one expert a token, tied"] = (
+    "Mixtral",
+    {**_SIZES, "num_experts_per_tok": 1, "num_local_experts": 4, "tie_word_embeddings": True},
 )
-_MODELS["deepseek_v3 of experts alone"] = lambda: DeepseekV3ForCausalLM(
-    DeepseekV3Config(**{**_DEEPSEEK, "first_k_dense_replace": 0, "n_shared_experts": 0, "norm_topk_prob": False})
+_MODELS["deepseek_v3 of experts alone"] = (
+    "DeepseekV3",
+    {**_DEEPSEEK, "first_k_dense_replace": 0, "n_shared_experts": 0, "norm_topk_prob": False},
 )
 ODD_KINDS = tuple(_MODELS)[len(KINDS) :]
 #: one whose config leaves no layer of experts
 DENSE_KIND = "qwen2_moe, dense"
-_MODELS[DENSE_KIND] = lambda: Qwen2MoeForCausalLM(Qwen2MoeConfig(**_SIZES, num_experts=4, mlp_only_layers=[0, 1]))
+_MODELS[DENSE_KIND] = ("Qwen2Moe", {**_SIZES, "num_experts": 4, "mlp_only_layers": [0, 1]})
 
 
 def hf_model(kind: str) -> PreTrainedModel:
     """Return the same model every time."""
+    import transformers  # it takes long, and all of pytest's processes import this file
+
+    name, config = _MODELS[kind]
     torch.manual_seed(0)
-    model = _MODELS[kind]()
+    model: PreTrainedModel = getattr(transformers, f"{name}ForCausalLM")(
+        getattr(transformers, f"{name}Config")(**config)
+    )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if "bias" in name:  # they begin at zero, where they could be left out unnoticed
             tensor.data.normal_(std=0.1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hf_models import DENSE_KIND, KINDS, ODD_KINDS, hf_model, loss_of, token_ids
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 import holdfast
 from holdfast.errors import BadInputError
@@ -19,8 +19,18 @@ from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from places import EXAMPLES
 
+#: (so that one of xdist's processes imports the library)
+pytestmark = pytest.mark.xdist_group("transformers")
+
 #: a shared expert of no width, which is how the library makes a model without any
 _NO_WIDTH = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+
+
+def from_disk(folder: Path, **options: Any) -> Any:
+    """Return a model as its user loads it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, **options)
 
 
 @_NO_WIDTH
@@ -73,7 +83,7 @@ def test_there_and_back_saves_the_same_bytes(kind: str, tmp_path: Path) -> None:
     hf_model(kind).save_pretrained(tmp_path / "first")
     for name, model in (
         ("of a config", hf_model(kind)),
-        ("from disk", AutoModelForCausalLM.from_pretrained(tmp_path / "first")),
+        ("from disk", from_disk(tmp_path / "first")),
     ):
         elastic_experts(model)
         parameters = {id(parameter) for parameter in model.parameters()}
@@ -91,7 +101,7 @@ def test_bfloat16_in_several_files_is_saved_as_the_library_saves_it(kind: str, t
     hf_model(kind).to(torch.bfloat16).save_pretrained(tmp_path / "first", max_shard_size="20KB")
     contents: list[dict[str, bytes]] = []
     for converted in (False, True):
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / "first", dtype=torch.bfloat16)
+        model = from_disk(tmp_path / "first", dtype=torch.bfloat16)
         if converted:
             plain_experts(elastic_experts(model))
         model.save_pretrained(tmp_path / str(converted), max_shard_size="20KB")
@@ -115,7 +125,7 @@ def test_what_was_trained_is_saved(tmp_path: Path) -> None:
     assert losses[-1] < 0.8 * losses[0]
     trained = loss_of(model, ids).item()
     plain_experts(model).save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    again = from_disk(tmp_path)
     assert loss_of(again, ids).item() == pytest.approx(trained, rel=1e-6)
     bias = "model.layers.1.mlp.gate.e_score_correction_bias"
     moved = (again.get_buffer(bias) - hf_model("deepseek_v3").get_buffer(bias)) / 0.01
@@ -132,7 +142,7 @@ def test_the_example_trains_and_saves(
     importlib.import_module("deepseek_tiny").main()
     losses = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
     assert losses[1] < losses[0] < 6.0
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    saved = from_disk(tmp_path)
     assert type(saved).__name__ == "DeepseekV3ForCausalLM"
     assert loss_of(saved, token_ids()).item() < 7.0
 

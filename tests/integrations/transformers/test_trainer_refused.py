@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from transformers import Seq2SeqTrainer, Trainer
 
 from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.errors import BadInputError
+
+pytestmark = pytest.mark.xdist_group("transformers")
 
 
 @pytest.fixture
@@ -20,8 +21,12 @@ def guard() -> Iterator[TrainingGuard]:
     guard.lift()
 
 
-@pytest.mark.parametrize("kind", [Trainer, Seq2SeqTrainer])
-def test_it_is_refused_until_the_script_has_protected_something(guard: TrainingGuard, kind: type[Trainer]) -> None:
+@pytest.mark.parametrize("name", ["Trainer", "Seq2SeqTrainer"])
+def test_it_is_refused_until_the_script_has_protected_something(name: str, request: pytest.FixtureRequest) -> None:
+    import transformers  # (first: the guard looks at what there is)
+
+    guard: TrainingGuard = request.getfixturevalue("guard")
+    kind = getattr(transformers, name)
     trainer = kind.__new__(kind)  # (its __init__ needs a package that is not here: it would not come to train())
     guard.attached()
     with pytest.raises(BadInputError, match=r"^transformers\.Trainer\.train\(\) would train the whole"):
