@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from spread_states import unit
 
 from holdfast.control.link.snapshots.files import StoredPart, path_of
@@ -12,6 +13,7 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
+from holdfast.runtime.layouts.local import SpreadAs, as_spread, local_of, spread_of
 from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.snapshots.cutting import ALIGNMENT
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
@@ -103,3 +105,17 @@ def test_a_snapshot_of_no_whole_units_is_of_no_use(folder: Path) -> None:
     (complained,) = told
     assert isinstance(complained, SnapshotDamaged)
     assert complained.node == "", "all of it is of no use"
+
+
+def test_what_an_extra_has_spread_by_itself_is_so_again() -> None:
+    """Of a shape that nothing of the model has: who joins would refuse it, or begin with plain tensors."""
+    for place, one in enumerate(unit(Layout(shard=2))):
+        like = next(one.model.parameters())
+        one.average.state["sums"] = as_spread(torch.arange(3.0) + place, like, (6,))
+        view = one.state.capture()
+        tensors = [tensor.clone() for tensor in view.tensors]
+        one.average.state["sums"] = as_spread(torch.zeros(3), like, (6,))
+        one.state.adopt(view.manifest, tensors)
+        sums = one.average.state["sums"]
+        assert spread_of(sums) == SpreadAs((6,), spread_of(like).placed)
+        assert local_of(sums).tolist() == [place, place + 1.0, place + 2.0]

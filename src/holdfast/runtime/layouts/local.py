@@ -61,16 +61,21 @@ def spread_of(tensor: torch.Tensor) -> SpreadAs:
     return SpreadAs(tuple(tensor.shape), placed)
 
 
-def as_spread(local: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of which `local` is here, spread as another one of the same global shape is.
+def as_spread(local: torch.Tensor, like: torch.Tensor, whole: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Return a tensor of which `local` is here, spread as another one is.
 
     It has the memory of `local`. Where the other one is not spread, that is `local` itself.
+
+    Args:
+        whole: its global shape; None: the other one's.
     """
     if not is_spread(like):
         return local
     from torch.distributed.tensor import DTensor
 
     untyped: Any = like
+    if whole is not None and whole != tuple(like.shape):
+        like = torch.empty(whole, device="meta")
     return cast(Any, DTensor).from_local(
         local,
         untyped.device_mesh,

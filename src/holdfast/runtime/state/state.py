@@ -252,18 +252,20 @@ class TrainingState:
                 here.copy_(came)
 
     def _spread_again(self, manifest: Manifest, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what has come as what it was: tensors that were spread as one of the model's is are so again.
+        """Return what has come as what it was: tensors that were spread as one that is here are so again.
 
         Raises:
             ValueError: one is spread as none of these is.
         """
-        spread = {spread_of(tensor): tensor for _, tensor in self.own()}
+        here = self.capture().spread.values() if any(spec.placed for spec in manifest.tensors) else ()
+        spread = {spread_of(tensor): tensor for tensor in here}
+        placed = {as_what.placed: tensor for as_what, tensor in spread.items()}  # (of whatever shape)
         found: list[torch.Tensor] = []
         for spec, tensor in zip(manifest.tensors, tensors, strict=True):
-            like = spread.get(SpreadAs(spec.whole, spec.placed)) if spec.placed else None
+            like = spread.get(SpreadAs(spec.whole, spec.placed), placed.get(spec.placed)) if spec.placed else None
             if spec.placed and like is None:
-                raise ValueError(f"{spec.name} is spread as nothing of the model is: {spec.placed}")
-            found.append(as_spread(tensor, like) if like is not None else tensor)
+                raise ValueError(f"{spec.name} is spread as nothing that is here: {spec.placed}")
+            found.append(as_spread(tensor, like, spec.whole) if like is not None else tensor)
         return found
 
     def _buffers(self) -> dict[str, torch.Tensor]:

@@ -9,6 +9,8 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, names_of
 
+#: that a layout may be given for: no job has more
+MOST_NODES = 1_000_000
 #: one; several in the order of preference; or from how many nodes on each
 GivenLayout = Layout | Sequence[Layout] | Mapping[int, Layout]
 
@@ -58,10 +60,10 @@ def check_work(layouts: Layouts, micro_batch: int) -> None:
 
 def _by_nodes(given: Mapping[object, object]) -> Layouts:
     for nodes in given:
-        if type(nodes) is not int or nodes < 1:
+        if type(nodes) is not int or not 1 <= nodes <= MOST_NODES:
             raise BadInputError(
-                f"holdfast.init(layout=...) has the key {nodes!r}: give whole numbers of nodes from 1 on, such as "
-                "{1: Layout(shard=4), 3: Layout(shard=2)}"
+                f"holdfast.init(layout=...) has the key {nodes!r}: give whole numbers of nodes from 1 to {MOST_NODES}, "
+                "such as {1: Layout(shard=4), 3: Layout(shard=2)}"
             )
     if given and 1 not in given:
         fewest = min(cast("Mapping[int, object]", given))
