@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,35 +34,6 @@ def _shares(item: pytest.Item) -> bool:
     return known is not None and any(
         found.scope == "module" for name in known.names_closure for found in known.name2fixturedefs.get(name, ())
     )
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """In one of xdist's processes: rewrite what none of them has, each another part of the tests."""
-    here: dict[str, Any] | None = getattr(session.config, "workerinput", None)
-    if here is not None and not sys.dont_write_bytecode:
-        _rewrite(session.config, int(here["workerid"].removeprefix("gw")) / here["workercount"])
-
-
-def _rewrite(config: pytest.Config, begin: float) -> None:
-    """Rewrite the asserts of files that have never been imported, from a place among them on.
-
-    As long as nothing was, all of xdist's processes would do so for all files at the same time: half a minute of
-    processor. What this calls is pytest's own, and may be another in its next release: then they do.
-    """
-    files = sorted(Path(__file__).parent.rglob("test_*.py"))
-    first = int(len(files) * begin)
-    try:
-        from _pytest.assertion import rewrite
-
-        state = config.stash[rewrite.assertstate_key]
-        for file in (*files[first:], *files[:first]):
-            folder = rewrite.get_cache_dir(file)
-            rewritten = folder / f"{file.stem}{rewrite.PYC_TAIL}"
-            if not rewritten.exists() and rewrite.try_makedirs(folder):
-                of_what, code = rewrite._rewrite_test(file, config)
-                rewrite._write_pyc(state, code, of_what, rewritten)
-    except (ImportError, AttributeError, KeyError, TypeError):
-        return
 
 
 @pytest.hookimpl(optionalhook=True)
