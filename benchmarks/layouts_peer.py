@@ -1,11 +1,13 @@
 """Replicas over two workers each, one of them killed: how long nobody trains, here and with torchft's HSDP, in turns.
 
+    pip install --no-deps torchft-nightly, and the opentelemetry packages that it imports, likewise
     python benchmarks/layouts_peer.py --rounds 5
 
 Three replicas of the GPT of examples/fsdp_gpt.py, each FSDP2 over two processes; both processes of one replica get
 SIGKILL at a random moment. Down = from the kill until *all* survivors have committed a step again, less the median
-step. torchft is no dependency: where it is not installed only holdfast is measured, and that is said. Its lighthouse
-and managers run as its documentation has them, on gloo, with timeouts that are given here: its defaults are a minute.
+step. torchft is no dependency: where it is not installed only holdfast is measured, and that is said. Its workers do
+what torchtitan's FaultTolerantTrainer does, on gloo, with timeouts that are given here: its defaults are a minute.
+It drops the samples of the replica that is gone, and those of a discarded step; here they are all trained.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=2.0, help="torchft's, of its collectives, in seconds")
+    parser.add_argument("--timeout", type=float, default=0.5, help="torchft's, of its collectives, in seconds")
     asked.add_option(parser)
     options = parser.parse_args()
     rng, there = random.Random(options.seed), importlib.util.find_spec("torchft") is not None
