@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holdfast.protocol.commit import Commit, Wish
-from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, JobFinished, NodeLeft, NodesJoined
+from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, JobFinished, NodeLeft
 from holdfast.protocol.record import Record
 from holdfast.simulation.faults.plans import FaultKind, FaultPlan, Raises
 
@@ -80,8 +80,6 @@ def wronged(plan: FaultPlan, record: Record | None, event: AnyEvent) -> str:
     blameless = alone or (plan.raises is not Raises.NOTHING and not few)
     if blameless and isinstance(event, NodeLeft) and event.reason == "quarantined":
         return f"a node is quarantined for what the work does wrong: {event}"
-    if isinstance(event, NodesJoined) and barred(record) & {one.node for one in event.nodes}:
-        return f"a node that may not come is let in: {event}"
     # (others may have swapped already to a group with one that is barred only then: that is told, and it is lost there)
     if isinstance(event, GenerationStarted) and event.decision and barred(record) & set(event.members):
         return f"a node that may not come is a member: {event}"
