@@ -327,7 +327,7 @@ def _parameters(sizes: Sequence[str]) -> int:
 
 def _step_processor_s(tree: Path) -> float:
     """Return the processor time of a step of a small job without a layout, of all its processes, without its start."""
-    few, many = 100, 700
+    few, many = 500, 1100  # (some things are done once, seconds after the start, beside the steps)
     return (_processor_s(tree, many) - _processor_s(tree, few)) / (many - few)
 
 
