@@ -125,6 +125,9 @@ class Hearing:
         if attach.worker in node.workers or attach.worker in node.broken:
             return
         if not node.has_place_for(attach.worker):
+            if self._turn.record.outcome:  # (one of its unit's places has ended already, with the job)
+                self._turn.send(node.connection, msg.ToWorker(worker=attach.worker, order=msg.JobDone()))
+                return
             self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
             return
         if self._parts.layouts.outdated(node, attach):

@@ -1,0 +1,15 @@
+"""A job whose replicas lie on several workers of a node comes to its end: found schedules."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.schedules.enumeration import plan_of
+from holdfast.simulation.schedules.shrinking import failure
+
+
+@pytest.mark.parametrize("number", [29_512_259_961, 29_767_106_753, 29_239_959_974, 29_022_851_189])
+def test_a_place_that_comes_once_the_job_is_done_is_told_so_and_has_not_failed(number: int) -> None:
+    """The other place of its unit had come and ended already, so that the node had no place left for this one."""
+    assert failure(SimCluster(plan_of(number))) == ""
