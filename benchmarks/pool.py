@@ -214,22 +214,25 @@ def reserve(options: argparse.Namespace) -> list[str]:
     with a_pool(4, "--reserve", "1") as pool:
         pool.submit("one", "2:4", TINY, *ARGS)
         pool.wait(pool.has("one", 3), "three nodes")
-        killed, began = 0.0, time.time()
+        killed, kills = 0.0, list[float]()
         for number in range(options.rounds):
             pool.wait(lambda: _waits_warm(pool, "one", killed), "a warm node of the reserve")  # noqa: B023
             pool.goes_on("one", steps=SETTLE_STEPS)
             killed = time.time()
+            kills.append(killed)
             os.kill(pool.pid_of(rng.choice(pool.job("one")["nodes"])), signal.SIGKILL)
             pool.wait(lambda: len(_replaced(pool.events_of("one"))) == number + 1, "a recovery")  # noqa: B023
         pool.goes_on("one")
         events = pool.events_of("one")
         pooled = [event["down_s"] - median_step(events) for event in _replaced(events)]
-        worlds = {e["world_size"] for e in events if e["event"] == "step_committed" and e["time"] > began}
+        steps = [event for event in events if event["event"] == "step_committed" and event["time"] > kills[0]]
+        smaller = [event["time"] for event in steps if event["world_size"] != 3]
         wrong = end(pool, "one")
     reserved = Figures("down less a step, with the reserve (s)", pooled)
     alone = Figures("down less a step, with a standby (s)", _hit_with_a_standby(rng, options.rounds))
     print(reserved, alone, sep="\n")
-    wrong += [] if worlds == {3} else [f"the steps' worlds: {sorted(worlds)}"]
+    after = [f"{when - max(kill for kill in kills if kill < when):.2f} s" for when in smaller]
+    wrong += [f"steps in another world than of three, after a kill: {', '.join(after)}"] if after else []
     if reserved.median > alone.median + MAX_MORE_WITH_RESERVE_S:
         wrong.append(f"a job is down for {reserved.median:.3f} s with the reserve, {alone.median:.3f} s with a standby")
     return wrong

@@ -91,6 +91,17 @@ def test_what_is_done_to_gradients_between_steps_is_the_script_s_own_affair() ->
     assert loop.run(evaluate, steps=3) == [1, 2, 3]
 
 
+def test_gradients_that_are_reset_between_micro_batches_cost_no_memory() -> None:
+    """Autograd adds in place: a second set of all gradients would be a worker's peak wherever it goes on from sums."""
+    loop = Loop()
+    weight, made = loop.model.weight, list[torch.Tensor | None]()
+    hook = weight.register_post_accumulate_grad_hook(lambda parameter: made.append(parameter.grad))
+    loop.run(lambda step: (loop.compute(step, lambda loss: loop.optimizer.zero_grad()), step.apply()), steps=1)
+    hook.remove()
+    assert len(made) == 2
+    assert made[0] is made[1]
+
+
 def test_a_loop_without_apply_is_told_so() -> None:
     """It was given the same step for ever."""
     loop = Loop()

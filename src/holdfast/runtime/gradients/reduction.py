@@ -211,6 +211,12 @@ class GradientBuckets:
                 if (here is not None and here is not known) or (known is not None and _version(known) != version):
                     raise foreign_gradient(parameter)
 
+    def show(self) -> None:
+        """Right before each backward: autograd adds to the sums in place, not to gradients of as many bytes again."""
+        for bucket in self._buckets:
+            for parameter, known in zip(bucket.parameters, bucket.local, strict=True):
+                parameter.grad = known
+
     def hide(self) -> None:
         """Let every `p.grad` be None: what user code does to it before the next backward leaves the sums alone."""
         for bucket in self._buckets:

@@ -75,8 +75,17 @@ class Update:
         for parameter in self._others:
             parameter.grad = None
 
+    def ready(self) -> None:
+        """Right before each backward: what is summed up already is added to.
+
+        Raises:
+            StepUseError: somebody else has made or changed gradients.
+        """
+        self.check()
+        self.buckets.show()
+
     def check(self) -> None:
-        """Before each backward: nobody else has made or changed gradients.
+        """Nobody else has made or changed gradients.
 
         Raises:
             StepUseError: somebody has.

@@ -168,7 +168,7 @@ class Workload:
             raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
         self._notes.computed()
         update = self.update
-        update.check()
+        update.ready()
         torch.autograd.backward(self.loss_scale.scaled(loss))
         update.collect()
         self.sums.hashes += self._fetched
