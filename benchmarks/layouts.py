@@ -11,8 +11,8 @@
   change  a node of three is killed, and another comes: with three nodes shard = 2, with two shard = 4; for how long no
           step is committed for the change of layout, of which starting the workers is a part, and the losses as above
   memory  what a worker under shard = 4 holds, less what it holds with next to no model, against the state of the whole
-  before  processor time of a step of a job without a layout, against another tree of this project with its own .venv,
-          in turns
+  before  processor time of a step of a job without a layout, against one of another tree of this project with its own
+          .venv, which trains at the same time
 
 All figures but the last two come from the jobs' own event files. The model is that of examples/fsdp_gpt.py.
 """
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from pathlib import Path
 import asked
 from asked import Figure
 from ending import end_in_order
+from left_behind import processor_s
 from recovery import SETTLE_STEPS, Bench
 from standstill import Watch
 
@@ -64,6 +66,8 @@ EXPERTS = ("--experts", "6", "--hidden", "32", "--aux-loss", "0")
 DOWN_S, STALL_S, LOSS, MEMORY, PROCESSOR = 0.3, 0.15, 1e-12, 0.3, 1.005
 #: the C library's allocator keeps much of what FSDP2 lets go of in each pass; so large tensors have memory of their own
 GIVEN_BACK = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"}
+#: of the section 'before': steps until it begins, and in each block
+WARM_STEPS, BLOCK_STEPS = 300, 150
 #: beside the elements of the state: counts of steps, names
 BESIDE = 1.01
 
@@ -73,7 +77,8 @@ def main() -> int:
     end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section; again for more")
-    parser.add_argument("--rounds", type=int, default=10, help="of the sections 'kill' and 'before'")
+    parser.add_argument("--rounds", type=int, default=10, help="of the section 'kill'")
+    parser.add_argument("--blocks", type=int, default=40, help="of the section 'before'")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--before", type=Path, metavar="TREE", help="what the section 'before' compares with")
     asked.add_option(parser)
@@ -237,12 +242,12 @@ class Run:
         """A job without a layout, here and there in turns."""
         if self._options.before is None:
             raise SystemExit("the section 'before' needs --before TREE")
-        trees, ratios = (ROOT, self._options.before.resolve()), list[float]()
-        for number in range(self._options.rounds):
-            taken = {tree: _step_processor_s(tree) for tree in (trees if number % 2 else trees[::-1])}
-            ratios.append(taken[trees[0]] / taken[trees[1]])
-            of, against = (1000 * taken[tree] for tree in trees)
-            print(f"processor time of a step {of:.2f} ms against {against:.2f} ms", flush=True)
+        ratios: list[float] = []
+        with _steady(ROOT) as ours, _steady(self._options.before.resolve()) as theirs:
+            for _ in range(self._options.blocks):
+                ratios.append(_block(ours, theirs))
+        low, high = _interval(ratios)
+        print(f"95 % interval of the median: {low:.4f}..{high:.4f}", flush=True)
         name = "processor time without a layout, against before"
         self.figures.append(Figure(name=name, values=tuple(ratios), asked=PROCESSOR, unit="x"))
         return 0
@@ -325,24 +330,58 @@ def _parameters(sizes: Sequence[str]) -> int:
     return sum(one.numel() for one in GPT(args.layers, args.dim, args.heads, args.context).parameters())
 
 
-def _step_processor_s(tree: Path) -> float:
-    """Return the processor time of a step of a small job without a layout, of all its processes, without its start."""
-    few, many = 500, 1100  # (some things are done once, seconds after the start, beside the steps)
-    return (_processor_s(tree, many) - _processor_s(tree, few)) / (many - few)
+class _Steady:
+    """A small job without a layout that trains on, whose processes' time is read."""
+
+    def __init__(self, process: subprocess.Popen[bytes], events: Path) -> None:
+        self._process = process
+        self._events = events
+
+    def used(self) -> tuple[int, float]:
+        """Return how many steps it has made, and the processor time of all its processes, s."""
+        if self._process.poll() is not None:
+            raise SystemExit(f"a job ended: exit code {self._process.returncode}")
+        steps = self._events.read_bytes().count(b'"step_committed"') if self._events.exists() else 0
+        return steps, processor_s(self._process.pid)
 
 
-def _processor_s(tree: Path, steps: int) -> float:
-    """Return the processor time of such a job of so many steps."""
-    command = [str(tree / ".venv" / "bin" / "python"), "-m", "holdfast", "run", "--nodes", "2"]
-    command += [str(tree / WHOLE_SCRIPT.relative_to(ROOT)), "--steps", str(steps), "--context", "16", "--dim", "64"]
+@contextmanager
+def _steady(tree: Path) -> Generator[_Steady]:
+    """Start such a job of a tree, and end it."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        events = Path(folder, "events.jsonl")
+        command = [str(tree / ".venv" / "bin" / "python"), "-m", "holdfast", "run", "--nodes", "2"]
+        command += ["--events", str(events), str(tree / WHOLE_SCRIPT.relative_to(ROOT)), *FOREVER, "--dim", "64"]
         own = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": folder}
         process = subprocess.Popen(command, cwd=folder, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"the job of {tree} failed: exit code {process.returncode}")
-    return used.ru_utime + used.ru_stime
+        try:
+            steady = _Steady(process, events)
+            while steady.used()[0] < WARM_STEPS:  # (some things are done once, seconds after the start)
+                time.sleep(0.2)
+            yield steady
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+
+
+def _block(ours: _Steady, theirs: _Steady) -> float:
+    """Return the processor time of a step of one job against another's, which runs at the same time."""
+    jobs = (ours, theirs)
+    before = [job.used() for job in jobs]
+    after = before
+    while min(now[0] - then[0] for now, then in zip(after, before, strict=True)) < BLOCK_STEPS:
+        time.sleep(0.2)
+        after = [job.used() for job in jobs]
+    each = [(now[1] - then[1]) / (now[0] - then[0]) for now, then in zip(after, before, strict=True)]
+    print(f"processor time of a step {1000 * each[0]:.2f} ms against {1000 * each[1]:.2f} ms", flush=True)
+    return each[0] / each[1]
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return a 95 % interval of the median, by the order of the values (the binomial distribution)."""
+    ordered, away = sorted(values), round(0.98 * len(values) ** 0.5)
+    middle = len(ordered) // 2
+    return ordered[max(middle - away, 0)], ordered[min(middle + away, len(ordered) - 1)]
 
 
 if __name__ == "__main__":

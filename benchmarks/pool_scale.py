@@ -90,6 +90,8 @@ def _begin(server: Server, fakes: FakePoolNodes, options: argparse.Namespace) ->
     begun = server.processor_s
     fakes.start()
     fakes.until("all nodes", lambda look: look.here == options.nodes, timeout_s=PATIENCE_S)
+    while len(server.client.status()["nodes"]) < options.nodes:  # (each is written down, one after the other)
+        time.sleep(0.1)
     show("all nodes come, processor", server.processor_s - begun, "s")
     begun = server.processor_s
     for number in range(options.jobs):
