@@ -35,7 +35,7 @@ import msgspec
 import plain_torch
 from ending import end_in_order
 from plain_worker import WORLD, Change, Role, Row, change_file
-from recovery import spread
+from recovery import NEIGHBOURS, spread
 from standstill import Watch
 
 from holdfast.control.link.forking import PRELOAD, Fork, Forked, Streams, ZygoteReply, start_zygote
@@ -138,9 +138,10 @@ class PlainJob:
         return max(b.time - a.time for a, b in pairwise(rows) if b.time > at) - self.median_step()
 
     def median_step(self) -> float:
-        """Return the median seconds of the steps in which nothing happened."""
+        """Return the median seconds of the last steps in which nothing happened."""
         rows = self._rows()
-        return statistics.median(b.time - a.time for a, b in pairwise(rows) if a.generation == b.generation)
+        steps = [b.time - a.time for a, b in pairwise(rows) if a.generation == b.generation]
+        return statistics.median(steps[-NEIGHBOURS:])
 
     def check(self) -> None:
         """See that no step was lost or done again."""

@@ -38,6 +38,8 @@ DENSE = ROOT / "examples" / "dense_gpt.py"
 DENSE_ARGS = ("--steps", "1000000", "--layers", "6", "--dim", "256", "--heads", "4", "--context", "16")
 PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
 SETTLE_STEPS = 4
+#: so many steps are what a disturbed one is compared with: most of them are undisturbed
+NEIGHBOURS = 40
 #: Steps until a fault that several nodes must have been told of.
 FORWARD_AHEAD = 10
 #: a joiner that holds the others up for longer, in seconds, is shown with the job's last events
@@ -213,9 +215,9 @@ class Bench:
         self.job.wait(StepCommitted, lambda e: e.step >= wanted, since=since)
 
     def median_step(self) -> float:
-        """The median seconds of all steps so far; disturbed ones are too few to matter."""
+        """The median seconds of the last steps: a machine that others use too grows faster and slower in minutes."""
         steps = [e.step_s for e in self.job.all(StepCommitted)[3:]]
-        return statistics.median(steps)
+        return statistics.median(steps[-NEIGHBOURS:])
 
     def _last_step(self) -> int:
         steps = self.job.all(StepCommitted)
