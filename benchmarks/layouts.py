@@ -1,8 +1,7 @@
 """What replicas that lie on several workers of a node cost, and that nothing of theirs is lost (docs/layouts.md).
 
-    make bench-layouts                                  everything but `before`
+    make bench-layouts                                  everything
     python benchmarks/layouts.py --only exact
-    python benchmarks/layouts.py --only before --before ../other-tree
 
   kill    a node, or one process of a unit, is killed at a random moment, and comes again: how long no step is
           committed, less a step; for how long an arrival holds the others up; what the arrivals have received
@@ -11,10 +10,9 @@
   change  a node of three is killed, and another comes: with three nodes shard = 2, with two shard = 4; for how long no
           step is committed for the change of layout, of which starting the workers is a part, and the losses as above
   memory  what a worker under shard = 4 holds, less what it holds with next to no model, against the state of the whole
-  before  processor time of a step of a job without a layout, against one of another tree of this project with its own
-          .venv, which trains at the same time
 
-All figures but the last two come from the jobs' own event files. The model is that of examples/fsdp_gpt.py.
+What a job without a layout takes, against a tree of before there were any: two_trees.py. All figures but the last come
+from the jobs' own event files. The model is that of examples/fsdp_gpt.py.
 """
 
 from __future__ import annotations
@@ -22,11 +20,8 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -35,7 +30,6 @@ from pathlib import Path
 import asked
 from asked import Figure
 from ending import end_in_order
-from left_behind import processor_s
 from recovery import SETTLE_STEPS, Bench
 from standstill import Watch
 
@@ -49,7 +43,7 @@ from holdfast.testing.local_job import LocalJob
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT, WHOLE_SCRIPT = ROOT / "examples" / "fsdp_gpt.py", ROOT / "examples" / "dense_gpt.py"
 EXPERTS_SCRIPT = ROOT / "examples" / "moe_gpt.py"
-SECTIONS = ("kill", "exact", "change", "memory", "before")
+SECTIONS = ("kill", "exact", "change", "memory")
 FOREVER = ("--steps", "1000000", "--context", "16")
 #: parameters and both moments of AdamW; float32
 STATE_BYTES = 3 * 4
@@ -63,11 +57,9 @@ EXACT_EXPERTS = ((3, Layout(shard=2)), (3, Layout(tensor=2)))
 #: (without a load-balancing loss: along shard that is of each place's part of a micro-batch)
 EXPERTS = ("--experts", "6", "--hidden", "32", "--aux-loss", "0")
 #: what the issue asks of each
-DOWN_S, STALL_S, LOSS, MEMORY, PROCESSOR = 0.3, 0.15, 1e-12, 0.3, 1.005
+DOWN_S, STALL_S, LOSS, MEMORY = 0.3, 0.15, 1e-12, 0.3
 #: the C library's allocator keeps much of what FSDP2 lets go of in each pass; so large tensors have memory of their own
 GIVEN_BACK = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"}
-#: of the section 'before': steps until it begins, and in each block
-WARM_STEPS, BLOCK_STEPS = 300, 150
 #: beside the elements of the state: counts of steps, names
 BESIDE = 1.01
 
@@ -78,15 +70,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section; again for more")
     parser.add_argument("--rounds", type=int, default=10, help="of the section 'kill'")
-    parser.add_argument("--blocks", type=int, default=40, help="of the section 'before'")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--before", type=Path, metavar="TREE", help="what the section 'before' compares with")
     asked.add_option(parser)
     options = parser.parse_args()
     run = Run(options)
     sections: dict[str, Callable[[], int]] = {name: getattr(run, name) for name in SECTIONS}
-    wanted = options.only or [name for name in SECTIONS if name != "before" or options.before is not None]
-    codes = [sections[name]() for name in wanted]
+    codes = [sections[name]() for name in options.only or SECTIONS]
     asked.write(options.figures, run.figures)
     print(f"load of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
     print("\n".join(asked.table(run.figures)))
@@ -238,20 +227,6 @@ class Run:
         self.figures.append(Figure(name=name, values=(taken[0] / taken[1],), asked=MEMORY, unit="x", how=how))
         return 0
 
-    def before(self) -> int:
-        """A job without a layout, here and there in turns."""
-        if self._options.before is None:
-            raise SystemExit("the section 'before' needs --before TREE")
-        ratios: list[float] = []
-        with _steady(ROOT) as ours, _steady(self._options.before.resolve()) as theirs:
-            for _ in range(self._options.blocks):
-                ratios.append(_block(ours, theirs))
-        low, high = _interval(ratios)
-        print(f"95 % interval of the median: {low:.4f}..{high:.4f}", flush=True)
-        name = "processor time without a layout, against before"
-        self.figures.append(Figure(name=name, values=tuple(ratios), asked=PROCESSOR, unit="x"))
-        return 0
-
     # ---- inside ----
 
     def _exact(self, what: str, script: Path, sizes: Sequence[str], cases: Sequence[tuple[int, Layout]]) -> int:
@@ -328,60 +303,6 @@ def _parameters(sizes: Sequence[str]) -> int:
 
     args = argument_parser(None).parse_args([*FOREVER, *sizes])
     return sum(one.numel() for one in GPT(args.layers, args.dim, args.heads, args.context).parameters())
-
-
-class _Steady:
-    """A small job without a layout that trains on, whose processes' time is read."""
-
-    def __init__(self, process: subprocess.Popen[bytes], events: Path) -> None:
-        self._process = process
-        self._events = events
-
-    def used(self) -> tuple[int, float]:
-        """Return how many steps it has made, and the processor time of all its processes, s."""
-        if self._process.poll() is not None:
-            raise SystemExit(f"a job ended: exit code {self._process.returncode}")
-        steps = self._events.read_bytes().count(b'"step_committed"') if self._events.exists() else 0
-        return steps, processor_s(self._process.pid)
-
-
-@contextmanager
-def _steady(tree: Path) -> Generator[_Steady]:
-    """Start such a job of a tree, and end it."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-        events = Path(folder, "events.jsonl")
-        command = [str(tree / ".venv" / "bin" / "python"), "-m", "holdfast", "run", "--nodes", "2"]
-        command += ["--events", str(events), str(tree / WHOLE_SCRIPT.relative_to(ROOT)), *FOREVER, "--dim", "64"]
-        own = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": folder}
-        process = subprocess.Popen(command, cwd=folder, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            steady = _Steady(process, events)
-            while steady.used()[0] < WARM_STEPS:  # (some things are done once, seconds after the start)
-                time.sleep(0.2)
-            yield steady
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-
-
-def _block(ours: _Steady, theirs: _Steady) -> float:
-    """Return the processor time of a step of one job against another's, which runs at the same time."""
-    jobs = (ours, theirs)
-    before = [job.used() for job in jobs]
-    after = before
-    while min(now[0] - then[0] for now, then in zip(after, before, strict=True)) < BLOCK_STEPS:
-        time.sleep(0.2)
-        after = [job.used() for job in jobs]
-    each = [(now[1] - then[1]) / (now[0] - then[0]) for now, then in zip(after, before, strict=True)]
-    print(f"processor time of a step {1000 * each[0]:.2f} ms against {1000 * each[1]:.2f} ms", flush=True)
-    return each[0] / each[1]
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a 95 % interval of the median, by the order of the values (the binomial distribution)."""
-    ordered, away = sorted(values), round(0.98 * len(values) ** 0.5)
-    middle = len(ordered) // 2
-    return ordered[max(middle - away, 0)], ordered[min(middle + away, len(ordered) - 1)]
 
 
 if __name__ == "__main__":

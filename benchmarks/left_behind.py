@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,31 +81,6 @@ def shared_memory() -> set[str]:
     with contextlib.suppress(OSError):
         return set(os.listdir(SHARED_MEMORY))
     return set()
-
-
-def family(pid: int) -> list[int]:
-    """Return a process and all that descend from it."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                children[int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])].append(int(name))
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    family = [pid]
-    for one in family:
-        family += children[one]
-    return family
-
-
-def processor_s(pid: int) -> float:
-    """Return the processor time that a process and all that descend from it have taken, those included that ended."""
-    ticks = 0
-    for one in family(pid):
-        with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, stat[11:15]))  # (of its own, and of its children that it has reaped)
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _marked(mark: str) -> Iterator[Path]:

@@ -33,7 +33,6 @@ from typing import Any, cast
 import asked
 from asked import Figure
 from ending import end_in_order
-from left_behind import family
 from recovery import DENSE, DENSE_ARGS, SETTLE_STEPS, Bench
 from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 from standstill import Watch
@@ -224,7 +223,7 @@ class MemoryBench(Bench):
             kinds[agent] = "agents"
             kinds.update(dict.fromkeys(workers, "workers"))
         found: dict[str, Held] = {}
-        for pid in family(self.job.process.pid):
+        for pid in _family(self.job.process.pid):
             kind = kinds.get(pid, "the rest")
             found[kind] = found.get(kind, Held()) + _held(pid)
         return dict(sorted(found.items()))
@@ -255,6 +254,21 @@ def _held(pid: int) -> Held:
         )
     except (FileNotFoundError, ProcessLookupError):
         return Held()
+
+
+def _family(pid: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                children[int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])].append(int(name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    family = [pid]
+    for one in family:
+        family += children[one]
+    return family
 
 
 def _spread(values: list[float]) -> str:

@@ -18,7 +18,7 @@ import torch
 
 from holdfast.runtime.gradients.squares import BLOCK, Reduced, block_squares
 from holdfast.runtime.groups.communicator import Communicator, Pending
-from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.layouts.local import is_spread, local_of
 from holdfast.runtime.state.memory import large_zeros
 
 #: Elements that are summed, scaled and squared at a time, while they are in the cache.
@@ -97,6 +97,7 @@ class Bucket:
         #: torch's version counters of `local` as backward left them, 0 where there is none
         self.versions = [0] * len(self.parameters)
         self._here = [local_of(parameter).detach() for parameter in parameters]
+        self._spread = any(is_spread(parameter) for parameter in parameters)
         self.numel = sum(parameter.numel() for parameter in self._here)
         self.used = self.numel + len(parameters) + 1
         self.noted = False
@@ -121,6 +122,17 @@ class Bucket:
         """The dtype and the device of its buffers."""
         return self._here[0].dtype, self._here[0].device
 
+    @property
+    def held(self) -> list[torch.Tensor | None]:
+        """What this worker holds of `local`. (Asked several times in each micro-batch.)"""
+        if not self._spread:
+            return self.local
+        return [None if gradient is None else local_of(gradient) for gradient in self.local]
+
+    def versions_now(self) -> list[int]:
+        """Return torch's version counters of `local`, 0 where there is none."""
+        return [0 if gradient is None else gradient._version for gradient in self.held]
+
     def fill(self, comm: Communicator, arrivals: ArrivalRoom | None = None) -> None:
         """Begin a reduction: cut `flat`, which is given room for all shards, and copy this rank's gradients into it.
 
@@ -132,9 +144,9 @@ class Bucket:
         self._make_room(comm)
         flags = [*(gradient is not None for gradient in self.local), self.noted]
         self.flat[self.numel : self.used] = torch.tensor(flags, dtype=self.flat.dtype)
-        for gradient, view in zip(self.local, self.views, strict=True):
+        for gradient, view in zip(self.held, self.views, strict=True):
             if gradient is not None:
-                view.copy_(local_of(gradient))
+                view.copy_(gradient)
             else:
                 view.zero_()
 

@@ -197,22 +197,32 @@ class GradientBuckets:
                 parameter.grad = known
         self._note()
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """Before each backward, and before the reduction: nobody else has made or changed gradients.
 
-        What user code has merely let go of (`zero_grad()`) is still here.
+        Returns:
+            Whether user code has let go of some (`zero_grad()`), or `hide`; they are still here.
 
         Raises:
             StepUseError: somebody has: the step would not be what its samples make of it.
         """
+        gone = False
         for bucket in self._buckets:
-            for parameter, known, version in zip(bucket.parameters, bucket.local, bucket.versions, strict=True):
+            now = bucket.versions_now()
+            if now != bucket.versions:
+                changed = next(p for p, a, b in zip(bucket.parameters, now, bucket.versions, strict=True) if a != b)
+                raise foreign_gradient(changed)
+            for parameter, known in zip(bucket.parameters, bucket.local, strict=True):
                 here = parameter.grad
-                if (here is not None and here is not known) or (known is not None and _version(known) != version):
+                if here is known:
+                    continue
+                if here is not None:
                     raise foreign_gradient(parameter)
+                gone = True
+        return gone
 
     def show(self) -> None:
-        """Right before each backward: autograd adds to the sums in place, not to gradients of as many bytes again."""
+        """Right before a backward: autograd adds to the sums in place, and does not make as many bytes again."""
         for bucket in self._buckets:
             for parameter, known in zip(bucket.parameters, bucket.local, strict=True):
                 parameter.grad = known
@@ -226,7 +236,7 @@ class GradientBuckets:
 
     def _note(self) -> None:
         for bucket in self._buckets:
-            bucket.versions = [0 if gradient is None else _version(gradient) for gradient in bucket.local]
+            bucket.versions = bucket.versions_now()
 
     def use_reduced(self) -> None:
         """Let every `p.grad` be the reduced gradient.
@@ -304,10 +314,6 @@ class GradientBuckets:
             room.fresh()
         for bucket in self._buckets:
             bucket.fresh_buffers()
-
-
-def _version(gradient: torch.Tensor) -> int:
-    return local_of(gradient)._version
 
 
 def _grouped(

@@ -72,8 +72,9 @@ class Reduced:
 def block_squares(part: torch.Tensor) -> torch.Tensor:
     """Return the squared norm of each block of a vector that begins where a block does, in float64."""
     whole = part.numel() // BLOCK * BLOCK
-    norms = [row_norms(piece, torch.float64) for piece in (part[:whole].view(-1, BLOCK), part[whole:].view(1, -1))]
-    squares = torch.cat(norms) if whole < part.numel() else norms[0]
+    squares = row_norms(part[:whole].view(-1, BLOCK), torch.float64)
+    if whole < part.numel():
+        squares = torch.cat((squares, row_norms(part[whole:].view(1, -1), torch.float64)))
     return squares.square_()
 
 
@@ -100,7 +101,7 @@ def _exact_sum(squares: torch.Tensor) -> int:
     for number in range(_MANTISSA // _BIN + 1):
         piece = (mantissas >> (number * _BIN)) & ((1 << _BIN) - 1)
         sums.index_add_(0, bins + number, piece << shifts)
-    return sum(count << (place * _BIN) for place, count in enumerate(integers(sums)))
+    return sum(count << (place * _BIN) for place, count in enumerate(integers(sums)) if count)
 
 
 def number_of(digits: Sequence[float]) -> float:

@@ -81,19 +81,20 @@ class Update:
         Raises:
             StepUseError: somebody else has made or changed gradients.
         """
-        self.check()
-        self.buckets.show()
+        if self.check():
+            self.buckets.show()
 
-    def check(self) -> None:
-        """Nobody else has made or changed gradients.
+    def check(self) -> bool:
+        """Nobody else has made or changed gradients; return whether some are out of sight.
 
         Raises:
             StepUseError: somebody has.
         """
-        self.buckets.check()
+        gone = self.buckets.check()
         for parameter in self._others:
             if parameter.grad is not None:
                 raise foreign_gradient(parameter)
+        return gone
 
     def collect(self) -> None:
         """After each backward: take in its own gradients, and let go of the others'."""
