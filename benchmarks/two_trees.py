@@ -86,9 +86,10 @@ class Tree:
 
     def _begin(self) -> Iterator[Any]:
         import holdfast
+        from holdfast.runtime.tensors import seed_all
 
         job = holdfast.init()
-        torch.manual_seed(0)
+        seed_all(0)
         self._model = GPT(self._sizes.layers, self._sizes.dim, 4, CONTEXT)
         optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3)
         data = Bytes(read_text(None), CONTEXT)
@@ -157,7 +158,7 @@ def _compared(options: argparse.Namespace, first: str) -> list[float]:
 
 def interval(values: list[float]) -> tuple[float, float]:
     """Return a 95 % interval of the median, by the order of the values (the binomial distribution)."""
-    ordered, away = sorted(values), round(0.98 * len(values) ** 0.5)
+    ordered, away = sorted(values), round(0.98 * math.sqrt(len(values)))
     return ordered[max(len(ordered) // 2 - away, 0)], ordered[min(len(ordered) // 2 + away, len(ordered) - 1)]
 
 

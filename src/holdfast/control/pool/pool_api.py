@@ -18,6 +18,7 @@ from holdfast.control.pool.handed_in import check_handed_in
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_shell import PoolShell
 from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
+from holdfast.control.serving.patience import done_while_answered
 from holdfast.coordination.pool.foresight import foresee_drain
 from holdfast.coordination.pool.inputs import (
     DrainNodes,
@@ -245,8 +246,8 @@ class PoolApi:
         feeding = asyncio.ensure_future(self._shell.feed(asked))
         self._feeding.add(feeding)
         feeding.add_done_callback(self._feeding.discard)
-        await asyncio.wait((feeding,), timeout=WRITE_S)
-        if not feeding.done():
+        # (where a thousand nodes come at once, many others' are written down before it)
+        if not await done_while_answered(feeding, lambda: self._shell.unanswered_s, WRITE_S):
             # (whoever asks first finds out that the store is away: it is not in our hands any more what becomes of it)
             feeding.add_done_callback(_heard_of)
             raise RefusedError(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from holdfast.control.store.interface import StoreAwayError
 from holdfast.errors import RefusedError
@@ -34,6 +35,8 @@ class PatientWriter:
         self._given_up = asyncio.Event()
         self._away_since: float | None = None
         self._why = ""
+        #: when the write at hand was begun
+        self._begun: float | None = None
 
     async def make(self, write: Callable[[], None]) -> None:
         """Make a write in a thread, and return once it is made.
@@ -42,6 +45,18 @@ class PatientWriter:
             StoreAwayError: the store is away, and nobody waits for it any more.
             SupersededError, JournalError, StoreError: as the write raises them.
         """
+        self._begun = self._now()
+        try:
+            await self._make(write)
+        finally:
+            self._begun = None
+
+    @property
+    def unanswered_s(self) -> float:
+        """For how long the store has not answered the write at hand, in seconds; 0: none is at hand."""
+        return 0.0 if self._begun is None else self._now() - self._begun
+
+    async def _make(self, write: Callable[[], None]) -> None:
         while True:
             try:
                 await asyncio.to_thread(write)
@@ -82,3 +97,17 @@ class PatientWriter:
             away_s, self._away_since = self._now() - self._away_since, None
             _log.warning("the store answers again, after %.1f s without a decision", away_s)
             self._on_back(away_s)
+
+
+async def done_while_answered(work: asyncio.Future[Any], unanswered_s: Callable[[], float], limit_s: float) -> bool:
+    """Wait for what waits for writes, its own and those before it, for as long as the store answers.
+
+    Returns:
+        Whether it is done; False: a write has not been answered for `limit_s`.
+    """
+    while not work.done():
+        left_s = limit_s - unanswered_s()
+        if left_s <= 0.0:
+            return False
+        await asyncio.wait((work,), timeout=left_s)
+    return True

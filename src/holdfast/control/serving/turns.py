@@ -162,6 +162,11 @@ class MachineShell(ABC, Generic[I, O, R]):
         """
         self._writer.check()
 
+    @property
+    def unanswered_s(self) -> float:
+        """For how long the store has not answered the write at hand, in seconds; 0: none is at hand."""
+        return self._writer.unanswered_s
+
     async def feed(self, event: I) -> bool:
         """Handle one input, after those that came before it, and carry out all that follows; once stopped, nothing.
 

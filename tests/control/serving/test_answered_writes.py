@@ -1,0 +1,58 @@
+"""Whoever waits for a write waits as long as the store answers, also behind many others' writes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from holdfast.control.serving.patience import PatientWriter, done_while_answered
+
+LIMIT_S = 0.001
+
+
+def test_what_waits_behind_others_writes_is_waited_for() -> None:
+    """A thousand nodes came at once, and who handed a job in was told that the store did not answer."""
+
+    async def wait() -> bool:
+        work = asyncio.get_running_loop().create_future()
+        asked = 0
+
+        def unanswered_s() -> float:
+            nonlocal asked
+            asked += 1
+            if asked == 20:  # (long after the limit; each write before was answered in half of it)
+                work.set_result(None)
+            return LIMIT_S / 2
+
+        return await done_while_answered(work, unanswered_s, LIMIT_S)
+
+    assert asyncio.run(wait())
+
+
+def test_a_write_that_is_not_answered_is_not_waited_for() -> None:
+    async def wait() -> bool:
+        work = asyncio.get_running_loop().create_future()
+        return await done_while_answered(work, lambda: LIMIT_S, LIMIT_S)
+
+    assert not asyncio.run(wait())
+
+
+def test_a_write_is_unanswered_until_it_is_made() -> None:
+    async def make() -> list[float]:
+        clock = iter([10.0, 13.0])
+        writer = PatientWriter(lambda: next(clock), lambda away_s: None)
+        begun, goes_on = threading.Event(), threading.Event()
+        seen = [writer.unanswered_s]
+
+        def write() -> None:
+            begun.set()
+            goes_on.wait()
+
+        making = asyncio.ensure_future(writer.make(write))
+        await asyncio.to_thread(begun.wait)
+        seen.append(writer.unanswered_s)
+        goes_on.set()
+        await making
+        return [*seen, writer.unanswered_s]
+
+    assert asyncio.run(make()) == [0.0, 3.0, 0.0]
