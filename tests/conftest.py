@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,7 +18,8 @@ settings.load_profile("shared machine")
 # fifth of that of importing.
 gc.set_threshold(50_000, 20, 20)
 
-_ZYGOTE = "holdfast_zygote"
+#: the zygotes that all of xdist's processes share, by what they have imported
+_ZYGOTES = "holdfast_zygotes"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -38,25 +39,40 @@ def _shares(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """One zygote serves all of xdist's processes; it ends with the one that has started them."""
-    from warm_start import zygote  # (not above: mutants are tested without what it imports)
+    """One zygote of each kind serves all of xdist's processes; it ends with the one that has started them."""
+    from warm_start import COMMANDS, PRELOAD, zygote  # (not above: mutants are tested without what it imports)
 
     config = node.config
-    if not hasattr(config, _ZYGOTE):
+    if not hasattr(config, _ZYGOTES):
         stack = ExitStack()
-        setattr(config, _ZYGOTE, stack.enter_context(zygote()))
+        kinds = {"torch": PRELOAD, "commands": COMMANDS}
+        setattr(config, _ZYGOTES, {kind: stack.enter_context(zygote(names)) for kind, names in kinds.items()})
         config.add_cleanup(stack.close)
-    node.workerinput[_ZYGOTE] = getattr(config, _ZYGOTE)
+    node.workerinput[_ZYGOTES] = getattr(config, _ZYGOTES)
 
 
 @pytest.fixture(scope="session")
 def warm_torch(request: pytest.FixtureRequest) -> Iterator[str]:
     """The socket of a zygote with torch; importing that once for all tests takes much off the suite."""
-    shared = getattr(request.config, "workerinput", {}).get(_ZYGOTE)
+    from warm_start import PRELOAD
+
+    yield from _zygote(request, "torch", PRELOAD)
+
+
+@pytest.fixture(scope="session")
+def warm_commands(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The socket of a zygote that has what `holdfast run` and its processes import, and no torch."""
+    from warm_start import COMMANDS
+
+    yield from _zygote(request, "commands", COMMANDS)
+
+
+def _zygote(request: pytest.FixtureRequest, kind: str, names: Sequence[str]) -> Iterator[str]:
+    shared = getattr(request.config, "workerinput", {}).get(_ZYGOTES)
     if shared:
-        yield shared
+        yield shared[kind]
         return
     from warm_start import zygote
 
-    with zygote() as socket_path:
+    with zygote(names) as socket_path:
         yield socket_path

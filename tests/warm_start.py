@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
-from holdfast.control.link.forking import PRELOAD, Exited, Fork, Streams, ZygoteReply, start_zygote
+from holdfast.control.link.forking import PRELOAD, Exited, Fork, Forked, Streams, ZygoteReply, start_zygote
 from holdfast.control.link.framing import FrameDecoder, encode_frame
-from holdfast.control.processes import end_all
+from holdfast.control.processes import ProcessHandle, end_all
 
 #: a whole undisturbed run on a busy machine takes a minute or two
 _DEADLINE_S = 300.0
+
+#: what commands and servers import, and what they start, but for workers
+COMMANDS = (
+    "holdfast.cli",
+    "holdfast.control.agent.node_agent",
+    "holdfast.control.coordinator.searcher",
+    "holdfast.control.coordinator.server",
+    "holdfast.control.launch.children",
+    "holdfast.control.pool.pool_server",
+)
+#: `holdfast`, as a script that a zygote's children run
+COMMAND = Path(__file__).with_name("warm_command.py")
 
 
 @contextmanager
@@ -63,3 +77,85 @@ def _exit_code(connection: socket.socket) -> int:
 def _whole(stream: TextIO) -> str:
     stream.seek(0)
     return stream.read()
+
+
+class WarmProcess:
+    """A script in a zygote's child, with what tests use of subprocess.Popen; it ends with this process."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        script: Path,
+        args: Sequence[str],
+        *,
+        output: IO[bytes] | int,
+        errors: IO[bytes] | None = None,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            output: where it prints; subprocess.PIPE: to `stdout`. errors: where it complains, None for the same.
+            environment: what its environment has beyond the zygote's. cwd: where it runs, None for where this does.
+        """
+        if isinstance(output, int):
+            ours, its = os.pipe()
+            self.stdout: IO[bytes] | None = os.fdopen(ours, "rb")
+        else:
+            self.stdout, its = None, os.dup(output.fileno())
+        self.returncode: int | None = None
+        self._ended = threading.Event()
+        self._decoder: FrameDecoder[ZygoteReply] = FrameDecoder(ZygoteReply)
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.settimeout(_DEADLINE_S)
+        self._connection.connect(socket_path)
+        streams = [its, its if errors is None else errors.fileno()]
+        socket.send_fds(self._connection, [encode_frame(Streams())], streams)
+        os.close(its)
+        where = os.getcwd() if cwd is None else str(cwd)
+        fork = Fork(request=1, script=str(script), args=tuple(args), env=dict(environment or {}), cwd=where)
+        self._connection.sendall(encode_frame(fork))
+        first, *more = self._heard()
+        assert isinstance(first, Forked), first
+        self.pid = first.pid
+        self._handle = ProcessHandle(self.pid)
+        threading.Thread(target=self._hear, args=(more,), name="warm process", daemon=True).start()
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not, in so many seconds.
+        """
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired("a warm process", timeout or 0.0)
+        assert self.returncode is not None, "the zygote is gone"
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it still runs."""
+        self._handle.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _heard(self) -> list[ZygoteReply]:
+        data = self._connection.recv(4096)
+        assert data, "the zygote is gone"
+        return list(self._decoder.feed(data))
+
+    def _hear(self, replies: Sequence[ZygoteReply]) -> None:
+        self._connection.settimeout(None)
+        try:
+            while not (ended := [reply for reply in replies if isinstance(reply, Exited)]):
+                replies = self._heard()
+            self.returncode = ended[0].code
+        finally:
+            self._ended.set()
+            self._connection.close()

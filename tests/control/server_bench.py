@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,31 +22,21 @@ from holdfast.protocol.job_spec import ExperimentSpec, JobSpec, OutputSpec, Reco
 from holdfast.protocol.messages.agent import CoordinatorMessage, FromWorker, Hello
 from holdfast.protocol.messages.worker import Attach, WorkerMessage
 from holdfast.protocol.names import PROTOCOL, worker_id
+from places import CONTROL_SCRIPTS
+from warm_start import WarmProcess
 
 E = TypeVar("E", bound=Event)
 
 #: For conditions that a loaded machine may take long to bring about; nothing is measured by it.
 PATIENCE_S = 60.0
 
-_MAIN = """
-import json, logging, sys
-from pathlib import Path
-from holdfast.control.coordinator.server import ServerSettings, serve
-from holdfast.coordination.config import CoordinatorConfig
-from holdfast.errors import HoldfastError
-from holdfast.protocol.job_spec import JobSpec
-import asyncio, msgspec
-logging.basicConfig(level=logging.INFO, format="%(message)s")
-given = json.loads(sys.argv[1])
-config = CoordinatorConfig(spec=msgspec.convert(given.pop("spec"), JobSpec), **given.pop("config"))
-paths = {key: Path(given.pop(key)) for key in ("registry", "tls_cert", "tls_key") if key in given}
-ready = lambda entry: print(msgspec.json.encode(entry).decode(), flush=True)
-try:
-    sys.exit(asyncio.run(serve(ServerSettings(config=config, **paths, **given), on_ready=ready)))
-except HoldfastError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+_SCRIPT = CONTROL_SCRIPTS / "coordinator.py"
+
+
+def commands() -> str:
+    """Return the socket of the zygote that such processes are forked from; conftest.py puts its own in this place."""
+    raise NotImplementedError
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
@@ -82,9 +71,7 @@ class CoordinatorProcess:
         settings |= {"spec": msgspec.to_builtins(spec), "config": config or {}}
         self.log_path = folder / f"coordinator-{time.monotonic_ns()}.log"
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, json.dumps(settings)], stdout=subprocess.PIPE, stderr=log
-            )
+            self.process = WarmProcess(commands(), _SCRIPT, [json.dumps(settings)], output=subprocess.PIPE, errors=log)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

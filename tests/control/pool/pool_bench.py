@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -14,32 +13,20 @@ from typing import Any
 
 import httpx
 import msgspec
+import server_bench
 from websockets.sync.client import ClientConnection, connect
 
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import JobEntry
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import FromNode, NodeGrant, NodeRefused, PoolHello
+from places import CONTROL_SCRIPTS
+from warm_start import WarmProcess
 
 #: For conditions that a loaded machine may take long to bring about; nothing is measured by it.
 PATIENCE_S = 60.0
 
-_MAIN = """
-import asyncio, json, logging, sys
-from pathlib import Path
-import msgspec
-from holdfast.control.pool.pool_server import serve_pool
-from holdfast.control.pool.settings import PoolSettings
-from holdfast.errors import HoldfastError
-logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-given = json.loads(sys.argv[1])
-ready = lambda entry: print(msgspec.json.encode(entry).decode(), flush=True)
-try:
-    sys.exit(asyncio.run(serve_pool(PoolSettings(folder=Path(given.pop("folder")), **given), on_ready=ready)))
-except HoldfastError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+_SCRIPT = CONTROL_SCRIPTS / "pool.py"
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(NodeGrant | NodeRefused)
@@ -58,8 +45,13 @@ class PoolProcess:
         given = {"store": f"sqlite:{folder}/pool.db", "folder": str(self.journals), **settings}
         self.log_path = folder / f"pool-{time.monotonic_ns()}.log"
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, json.dumps(given)], stdout=subprocess.PIPE, stderr=log, cwd=folder
+            self.process = WarmProcess(
+                server_bench.commands(),
+                _SCRIPT,
+                [json.dumps(given)],
+                output=subprocess.PIPE,
+                errors=log,
+                cwd=folder,
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
