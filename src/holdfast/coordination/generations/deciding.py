@@ -180,11 +180,15 @@ class Deciding:
             return reports
         others = {worker: report for worker, report in reports.items() if worker not in stuck}
         verdict = self._verdict(others, [])
-        return others if isinstance(verdict, Verdict) and _to_save(verdict.decision) else reports
+        return others if self._is_to_save(verdict) else reports
 
     def _nearest(self, verdict: Verdict | NothingLeft) -> Verdict | NothingLeft:
-        """Return a verdict that goes back to a snapshot instead, where that is nearer; a job that ends needs none."""
-        if self._closing.under_way or self._config.spec.recovery.restarts_all:
+        """Return a verdict that goes back to a snapshot instead, where that is nearer.
+
+        A job that ends needs none, but for what a change of layout has put away.
+        """
+        ends = self._closing.under_way and not self._turn.record.in_memory
+        if ends or self._config.spec.recovery.restarts_all:
             return verdict
         committed = self._ledger.committed
         self._snapshots.look(committed, at_once=True)
@@ -311,7 +315,7 @@ class Deciding:
         return bool(named)
 
     def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
-        if self._closing.under_way and (isinstance(verdict, NothingLeft) or not _to_save(verdict.decision)):
+        if self._closing.under_way and not self._is_to_save(verdict):
             if not self._closing.renews or isinstance(verdict, NothingLeft):
                 self._closing.end(_unsaved(verdict, self._ledger.committed))
                 return
@@ -336,6 +340,12 @@ class Deciding:
             reason = self._roll_back(verdict)
         self._ledger.undo_after(decision.applied)
         self._begin(workers, verdict, reports, reason)
+
+    def _is_to_save(self, verdict: Verdict | NothingLeft) -> bool:
+        """Tell whether a verdict leads to a state that may be in no checkpoint yet."""
+        if not isinstance(verdict, Verdict) or self._layouts.from_memory(verdict.decision):
+            return isinstance(verdict, Verdict)
+        return verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and verdict.decision.applied > 0
 
     def _roll_back(self, verdict: Verdict) -> str:
         """Forget what came after the decided step; return the reason of the generation to come."""
@@ -423,11 +433,6 @@ class Deciding:
             self._ledger.decided(decision.applied, decision.commit)
         self._progress.release()
         self._turn.change(passed=self._ledger.unannounced)
-
-
-def _to_save(decision: Decision) -> bool:
-    """Tell whether a decision leads to a state that may be in no checkpoint yet."""
-    return decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied > 0
 
 
 def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:
