@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from holdfast.runtime.gradients.blocks import BLOCK
+from holdfast.planning.levels import BLOCK
 from holdfast.runtime.gradients.squares import Reduced, block_squares
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.layouts.local import local_of

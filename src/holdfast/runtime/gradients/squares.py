@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.runtime.gradients.blocks import BLOCK
+from holdfast.planning.levels import BLOCK
 from holdfast.runtime.tensors import integers, pieces, row_norms
 
 #: Bits of a float64's mantissa; the exponent of the smallest one, as frexp gives it; and of the largest.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.runtime.gradients.blocks import BLOCK
+from holdfast.planning.levels import BLOCK
 from holdfast.runtime.gradients.bucket import Bucket
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.commit import start_commit
