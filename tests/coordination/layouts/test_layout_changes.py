@@ -181,6 +181,29 @@ def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, e
     assert len(source.keepers) == 2
 
 
+@pytest.mark.parametrize("loading", [False, True])
+def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
+    """Of four experts in six slots n0 alone has some: it is lost before, or while, what was put away is loaded."""
+    job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
+    parts = job.changed()
+    for node in ("n1", "n0") if loading else ("n1",):
+        job.up(node, TWO, "b", parts[node])
+    job.up("n3", TWO, "b")  # (with which there is room for all experts)
+    if loading:
+        job.lose("n0")
+        stop = job.machine.parts.stopping.stop
+        assert stop is not None
+        known = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
+        for index in range(2):
+            job.say(msg.Report(worker=w("n1", index, "b"), applied=None, step=4, **known))
+    for _ in range(9):
+        job.tick(1.0)
+        for node in ("n1", "n3"):
+            job.tell(node, msg.Heartbeat())
+    (failed,) = [event for event in job.events if isinstance(event, ev.JobFailed)]
+    assert "then expert 2 of MoE layer 0 of step 3 have no live copy and there is no checkpoint" in failed.why
+
+
 def test_a_part_of_experts_that_is_damaged_is_of_no_use_to_anybody_but_stops_nobody() -> None:
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=4)).begin().shrink()
     job.enter(3)

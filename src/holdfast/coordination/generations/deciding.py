@@ -155,16 +155,16 @@ class Deciding:
 
     def _verdict(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
         record, committed = self._turn.record, self._ledger.committed
-        known, anew, unreadable = record.checkpoints, self._anew, record.unreadable
         verdict = decide(
             record.decision,
             committed,
             list(reports.values()),
-            known,
+            record.checkpoints,
             self._standbys.fresh(arrivals),
             lost=partial(lost_of, record, reports=reports) if record.expert_shape is not None else None,
-            anew=anew,
-            unreadable=unreadable,
+            away=self._snapshots.lacking,
+            anew=self._anew,
+            unreadable=record.unreadable,
             places=record.layout.places,
         )
         return self._nearest(verdict)
@@ -284,7 +284,8 @@ class Deciding:
         workers = [info.id for info in turn.members.workers()]
         known, fresh = record.checkpoints, self._standbys.fresh(workers)
         anew, unreadable, places = self._anew, record.unreadable, record.layout.places
-        verdict = without_state(self._ledger.committed, known, fresh, anew=anew, unreadable=unreadable, places=places)
+        committed, away = self._ledger.committed, self._snapshots.lacking
+        verdict = without_state(committed, known, fresh, away, anew=anew, unreadable=unreadable, places=places)
         self._carry_out(self._nearest(verdict), workers, {})
 
     @property
