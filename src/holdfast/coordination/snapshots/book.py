@@ -172,7 +172,7 @@ class SnapshotBook:
 
     @property
     def lacking(self) -> Sequence[tuple[int, int]]:
-        """Experts (layer, number) for want of which a state that was put away cannot serve: nodes that are away had them.
+        """Experts (layer, number) for want of which a state that was put away cannot serve: on nodes that are away.
 
         None where all else of it is lost, too.
         """
