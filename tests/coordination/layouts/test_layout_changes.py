@@ -12,6 +12,7 @@ from machinery import Job, applied, attach, hello
 from holdfast.coordination.inputs import Drain, Shutdown
 from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import ListedLayout
 from holdfast.protocol.messages import any_side as msg
@@ -249,6 +250,29 @@ def test_what_one_node_has_left_is_enough() -> None:
     assert decision is not None
     assert isinstance(decision.source, SnapshotSource)
     assert (decision.applied, [keeper.node for keeper in decision.source.keepers]) == (3, ["n1"])
+
+
+def test_where_lost_nodes_are_waited_for_they_are_during_a_change_too() -> None:
+    """n2 is drained, which changes the layout; then n1 is lost."""
+    spec = JobSpec(name="job", max_nodes=4, workers_per_node=2, recovery=RecoverySpec(on_node_failure="wait"))
+    job = Changing(spec=spec).begin()
+    job.feed(Drain(("n2",)))
+    job.done(1)
+    job.all_report(1)
+    job.enter(1)
+    job.done(2)
+    job.done(3, SETTLE_S)
+    job.all_report(3)
+    parts = job.changed()
+    job.up("n0", TWO, "b", parts["n0"])
+    for _ in range(9):
+        job.tick(1.0)
+        job.tell("n0", msg.Heartbeat())
+    assert job.machine.record.plan is None
+    (waiting,) = [event for event in job.events if isinstance(event, ev.JobWaiting)]
+    assert (waiting.nodes, waiting.why) == (1, "it goes on with as many nodes as before")
+    job.up("n4", TWO, "b")
+    assert {msg.node_of(worker) for worker in job.plan.workers} == {"n0", "n4"}
 
 
 def test_a_failure_before_the_state_is_put_away_leaves_the_layout_as_it_is() -> None:

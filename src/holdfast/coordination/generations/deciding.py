@@ -271,15 +271,14 @@ class Deciding:
 
     def start(self) -> None:
         """Begin the first generation (or the first after everybody was gone), if enough nodes are here."""
-        turn, record, config = self._turn, self._turn.record, self._config
+        turn, record = self._turn, self._turn.record
         if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
             return
         if self._snapshots.awaited:
             return
         self._replacing.take_over()
-        complete = turn.members.complete_nodes
-        needed = config.spec.nodes_to_begin if record.generation == 0 else 1
-        if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, config)):
+        complete, needed = turn.members.complete_nodes, 1 if self._closing.under_way else self._replacing.needed
+        if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, self._config)):
             return
         workers = [info.id for info in turn.members.workers()]
         known, fresh = record.checkpoints, self._standbys.fresh(workers)
