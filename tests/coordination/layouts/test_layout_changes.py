@@ -385,6 +385,7 @@ def all_saved(job: Changing) -> None:
     decision = job.machine.record.decision
     assert decision is not None
     assert (job.plan.last, decision.applied) == (True, 3)
+    assert [event.reason for event in job.events if isinstance(event, ev.GenerationStarted)][-1] == "save"
     job.enter(3)
     for worker in job.plan.workers:
         job.say(msg.Finished(worker=worker, generation=job.plan.generation, step=3))

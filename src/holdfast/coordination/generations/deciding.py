@@ -28,7 +28,7 @@ from holdfast.coordination.generations.roles import every_role, only_whole
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
-from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT
+from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT, SAVE
 from holdfast.coordination.snapshots.nearest import nearest
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
@@ -335,7 +335,7 @@ class Deciding:
             return
         reason = self._stopping.reason if turn.record.plan else "start"
         if self._closing.under_way:
-            reason = "save"
+            reason = SAVE
         if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self._ledger.committed):
             reason = self._roll_back(verdict)
         self._ledger.undo_after(decision.applied)
@@ -356,7 +356,7 @@ class Deciding:
         self._checkpoints.rolled_back(to_snapshot=isinstance(verdict.decision.source, SnapshotSource))
         self._evaluations.rolled_back(verdict.decision.applied)
         if self._layouts.from_memory(verdict.decision):
-            return LAYOUT
+            return SAVE if self._closing.under_way else LAYOUT
         self._turn.emit(RolledBack, to_step=verdict.decision.applied, why=why)
         return "rollback" if known else "start"
 

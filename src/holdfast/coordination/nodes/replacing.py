@@ -195,7 +195,7 @@ class Replacing:
         members, record = self._turn.members, self._turn.record
         if not record.generation or not self._config.spec.recovery.uses_standbys:
             return
-        while members.standbys and (not members.complete_nodes or lacks_slots(self._turn, self._config)):
+        while members.standbys and (members.complete_nodes < self.needed or lacks_slots(self._turn, self._config)):
             here = [name for name, node in members.standbys.items() if node.complete]
             if not here:
                 return
