@@ -28,6 +28,20 @@ def test_sizes_are_whole_numbers_of_workers(sizes, said):
         Layout(**sizes)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"sharrd": 2}, "Layout(sharrd=2): sharrd is not known; the nearest one is shard"),
+        ({"tp": 4, "shard": 2}, "Layout(tp=4): tp is not known; the nearest one is tensor"),
+    ],
+)
+def test_a_size_of_another_name_is_no_bare_type_error(sizes: dict[str, int], said: str) -> None:
+    with pytest.raises(BadInputError, match=re.escape(said)):
+        Layout(**sizes)
+    with pytest.raises(BadInputError, match=re.escape("Layout(1, 2, 3, 4): give no more than shard, tensor, stages")):
+        Layout(*(1, 2, 3, 4))
+
+
 def test_what_is_decoded_is_looked_at_too():
     layout = Layout(shard=2, tensor=3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=Layout) == layout

@@ -54,6 +54,33 @@ def test_all_that_is_committed_is_saved(chunk: int) -> None:
         assert saved(cluster) == committed(cluster), f"seed {seed}"
 
 
+def test_what_is_put_away_for_another_layout_is_saved_too() -> None:
+    """A node is lost, and the layout changes: for a while the state is in the memory of the others alone."""
+    between = 0
+    for seed in range(100, 130):
+        rng = Random(seed)
+        lost = Fault(kind=FaultKind.KILL_NODE, time=1.0, target=rng.randrange(64))
+        at = 1.4 + rng.uniform(0.0, 0.6)
+        crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=at + rng.uniform(-0.3, 0.5), duration=0.2)
+        plan = FaultPlan(
+            seed=seed,
+            steps=10_000,
+            checkpoint_every=1000,
+            nodes=3,
+            start_nodes=3,
+            workers_per_node=2,
+            layouts=((1, 2), (3, 1)),
+            experts=4 if seed % 4 == 1 else 0,
+            slots=4,
+            faults=(lost, crash) if seed % 3 == 0 else (lost,),
+        )
+        cluster = interrupted(plan, at)
+        assert saved(cluster) == committed(cluster), f"seed {seed}"
+        record = cluster.world.store.record
+        between += record is not None and record.change is not None
+    assert between >= 3, "some end before the other layout has a step"
+
+
 def test_whatever_goes_wrong_the_job_ends_and_is_not_done() -> None:
     for seed in range(150):
         plan = random_plan(seed)

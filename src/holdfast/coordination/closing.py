@@ -22,12 +22,16 @@ class Closing:
     The generation in force is left as after a failure. The next one is the last: nothing is computed in it, its
     members save what they have and finish. A failure meanwhile leads to another last one; all in all it
     may take `save_timeout_s`. What is to follow is in the record, for whichever coordinator sees the end.
+    Where all workers are being replaced for another layout the last generation is that of those who come: until then
+    the state is in the memory of the nodes alone.
     """
 
     def __init__(self, turn: Turn, config: CoordinatorConfig, stopping: Stopping, ending: Ending) -> None:
         self.under_way = False
         self._will: LastWill | None = None
         self._since = 0.0
+        #: workers are still to come that can save
+        self._awaits = False
         self._turn = turn
         self._config = config
         self._stopping = stopping
@@ -75,8 +79,10 @@ class Closing:
         record = self._turn.record
         if again and record.will is not None:
             self._turn.change(will=None)
-        elif not again and record.plan is not None and record.plan.last:
+        elif not again and (record.plan.last if record.plan is not None else record.will and record.in_memory):
             self.under_way, self._will, self._since = True, record.will, self._turn.now
+        elif record.will is not None:  # (all go on: whoever wants an end asks again)
+            self._turn.change(will=None)
 
     def tick(self) -> None:
         """End the job whose time is up; give up what takes too long."""
@@ -84,8 +90,12 @@ class Closing:
         if limit_s and self._turn.now - self._turn.record.run_since >= limit_s and not self._ends:
             why = f"its time limit of {limit_s:g} s is over"
             self._begin(LastWill(why=why, exit_code=EXIT_ENDED, reason="time_limit"), save=True)
-        if self.under_way and self._turn.now - self._since > self._config.save_timeout_s:
-            self.end()
+        awaited, self._awaits = self._awaits, self._turn.record.plan is None
+        if awaited and not self._awaits:
+            self._since = self._turn.now  # (they are here: the time for saving begins)
+        limit_s = self._config.layout_timeout_s if self._awaits else self._config.save_timeout_s
+        if self.under_way and self._turn.now - self._since > limit_s:
+            self.end(self._unsaved)
 
     def end(self, unsaved: str = "") -> None:
         """All is saved that can be, or nothing can be: end the job. Unless it has failed, it can be taken up again.
@@ -100,6 +110,15 @@ class Closing:
         else:
             self._ending.by_will(will.exit_code, will.reason, why)
 
+    @property
+    def _unsaved(self) -> str:
+        """What of a change of layout was in memory alone, and is there no more once the nodes have ended."""
+        record = self._turn.record
+        if record.plan is not None or not record.in_memory:
+            return ""
+        names = ", ".join(record.in_memory_of)
+        return f"nothing could be saved: step {record.in_memory} was in the memory of {names} alone"
+
     def _begin(self, will: LastWill, *, save: bool) -> None:
         record, before = self._turn.record, self._will
         if self._ending.over is not None:
@@ -107,12 +126,13 @@ class Closing:
         # The first failure is the cause; but that all are started again is no end, and whoever wants one has it.
         if before is None or before.renew or not before.failed:
             self._will = will
-        if not (save and record.saves and record.plan):
-            self.end()
+        can = record.plan is not None or (record.in_memory and will.exit_code != EXIT_BAD_INPUT)
+        if not (save and record.saves and can):
+            self.end(self._unsaved)
             return
         if self._will != record.will:
             self._turn.change(will=self._will)
         if not self.under_way:
             self.under_way, self._since = True, self._turn.now
-            if not record.plan.last:
+            if record.plan is not None and not record.plan.last:
                 self._stopping.begin(self._turn.now)

@@ -52,6 +52,8 @@ class Waiting:
             return Need(nodes=missing, expert_slots=0, why="it goes on with as many nodes as before")
         if record.plan is not None and not (broken and lacks_slots(turn, config)):
             return None
+        if (away := parts.replacing.needed - members.complete_nodes) > 0 and record.in_memory:
+            return Need(nodes=away, expert_slots=0, why="it goes on with as many nodes as before")
         why = "too few nodes are left for all experts" if members.regular else "no node is left"
         if config.spec.experiments.static_experts:
             return _missing_statically(turn, config.spec.experiments.ep_size)

@@ -23,6 +23,8 @@ FLAT_UP_TO = 8
 #: with L a message's way through the network (30 us) and o what sending and receiving it costs (5 us): from 16 to 1,024
 #: nodes fan-outs of 4 to 16 are within a quarter of each other, and smaller ones have fewer connections.
 FAN_OUT = 8
+#: What members add up is cut at multiples of so many elements, the squares of which are added up in floating point.
+BLOCK = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from holdfast.protocol.names import Count, Struct
 from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.position import Position
+from holdfast.protocol.state import SnapshotSource
 
 #: Raised with every change after which a coordinator would misread what one of before wrote, or the other way round.
 #: 2: `position` and `passed` count; a record without them says nothing of where the job stands.
@@ -238,3 +239,14 @@ class Record(Struct, frozen=True, kw_only=True):
         going = {one.node for one in self.leaving}
         pairs = {one.beside: one.node for one in self.leaving if not one.owed}
         return {name: whose for name, whose in pairs.items() if {name, whose} <= {*nodes} and name not in going}
+
+    @property
+    def in_memory(self) -> int:
+        """The step whose state was put away for another layout, and is nowhere else yet; 0: there is none."""
+        return self.change.kept[2] if self.change is not None and self.change.kept is not None else 0
+
+    @property
+    def in_memory_of(self) -> tuple[str, ...]:
+        """The nodes that have put away what `in_memory` says: nobody else has it."""
+        source = self.decision.source if self.in_memory and self.decision is not None else None
+        return tuple(keeper.node for keeper in source.keepers) if isinstance(source, SnapshotSource) else ()

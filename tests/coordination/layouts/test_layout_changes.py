@@ -9,7 +9,10 @@ import msgspec
 import pytest
 from machinery import Job, applied, attach, hello
 
+from holdfast.coordination.inputs import Drain, Shutdown
+from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import ListedLayout
 from holdfast.protocol.messages import any_side as msg
@@ -32,6 +35,7 @@ class Changing(Job):
     nodes: int = 3
     listed: tuple[ListedLayout, ...] = LISTED
     experts: ExpertShape | None = None
+    saves: bool = False
 
     def up(self, node: str, layout: Layout, nonce: str = "a", parts: tuple[SnapshotPart, ...] = ()) -> None:
         held = msg.NodeSnapshots(host="h", port=1, parts=parts)
@@ -39,7 +43,7 @@ class Changing(Job):
         self.connect(msgspec.structs.replace(known, snapshots=held))
         for index in range(2):
             one = attach(w(node, index, nonce), experts=self.experts)
-            self.say(msgspec.structs.replace(one, layout=layout, layouts=self.listed))
+            self.say(msgspec.structs.replace(one, layout=layout, layouts=self.listed, saves=self.saves))
 
     def begin(self) -> Changing:
         self.boot()
@@ -80,6 +84,13 @@ class Changing(Job):
         self.all_report(3)
         assert self.plan.puts_away
         return self
+
+    def changed(self) -> dict[str, tuple[SnapshotPart, ...]]:
+        """Another layout is in force: until its workers have come the state is in the memory of the nodes alone."""
+        self.enter(3)
+        parts = {node: self.put(node) for node in dict.fromkeys(map(msg.node_of, self.plan.workers))}
+        assert (self.machine.record.layout, self.machine.record.plan) == (TWO, None)
+        return parts
 
     def put(self, node: str, at: int = 3, *, experts: bool = True) -> tuple[SnapshotPart, ...]:
         mine = [rank for rank, one in enumerate(self.plan.members) if one.node == node]
@@ -171,6 +182,29 @@ def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, e
     assert len(source.keepers) == 2
 
 
+@pytest.mark.parametrize("loading", [False, True])
+def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
+    """Of four experts in six slots n0 alone has some: it is lost before, or while, what was put away is loaded."""
+    job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
+    parts = job.changed()
+    for node in ("n1", "n0") if loading else ("n1",):
+        job.up(node, TWO, "b", parts[node])
+    job.up("n3", TWO, "b")  # (with which there is room for all experts)
+    if loading:
+        job.lose("n0")
+        stop = job.machine.parts.stopping.stop
+        assert stop is not None
+        known = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
+        for index in range(2):
+            job.say(msg.Report(worker=w("n1", index, "b"), applied=None, step=4, **known))
+    for _ in range(9):
+        job.tick(1.0)
+        for node in ("n1", "n3"):
+            job.tell(node, msg.Heartbeat())
+    (failed,) = [event for event in job.events if isinstance(event, ev.JobFailed)]
+    assert "then expert 2 of MoE layer 0 of step 3 have no live copy and there is no checkpoint" in failed.why
+
+
 def test_a_part_of_experts_that_is_damaged_is_of_no_use_to_anybody_but_stops_nobody() -> None:
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=4)).begin().shrink()
     job.enter(3)
@@ -216,6 +250,29 @@ def test_what_one_node_has_left_is_enough() -> None:
     assert decision is not None
     assert isinstance(decision.source, SnapshotSource)
     assert (decision.applied, [keeper.node for keeper in decision.source.keepers]) == (3, ["n1"])
+
+
+def test_where_lost_nodes_are_waited_for_they_are_during_a_change_too() -> None:
+    """n2 is drained, which changes the layout; then n1 is lost."""
+    spec = JobSpec(name="job", max_nodes=4, workers_per_node=2, recovery=RecoverySpec(on_node_failure="wait"))
+    job = Changing(spec=spec).begin()
+    job.feed(Drain(("n2",)))
+    job.done(1)
+    job.all_report(1)
+    job.enter(1)
+    job.done(2)
+    job.done(3, SETTLE_S)
+    job.all_report(3)
+    parts = job.changed()
+    job.up("n0", TWO, "b", parts["n0"])
+    for _ in range(9):
+        job.tick(1.0)
+        job.tell("n0", msg.Heartbeat())
+    assert job.machine.record.plan is None
+    (waiting,) = [event for event in job.events if isinstance(event, ev.JobWaiting)]
+    assert (waiting.nodes, waiting.why) == (1, "it goes on with as many nodes as before")
+    job.up("n4", TWO, "b")
+    assert {msg.node_of(worker) for worker in job.plan.workers} == {"n0", "n4"}
 
 
 def test_a_failure_before_the_state_is_put_away_leaves_the_layout_as_it_is() -> None:
@@ -318,3 +375,86 @@ def test_other_exceptions_say_nothing_of_the_layout() -> None:
     told = Changing().begin()
     raises(told, w("n1", 0), "OutOfMemoryError (train.py, line 3)")
     assert told.machine.record.layout == WHOLE, "a script that says which is obeyed"
+
+
+SAVED = Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True)
+
+
+def all_saved(job: Changing) -> None:
+    """The last generation begins with the state of step 3, and the job ends once that is saved."""
+    decision = job.machine.record.decision
+    assert decision is not None
+    assert (job.plan.last, decision.applied) == (True, 3)
+    assert [event.reason for event in job.events if isinstance(event, ev.GenerationStarted)][-1] == "save"
+    job.enter(3)
+    for worker in job.plan.workers:
+        job.say(msg.Finished(worker=worker, generation=job.plan.generation, step=3))
+    assert job.machine.over is not None
+    (finished,) = [event for event in job.events if isinstance(event, ev.JobFinished)]
+    assert (finished.resumable, finished.why) == (True, "Ctrl-C")
+
+
+def test_a_job_that_is_to_end_saves_what_lies_in_memory_alone() -> None:
+    job = Changing(saves=True).begin().shrink()
+    parts = job.changed()
+    job.feed(SAVED)
+    assert job.machine.over is None, "nobody has saved what was put away"
+    job.tick(job.machine.config.save_timeout_s + 1)
+    assert job.machine.over is None, "workers need their time to start"
+    for node in parts:
+        job.up(node, TWO, "b", parts[node])
+    all_saved(job)
+
+
+def test_another_coordinator_saves_it_too() -> None:
+    job = Changing(saves=True).begin().shrink()
+    parts = job.changed()
+    job.feed(SAVED)
+    job.boot(takeover=True)
+    for node in parts:
+        job.up(node, TWO, "b", parts[node])
+    all_saved(job)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_job_that_is_to_end_while_it_loads_what_was_put_away_saves_that(*, loaded: bool) -> None:
+    job = Changing(saves=True).begin().shrink()
+    parts = job.changed()
+    for node in parts:
+        job.up(node, TWO, "b", parts[node])
+    job.feed(SAVED)
+    stop = job.machine.parts.stopping.stop
+    assert stop is not None
+    for worker in job.plan.workers:
+        at = 3 if loaded and msg.node_of(worker) == "n0" else None
+        known: dict[str, Any] = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
+        job.say(msg.Report(worker=worker, applied=at, step=4, **known))
+    all_saved(job)
+
+
+def test_what_was_put_away_is_waited_for_no_longer_than_workers_take_to_come() -> None:
+    job = Changing(saves=True).begin().shrink()
+    job.changed()
+    job.feed(SAVED)
+    for _ in range(200):
+        job.tick(1.0)
+    assert job.machine.over is not None
+    (finished,) = [event for event in job.events if isinstance(event, ev.JobFinished)]
+    assert finished.why == "Ctrl-C; nothing could be saved: step 3 was in the memory of n0, n1 alone"
+
+
+def test_a_node_that_is_drained_stays_as_long_as_it_has_what_no_other_may_have() -> None:
+    listed = (ListedLayout(layout=TWO, nodes=1), ListedLayout(layout=WHOLE, nodes=4))
+    job = Changing(nodes=4, listed=listed, experts=ExpertShape(layers=1, experts=4, slots=2)).begin().shrink()
+    job.feed(Drain(("n1",)))
+    parts = job.changed()
+    assert "n1" in job.machine.record.in_memory_of
+    job.up("n1", TWO, "b", parts["n1"])
+    assert "n1" in job.machine.members.nodes, "some experts are in its memory alone"
+    job.up("n0", TWO, "b", parts["n0"])
+    job.up("n3", TWO, "b", parts["n3"])
+    assert {msg.node_of(worker) for worker in job.plan.workers} == {"n0", "n1", "n3"}
+    job.enter(3)
+    job.done(4, 1.0)
+    assert job.machine.record.in_memory_of == ()
+    assert [one.node for one in job.machine.record.leaving] == ["n1"], "it goes at the end of a later step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import as_spread, local_of
+from holdfast.runtime.layouts.local import as_spread, is_spread, local_of
 from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.state.state import TrainingState
 
@@ -49,6 +49,34 @@ class Average:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state = state
+
+
+class Rows(torch.optim.Optimizer):
+    """Keeps what has no parameter's shape: rows, as torch makes them of a gradient, and a plain tensor."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: None = None) -> None:
+        for number, parameter in enumerate(self.param_groups[0]["params"]):
+            rows = parameter.new_zeros((parameter.shape[0], 1, 2))
+            local_of(rows).copy_(torch.arange(rows.numel()).view(rows.shape) + number)
+            self.state[parameter] = {"step": torch.tensor(1.0), "rows": rows}
+            if is_spread(parameter):
+                self.state[parameter]["seen"] = torch.arange(9.0)
+
+
+class Late:
+    """An average that a script makes once it has trained, under names that are no parameter's."""
+
+    def __init__(self) -> None:
+        self.copies: list[torch.Tensor] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"copies": list(self.copies), "beside": [torch.arange(11.0)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.copies = state["copies"]
 
 
 class SpreadState:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from spread_states import SpreadState, unit
+from spread_states import Late, SpreadState, unit
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -26,7 +26,8 @@ from holdfast.runtime.checkpoints.parts import part_name, stored_names
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare, load_checkpoint
 from holdfast.runtime.checkpoints.torch_file import state_of
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.layouts.local import local_of, spread_of
+from holdfast.runtime.state.state import TrainingState
 from holdfast.storage import LocalStorage
 from resealing import reseal
 
@@ -186,6 +187,35 @@ def test_a_state_before_the_first_step_is_read_too(tmp_path: Path) -> None:
         for name, parameter in one.model.named_parameters():
             assert torch.equal(local_of(parameter), one.here(name, one.whole[name]))
         assert not one.optimizer.state
+
+
+def averaged_late(layout: Layout, copied: str = "") -> tuple[list[SpreadState], list[Late]]:
+    """Return a unit's states with an average beside them, of one parameter, that was made late, if any was."""
+    places, averages = unit(layout), list[Late]()
+    for one in places:
+        averages.append(Late())
+        one.state = TrainingState(one.model, one.optimizer, {"late": averages[-1]})
+        averages[-1].copies = [one.model.get_parameter(copied).detach().clone()] if copied else []
+    return places, averages
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_average_that_was_made_late_is_read_under_its_own_layout(layout: str, tmp_path: Path) -> None:
+    for copied in ("up.weight", "convolution.weight"):
+        there, copies = averaged_late(LAYOUTS[layout], copied)
+        storage = write(tmp_path / copied, there)
+        for one, average, wanted in zip(*averaged_late(LAYOUTS[layout]), copies, strict=True):
+            read(storage, one)
+            (copy,), (made,) = average.copies, wanted.copies
+            assert spread_of(copy) == spread_of(made)
+            assert torch.equal(local_of(copy), local_of(made))
+
+
+@pytest.mark.parametrize(("writer", "reader"), [("shard 2", "tensor 2"), ("tensor 2", BOTH), ("shard 2", BOTH)])
+def test_an_average_that_was_made_late_is_refused_under_another(writer: str, reader: str, tmp_path: Path) -> None:
+    storage = write(tmp_path, averaged_late(LAYOUTS[writer], "up.weight")[0])
+    with pytest.raises(BadInputError, match=r"extra\['late'\] has a tensor 'copies\.0' of the shape \(10, 5\)"):
+        read(storage, averaged_late(LAYOUTS[reader])[0][0])
 
 
 def test_another_model_is_refused(written: dict[str, LocalStorage]) -> None:

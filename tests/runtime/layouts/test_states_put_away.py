@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from spread_states import SpreadState, unit
+from spread_states import Late, Rows, SpreadState, unit
 
 from holdfast.control.link.snapshots.files import DamagedPartError, StoredPart, path_of
+from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
 from holdfast.runtime.checkpoints.parts import stored_names
 from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.local import is_spread, local_of, spread_of
 from holdfast.runtime.snapshots.putting_away import KeptFilling, put_away
 from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer
+from holdfast.runtime.state.state import TrainingState
 
 LAYOUTS = {
     "whole": Layout(),
@@ -104,3 +107,59 @@ def test_parts_of_two_states_are_not_put_together(tmp_path: Path) -> None:
         filling.take(second)
     first.close()
     second.close()
+
+
+def with_rows(layout: Layout) -> list[SpreadState]:
+    places = unit(layout)
+    for one in places:
+        one.optimizer = Rows(one.model.parameters())
+        one.state = TrainingState(one.model, one.optimizer, {"average": one.average})
+    return places
+
+
+@pytest.mark.parametrize("reader", LAYOUTS)
+@pytest.mark.parametrize("writer", LAYOUTS)
+def test_what_an_optimizer_keeps_in_another_shape_is_spread_over_its_parameters_mesh(
+    writer: str, reader: str, tmp_path: Path
+) -> None:
+    """As torch makes it of a gradient: else the next step would be one of tensors that do not go together."""
+    (tmp_path / "here").mkdir()
+    there = with_rows(LAYOUTS[writer])
+    for number, one in enumerate(there):
+        one.optimizer.step()
+        put_away(one.state, one.place, tmp_path / "here", "job", part_of(number, len(there)))
+    for rank, one in enumerate(with_rows(LAYOUTS[reader])):
+        SnapshotRestorer(tmp_path / "here", "job", "n0/0/a", complain, one.place).restore(
+            source_of(len(there)), one.state, rank
+        )
+        again = with_rows(LAYOUTS[reader])[rank]
+        again.optimizer.step()
+        pairs = zip(one.model.parameters(), again.model.parameters(), strict=True)
+        for kept, made in ((one.optimizer.state[p], again.optimizer.state[q]) for p, q in pairs):
+            assert spread_of(kept["rows"]) == spread_of(made["rows"])
+            assert torch.equal(local_of(kept["rows"]), local_of(made["rows"]))
+            assert not is_spread(kept["step"])
+            assert not is_spread(kept.get("seen", kept["step"])), "it was plain where its parameter was not"
+        joiner = with_rows(LAYOUTS[reader])[rank]  # (who is sent the state has nothing that is spread so)
+        view = one.state.capture()
+        joiner.state.adopt(view.manifest, [tensor.clone() for tensor in view.tensors])
+        kept = joiner.optimizer.state[joiner.model.up.weight]["rows"]
+        assert spread_of(kept) == spread_of(one.optimizer.state[one.model.up.weight]["rows"])
+
+
+def test_an_average_that_was_made_late_stays_what_it_is_and_keeps_the_layout(tmp_path: Path) -> None:
+    place = unit(Layout(shard=2))[0]
+    late = Late()
+    state = TrainingState(place.model, place.optimizer, {"late": late})
+    assert state.made_late() == ""
+    late.copies = [place.model.up.weight.detach().clone()]
+    with pytest.raises(BadInputError, match=r"extra\['late'\]: copies\.0 was made after job\.protect\(\)"):
+        put_away(state, place.place, tmp_path, "job", part_of(0, 2))
+    assert not list(tmp_path.iterdir())
+    plain = unit(Layout())[0]
+    average = Late()
+    whole = TrainingState(plain.model, plain.optimizer, {"late": average})
+    average.copies = [torch.zeros(4)]
+    assert whole.made_late() == "", "it is no parameter's like"
+    average.copies = [plain.model.up.weight.detach().clone()]
+    assert whole.made_late() == "extra['late']: copies.0"

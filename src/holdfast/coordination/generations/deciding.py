@@ -28,7 +28,7 @@ from holdfast.coordination.generations.roles import every_role, only_whole
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
-from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT
+from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT, SAVE
 from holdfast.coordination.snapshots.nearest import nearest
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
@@ -155,16 +155,16 @@ class Deciding:
 
     def _verdict(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
         record, committed = self._turn.record, self._ledger.committed
-        known, anew, unreadable = record.checkpoints, self._anew, record.unreadable
         verdict = decide(
             record.decision,
             committed,
             list(reports.values()),
-            known,
+            record.checkpoints,
             self._standbys.fresh(arrivals),
             lost=partial(lost_of, record, reports=reports) if record.expert_shape is not None else None,
-            anew=anew,
-            unreadable=unreadable,
+            away=self._snapshots.lacking,
+            anew=self._anew,
+            unreadable=record.unreadable,
             places=record.layout.places,
         )
         return self._nearest(verdict)
@@ -180,11 +180,15 @@ class Deciding:
             return reports
         others = {worker: report for worker, report in reports.items() if worker not in stuck}
         verdict = self._verdict(others, [])
-        return others if isinstance(verdict, Verdict) and _to_save(verdict.decision) else reports
+        return others if self._is_to_save(verdict) else reports
 
     def _nearest(self, verdict: Verdict | NothingLeft) -> Verdict | NothingLeft:
-        """Return a verdict that goes back to a snapshot instead, where that is nearer; a job that ends needs none."""
-        if self._closing.under_way or self._config.spec.recovery.restarts_all:
+        """Return a verdict that goes back to a snapshot instead, where that is nearer.
+
+        A job that ends needs none, but for what a change of layout has put away.
+        """
+        ends = self._closing.under_way and not self._turn.record.in_memory
+        if ends or self._config.spec.recovery.restarts_all:
             return verdict
         committed = self._ledger.committed
         self._snapshots.look(committed, at_once=True)
@@ -267,20 +271,20 @@ class Deciding:
 
     def start(self) -> None:
         """Begin the first generation (or the first after everybody was gone), if enough nodes are here."""
-        turn, record, config = self._turn, self._turn.record, self._config
+        turn, record = self._turn, self._turn.record
         if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
             return
         if self._snapshots.awaited:
             return
         self._replacing.take_over()
-        complete = turn.members.complete_nodes
-        needed = config.spec.nodes_to_begin if record.generation == 0 else 1
-        if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, config)):
+        complete, needed = turn.members.complete_nodes, 1 if self._closing.under_way else self._replacing.needed
+        if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, self._config)):
             return
         workers = [info.id for info in turn.members.workers()]
         known, fresh = record.checkpoints, self._standbys.fresh(workers)
         anew, unreadable, places = self._anew, record.unreadable, record.layout.places
-        verdict = without_state(self._ledger.committed, known, fresh, anew=anew, unreadable=unreadable, places=places)
+        committed, away = self._ledger.committed, self._snapshots.lacking
+        verdict = without_state(committed, known, fresh, away, anew=anew, unreadable=unreadable, places=places)
         self._carry_out(self._nearest(verdict), workers, {})
 
     @property
@@ -311,7 +315,7 @@ class Deciding:
         return bool(named)
 
     def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
-        if self._closing.under_way and (isinstance(verdict, NothingLeft) or not _to_save(verdict.decision)):
+        if self._closing.under_way and not self._is_to_save(verdict):
             if not self._closing.renews or isinstance(verdict, NothingLeft):
                 self._closing.end(_unsaved(verdict, self._ledger.committed))
                 return
@@ -331,11 +335,17 @@ class Deciding:
             return
         reason = self._stopping.reason if turn.record.plan else "start"
         if self._closing.under_way:
-            reason = "save"
+            reason = SAVE
         if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self._ledger.committed):
             reason = self._roll_back(verdict)
         self._ledger.undo_after(decision.applied)
         self._begin(workers, verdict, reports, reason)
+
+    def _is_to_save(self, verdict: Verdict | NothingLeft) -> bool:
+        """Tell whether a verdict leads to a state that may be in no checkpoint yet."""
+        if not isinstance(verdict, Verdict) or self._layouts.from_memory(verdict.decision):
+            return isinstance(verdict, Verdict)
+        return verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and verdict.decision.applied > 0
 
     def _roll_back(self, verdict: Verdict) -> str:
         """Forget what came after the decided step; return the reason of the generation to come."""
@@ -346,7 +356,7 @@ class Deciding:
         self._checkpoints.rolled_back(to_snapshot=isinstance(verdict.decision.source, SnapshotSource))
         self._evaluations.rolled_back(verdict.decision.applied)
         if self._layouts.from_memory(verdict.decision):
-            return LAYOUT
+            return SAVE if self._closing.under_way else LAYOUT
         self._turn.emit(RolledBack, to_step=verdict.decision.applied, why=why)
         return "rollback" if known else "start"
 
@@ -423,11 +433,6 @@ class Deciding:
             self._ledger.decided(decision.applied, decision.commit)
         self._progress.release()
         self._turn.change(passed=self._ledger.unannounced)
-
-
-def _to_save(decision: Decision) -> bool:
-    """Tell whether a decision leads to a state that may be in no checkpoint yet."""
-    return decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied > 0
 
 
 def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:

@@ -67,6 +67,7 @@ def decide(
     arrivals: Sequence[str] = (),
     *,
     lost: Lost | None = None,
+    away: Sequence[tuple[int, int]] = (),
     anew: bool = False,
     unreadable: int = 0,
     places: int = 1,
@@ -81,13 +82,14 @@ def decide(
         checkpoints: on the decided lineage, oldest first, intact as far as is known.
         arrivals: workers that were in no generation yet.
         lost: which experts a verdict would lose; None for a dense model, whose state is whole on each worker.
+        away: experts of a state that was put away, on nodes that are away.
         anew, unreadable, places: as `without_state`.
     """
     carriers = [report for report in reports if report.applied is not None]
     if not carriers:
         fresh = [report.worker for report in reports if report.fresh]
         fresh += arrivals
-        return without_state(committed, checkpoints, fresh, anew=anew, unreadable=unreadable, places=places)
+        return without_state(committed, checkpoints, fresh, away, anew=anew, unreadable=unreadable, places=places)
     missing: Sequence[tuple[int, int]] = ()
     for verdict in _reachable(previous, committed, carriers, dense=lost is None, places=places):
         lacking = lost(verdict) if lost is not None else ()

@@ -246,9 +246,9 @@ class Departures:
         self._noted[one.node] = how
 
     def let_go(self) -> None:
-        """Let those go that are members of nothing."""
+        """Let those go that are members of nothing, and have nothing that others are about to read."""
         for one in self._turn.record.leaving:
-            if not self._turn.planned_on(one.node):
+            if not (self._turn.planned_on(one.node) or one.node in self._turn.record.in_memory_of):
                 self._settle(one)
 
     def look(self, plan: GenerationPlan) -> None:

@@ -182,12 +182,20 @@ class Replacing:
         coming = {node.name for node in self._turn.members.regular if node.coming}
         return len(self._empty(plan, coming))
 
+    @property
+    def needed(self) -> int:
+        """How many nodes a job begins with; after a change of layout the others may wait for those that are lost."""
+        record, spec = self._turn.record, self._config.spec
+        if not record.generation:
+            return spec.nodes_to_begin
+        return record.wanted if record.in_memory and spec.recovery.waits_for_nodes else 1
+
     def take_over(self) -> None:
         """Nobody is left, or too few are: whoever is here goes on with the job."""
         members, record = self._turn.members, self._turn.record
         if not record.generation or not self._config.spec.recovery.uses_standbys:
             return
-        while members.standbys and (not members.complete_nodes or lacks_slots(self._turn, self._config)):
+        while members.standbys and (members.complete_nodes < self.needed or lacks_slots(self._turn, self._config)):
             here = [name for name, node in members.standbys.items() if node.complete]
             if not here:
                 return

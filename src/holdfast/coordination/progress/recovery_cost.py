@@ -12,6 +12,8 @@ DRAIN = "drain"
 MOVE = "move"
 #: another layout is to be in force
 LAYOUT = "layout"
+#: all that there is is saved, and the job ends
+SAVE = "save"
 
 
 @dataclass(frozen=True, slots=True)

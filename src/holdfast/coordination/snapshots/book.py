@@ -8,7 +8,7 @@ durable: agents tell what they hold, and tell it again to a coordinator that com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -167,14 +167,28 @@ class SnapshotBook:
         """Tell whether what is held is all of a state; of one that was put away, which counts, each expert once."""
         if not held.example.everywhere:
             return held.complete
-        change, shape = self._turn.record.change, self._turn.record.expert_shape
-        if change is None or change.kept != held.example.key:
-            return False
-        experts = self._experts_of(held)
+        change = self._turn.record.change
+        return change is not None and change.kept == held.example.key and self._has_dense(held) and not self._gone(held)
+
+    @property
+    def lacking(self) -> Sequence[tuple[int, int]]:
+        """Experts (layer, number) for want of which a state that was put away cannot serve: on nodes that are away.
+
+        None where all else of it is lost, too.
+        """
+        change = self._turn.record.change
+        held = self._held().get(change.kept) if change is not None and change.kept is not None else None
+        return self._gone(held) if held is not None and self._has_dense(held) else ()
+
+    def _has_dense(self, held: _Held) -> bool:
+        return all(part in held.holders for part in range(held.example.parts - len(self._experts_of(held))))
+
+    def _gone(self, held: _Held) -> Sequence[tuple[int, int]]:
+        experts, shape = self._experts_of(held), self._turn.record.expert_shape
+        if shape is None or not experts:
+            return ()
         dense = held.example.parts - len(experts)
-        here = [blob for part, blob in enumerate(experts, dense) if part in held.holders]
-        dense_here = all(part in held.holders for part in range(dense))
-        return dense_here and (shape is None or not (experts and lost_experts(shape, here)))
+        return lost_experts(shape, [blob for part, blob in enumerate(experts, dense) if part in held.holders])
 
     def _experts_of(self, held: _Held) -> tuple[bytes, ...]:
         change = self._turn.record.change

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +20,23 @@ MAX_SIZE = 1024
 Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)]
 
 
-class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class _Sized(msgspec.StructMeta):
+    """Looks at the names that a script gives: msgspec's own complaint is a TypeError that names no other."""
+
+    def __call__(cls, *args: Any, **sizes: Any) -> Any:
+        known = cls.__struct_fields__
+        for name in sizes:
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+                raise BadInputError(
+                    f"Layout({name}={sizes[name]!r}): {name} is not known; the nearest one is {nearest}"
+                )
+        if len(args) > len(known):
+            raise BadInputError(f"Layout{args!r}: give no more than {', '.join(known)}")
+        return super().__call__(*args, **sizes)
+
+
+class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=_Sized):
     """One replica's dimensions (docs/layouts.md): within a node `shard` x `tensor` places, and `stages` of a pipeline.
 
     shard: FSDP2: so many places share the parameters of each module, and the samples of each micro-batch. tensor: so

@@ -1,24 +1,26 @@
 """A state in terms of whole tensors, as checkpoints have it, and as it is here, spread over a unit's places or not.
 
 Parameters and buffers are spread as the model's are. What an optimizer keeps of a parameter, and has its shape, is
-spread as that is; what an extra object has, as what it has now.
+spread as that is; of another shape it is as it was where the parameter's mesh is the same, and else each place has all
+of it, as what torch makes of a gradient (`new_zeros`). What an extra object has is spread as what it has now, or as the
+parameter of its name; as it was where that can be; else it is refused, for nobody knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import torch
 from msgspec.structs import asdict, replace
 
 from holdfast.protocol.checkpoints.boxes import Box
-from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import is_spread, spread_of
+from holdfast.runtime.layouts.boxes import box_beside, box_of
+from holdfast.runtime.layouts.local import PLAIN, SpreadAs, cuts_of, is_spread, spread_of
 from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.state import tree
-from holdfast.runtime.state.state import Manifest, TensorSpec, TrainingState
+from holdfast.runtime.state.state import Manifest, StateMismatchError, TensorSpec, TrainingState
 
 
 class LocalPart(NamedTuple):
@@ -29,11 +31,34 @@ class LocalPart(NamedTuple):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return what a state is in terms of whole tensors: the same under all layouts, and nothing says which it was."""
+    """Return what a state is in terms of whole tensors: the same under all layouts.
+
+    Which layout it was is said of those tensors alone that are spread as none of the model's.
+    """
+    said = _apart(manifest)
     tensors = [
-        (spec.name, spec.dtype, spec.whole if spec.placed else spec.shape, spec.host) for spec in manifest.tensors
+        (spec.name, spec.dtype, spec.whole if spec.placed else spec.shape, spec.host)
+        + (((), said[number]) if number in said else ())
+        for number, spec in enumerate(manifest.tensors)
     ]
     return msgspec.msgpack.encode({**asdict(manifest), "tensors": tensors})
+
+
+def _apart(manifest: Manifest) -> dict[int, str]:
+    """Return how those tensors are spread of which neither their parameter nor their name says so, by place."""
+    models = manifest.tensors[: manifest.parameters + manifest.buffers]
+    if not any(spec.placed for spec in models):
+        return {}
+    known = {(spec.whole if spec.placed else spec.shape, spec.placed) for spec in models}
+    names = {spec.name for spec in models}
+    ways = [(way, number) for node in manifest.extra.values() for way, number in tree.ways(node)]
+    unnamed = {number for way, number in ways if not (way and way[-1] in names)}
+    found: dict[int, str] = {}
+    for number, spec in enumerate(manifest.tensors[len(models) :], len(models)):
+        shape = spec.whole if spec.placed else spec.shape
+        if shape and (number in unnamed or (shape, spec.placed) not in known):
+            found[number] = spec.placed or PLAIN
+    return found
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -43,8 +68,7 @@ def decode_manifest(data: bytes) -> Manifest:
         msgspec.DecodeError: it is no such thing.
     """
     manifest = msgspec.msgpack.decode(data, type=Manifest)
-    whole = (TensorSpec(spec.name, spec.dtype, spec.shape, spec.host) for spec in manifest.tensors)
-    return replace(manifest, tensors=tuple(whole))
+    return replace(manifest, tensors=tuple(replace(spec, whole=()) for spec in manifest.tensors))
 
 
 def in_terms_of(
@@ -54,15 +78,70 @@ def in_terms_of(
 
     Args:
         state: what is here now.
+
+    Raises:
+        StateMismatchError: nobody knows how a tensor is to be spread here.
     """
-    specs: list[TensorSpec] = list(manifest.tensors)
+    said = manifest.tensors
+    specs = [replace(spec, placed="") for spec in said]
     parts: dict[int, LocalPart] = {}
+
+    def spread(number: int, box: Box, how: SpreadAs) -> None:
+        parts[number] = LocalPart(box, said[number].shape)
+        specs[number] = replace(specs[number], shape=box.shape, **how._asdict())
+
     for number, like in _likes(state, manifest):
-        spec = specs[number] if 0 <= number < len(specs) else None
-        if spec is not None and spec.shape == tuple(like.shape) and number not in parts:
-            part = LocalPart(box_of(spec.name, like, place), spec.shape)
-            parts[number], specs[number] = part, replace(spec, shape=part.box.shape, **spread_of(like)._asdict())
+        if 0 <= number < len(said) and said[number].shape == tuple(like.shape) and number not in parts:
+            spread(number, box_of(said[number].name, like, place), spread_of(like))
+    for number, beside in (*_of_other_shapes(state, manifest), *_unnamed(state, manifest)):
+        if 0 <= number < len(said) and number not in parts and said[number].shape and said[number].placed != PLAIN:
+            how = _cut_beside(said[number], beside)
+            spread(number, box_beside(said[number].shape, cuts_of(how.placed) or {}, beside, place), how)
     return replace(manifest, tensors=tuple(specs)), parts
+
+
+def _cut_beside(spec: TensorSpec, beside: torch.Tensor) -> SpreadAs:
+    """Return how a tensor is spread over the mesh of another one: as is said of it there, else all of it everywhere."""
+    names: tuple[str, ...] = cast(Any, beside).device_mesh.mesh_dim_names or ()
+    cuts = cuts_of(spec.placed) or {}
+    whole = ", ".join(f"{name} R" for name in names)
+    return SpreadAs(spec.shape, spec.placed if tuple(cuts) == names else whole)
+
+
+def _of_other_shapes(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield what optimizers keep of parameters that are spread here, by place, each with its parameter."""
+    for parameter, number in state.optimizers.kept_for(manifest.optimizer):
+        if is_spread(parameter):
+            yield number, parameter
+
+
+def _unnamed(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield those tensors of extra objects that nothing here is like, by place, each with one of the mesh it was on.
+
+    Raises:
+        StateMismatchError: it may be the like of a parameter, and nothing says of which.
+    """
+    named = dict(state.own())
+    here = [tensor for tensor in named.values() if is_spread(tensor)]
+    for name, node in manifest.extra.items() if here else ():
+        known = _tensors_in(state.extra[name].state_dict()) if name in state.extra else {}
+        for way, number in tree.ways(node):
+            spec = manifest.tensors[number] if 0 <= number < len(manifest.tensors) else None
+            if spec is None or not spec.shape or spec.placed == PLAIN or way in known or (way and way[-1] in named):
+                continue
+            likes = {spread_of(tensor).placed for tensor in named.values() if tuple(tensor.shape) == spec.shape}
+            cuts = cuts_of(spec.placed)
+            meshes = [t for t in here if cuts and tuple(cuts) == tuple(cast(Any, t).device_mesh.mesh_dim_names or ())]
+            if likes == {spec.placed}:
+                continue
+            if meshes and not likes:
+                yield number, meshes[0]
+            elif spec.placed or likes - {""}:
+                raise StateMismatchError(
+                    f"extra[{name!r}] has a tensor {'.'.join(way)!r} of the shape {spec.shape}, which was made after "
+                    "job.protect() and under another layout: nothing says how it is spread under this one; make it "
+                    "before job.protect(), or call it as its parameter"
+                )
 
 
 def _likes(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
@@ -77,16 +156,18 @@ def _likes(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torc
         here = _tensors_in(state.extra[name].state_dict()) if name in state.extra else {}
         for way, number in tree.ways(node):
             like = here.get(way, named.get(way[-1]) if way else None)
+            like = _only_like(state, manifest, number) if like is None else like
             pairs += [(number, like)] if like is not None else []
     yield from ((number, tensor) for number, tensor in pairs if is_spread(tensor))
 
 
+def _only_like(state: TrainingState, manifest: Manifest, number: int) -> torch.Tensor | None:
+    """Return a parameter that a tensor was spread like, where all of its shape are spread so here, too."""
+    spec = manifest.tensors[number] if 0 <= number < len(manifest.tensors) else None
+    same = [tensor for _, tensor in state.own() if spec is not None and tuple(tensor.shape) == spec.shape]
+    return same[0] if same and spec and {spread_of(one).placed for one in same} == {spec.placed} else None
+
+
 def _tensors_in(value: object) -> dict[tuple[str, ...], torch.Tensor]:
     """Return the tensors of a value by the way to each."""
-    found: list[torch.Tensor] = []
-
-    def take(tensor: torch.Tensor) -> int:
-        found.append(tensor)
-        return len(found) - 1
-
-    return {way: found[number] for way, number in tree.ways(tree.pack(value, take, "extra"))}
+    return dict(tree.tensors_by_way(value, "extra"))

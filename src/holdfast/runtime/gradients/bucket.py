@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 import torch
 
-from holdfast.runtime.gradients.squares import BLOCK, Reduced, block_squares
+from holdfast.planning.levels import BLOCK
+from holdfast.runtime.gradients.squares import Reduced, block_squares
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.layouts.local import is_spread, local_of
 from holdfast.runtime.state.memory import large_zeros

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
+from holdfast.planning.levels import BLOCK
 from holdfast.runtime.tensors import integers, pieces, row_norms
 
-#: Elements whose squares are added up in floating point. Shards begin at multiples of it.
-BLOCK = 128
 #: Bits of a float64's mantissa; the exponent of the smallest one, as frexp gives it; and of the largest.
 _MANTISSA, _LEAST, _MOST = 53, -1073, 1024
 #: The unit is 2 to the power of minus this.

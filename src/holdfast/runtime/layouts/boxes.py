@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -33,7 +34,7 @@ def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
     # torch calls its cut a strided one, and that comes last, although its dimension of the mesh is the first.
     for cut, axis in sorted(cuts, key=lambda one: hasattr(one[0], "split_factor")):
         if not cut.is_replicate():
-            box = _cut(box, cut, axis, place) if hasattr(cut, "dim") and axis in (SHARD, TENSOR) else Box((), ())
+            box = _cut(box, cut.dim, axis, place) if hasattr(cut, "dim") and axis in (SHARD, TENSOR) else Box((), ())
     if not tensor.numel():  # (of nothing FSDP2 gives a place some other nothing)
         return Box(tuple(0 for _ in tensor.shape), tuple(local_of(tensor).shape))
     if box.shape != tuple(local_of(tensor).shape):
@@ -45,11 +46,22 @@ def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
     return box
 
 
-def _cut(box: Box, cut: Any, axis: str, place: PlaceInUnit) -> Box:
+def box_beside(shape: Sequence[int], cuts: Mapping[str, int | None], beside: torch.Tensor, place: PlaceInUnit) -> Box:
+    """Return which part is here of a tensor that is cut so over the mesh of another one.
+
+    Args:
+        cuts: along each dimension of that mesh, by the name that it has there; None: it is not cut.
+    """
+    box, untyped = Box.all_of(shape), cast(Any, beside)
+    for cut, axis in zip(cuts.values(), dimensions_of(untyped.device_mesh), strict=True):
+        box = _cut(box, cut, axis, place) if cut is not None else box
+    return box
+
+
+def _cut(box: Box, dimension: int, axis: str, place: PlaceInUnit) -> Box:
     """Return which part of a box a place has where torch cuts it along a dimension of the mesh."""
     layout = place.layout
     parts, part = (layout.shard, place.shard) if axis == SHARD else (layout.tensor, place.tensor)
-    dimension: int = cut.dim
     size = box.shape[dimension]
     each = -(-size // parts)
     start, stop = (min(number * each, size) for number in (part, part + 1))

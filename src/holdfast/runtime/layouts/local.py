@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,6 +26,12 @@ class SpreadAs(NamedTuple):
 
 #: a worker holds all of it
 WHOLE = SpreadAs()
+
+#: said instead of placements of what each place has all of, where what is like it is spread
+PLAIN = "plain"
+
+#: a dimension of a mesh, and that nothing is cut along it, or which dimension of a tensor is
+_CUT = re.compile(r"(\w+) (?:R|S\((\d{1,2})\))")
 
 
 def is_spread(tensor: torch.Tensor) -> bool:
@@ -83,6 +91,32 @@ def as_spread(local: torch.Tensor, like: torch.Tensor, whole: tuple[int, ...] | 
         run_check=False,
         shape=like.shape,
         stride=like.stride(),
+    )
+
+
+def cuts_of(placed: str) -> dict[str, int | None] | None:
+    """Return which dimension of a tensor is cut along each of a mesh, None for none; of other placements nothing."""
+    matches = [_CUT.fullmatch(words) for words in placed.split(", ")]
+    cuts = {found[1]: int(found[2]) if found[2] else None for found in matches if found}
+    return cuts if len(cuts) == len(matches) else None
+
+
+def spread_in_words(local: torch.Tensor, said: SpreadAs, beside: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """Return a tensor of which `local` is here, spread as is said, over the mesh of another one.
+
+    Args:
+        beside: others that are spread. None comes back where none has such a mesh.
+    """
+    cuts, meshes = cuts_of(said.placed), [cast(Any, tensor).device_mesh for tensor in beside]
+    mesh = next((one for one in meshes if cuts is not None and tuple(cuts) == tuple(one.mesh_dim_names or ())), None)
+    if cuts is None or mesh is None:
+        return None
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    placements = [Replicate() if cut is None else Shard(cut) for cut in cuts.values()]
+    whole = torch.empty(said.whole, device="meta")
+    return cast(Any, DTensor).from_local(
+        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
 
 

@@ -21,6 +21,7 @@ from holdfast.control.link.snapshots.files import (
     chunks,
     read_body,
 )
+from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.checkpoints.tensor_files import read_header
 from holdfast.protocol.state import SnapshotPart
@@ -43,7 +44,10 @@ def put_away(state: TrainingState, place: PlaceInUnit, folder: Path, job: str, p
 
     Raises:
         OSError, RuntimeError: there is no room for it.
+        BadInputError: of some of it nobody could say under another layout which part belongs where.
     """
+    if late := state.made_late():
+        raise BadInputError(f"{late} was made after job.protect(), so another layout cannot spread it: make it before")
     view = state.capture()
     laid = lay_out(view, 0, 1, place=place)
     file = PartFile(folder, laid.nbytes)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.errors import BadInputError
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import SnapshotPart, SnapshotSource
@@ -95,7 +96,7 @@ class Snapshots:
         begun, step = time.monotonic(), part.step
         try:
             nbytes = write(self._folder, self._job, part)
-        except (OSError, RuntimeError) as error:  # (torch's own are RuntimeErrors)
+        except (OSError, RuntimeError, BadInputError) as error:  # (torch's own are RuntimeErrors)
             why = f"the state cannot be put away: {error}"[:1024]
             self._tell(SnapshotLeftOut(worker=self._worker, generation=plan.generation, step=step, why=why))
             return

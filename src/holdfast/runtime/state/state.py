@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.layouts.local import SpreadAs, as_spread, is_spread, local_of, spread_of
+from holdfast.runtime.layouts.local import SpreadAs, as_spread, is_spread, local_of, spread_in_words, spread_of
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
 from holdfast.runtime.state.memory import UsedMemory
@@ -109,6 +109,11 @@ class TrainingState:
                     f"extra[{name!r}] is a {type(thing).__name__}: it needs state_dict() and load_state_dict()"
                 )
         self.watch = ExtraWatch(self.extra)
+        #: the ways to what each of them has from the begin
+        self._first = {
+            name: {way for way, _ in tree.tensors_by_way(thing.state_dict(), f"extra[{name!r}]")}
+            for name, thing in self.extra.items()
+        }
         self._modules = named_modules(model)
         for name, module in self._modules:
             if has_extra_state(module):
@@ -257,16 +262,34 @@ class TrainingState:
         Raises:
             ValueError: one is spread as none of these is.
         """
-        here = self.capture().spread.values() if any(spec.placed for spec in manifest.tensors) else ()
+        here = [*self.capture().spread.values()] if any(spec.placed for spec in manifest.tensors) else []
         spread = {spread_of(tensor): tensor for tensor in here}
         placed = {as_what.placed: tensor for as_what, tensor in spread.items()}  # (of whatever shape)
         found: list[torch.Tensor] = []
         for spec, tensor in zip(manifest.tensors, tensors, strict=True):
-            like = spread.get(SpreadAs(spec.whole, spec.placed), placed.get(spec.placed)) if spec.placed else None
-            if spec.placed and like is None:
+            how = SpreadAs(spec.whole, spec.placed)
+            like = spread.get(how, placed.get(how.placed)) if how.placed else None
+            # (what an optimizer makes for itself, such as a row's mean, may be cut as nothing else is)
+            again = as_spread(tensor, like, how.whole) if like is not None else tensor
+            again = spread_in_words(tensor, how, here) if how.placed and like is None else again
+            if again is None:
                 raise ValueError(f"{spec.name} is spread as nothing that is here: {spec.placed}")
-            found.append(as_spread(tensor, like, spec.whole) if like is not None else tensor)
+            found.append(again)
         return found
+
+    def made_late(self) -> str:
+        """Return what of `extra` was made since, "" for nothing: a fresh process cannot know how that is spread.
+
+        Of others it knows it by their like, which it has from the begin, or by the name of their parameter.
+        """
+        own = self.own()
+        named, shapes = {name for name, _ in own}, {tuple(tensor.shape) for _, tensor in own if tensor.dim()}
+        for name, thing in self.extra.items():
+            for way, tensor in tree.tensors_by_way(thing.state_dict(), f"extra[{name!r}]"):
+                known = way in self._first[name] or (way[-1:] and way[-1] in named)
+                if not known and (is_spread(tensor) or tuple(tensor.shape) in shapes):
+                    return f"extra[{name!r}]: {'.'.join(way)}"
+        return ""
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         return {uncompiled(name): self._set_buffers.get(name, buffer) for name, buffer in self.model.named_buffers()}

@@ -193,6 +193,22 @@ def ways(node: Node, way: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...
             pass
 
 
+def tensors_by_way(value: Any, where: str) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """Yield the tensors of a value, each with how it is reached.
+
+    Raises:
+        BadInputError: as `pack`.
+    """
+    found: list[torch.Tensor] = []
+
+    def take(tensor: torch.Tensor) -> int:
+        found.append(tensor)
+        return len(found) - 1
+
+    for way, place in ways(pack(value, take, where)):
+        yield way, found[place]
+
+
 def dtype_of(name: str) -> torch.dtype:
     """Return the torch dtype of a name.
 

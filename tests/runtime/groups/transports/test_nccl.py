@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from holdfast.planning.levels import BLOCK
 from holdfast.runtime.gradients.bucket import Bucket
-from holdfast.runtime.gradients.squares import BLOCK
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.commit import start_commit
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, PeerLostError

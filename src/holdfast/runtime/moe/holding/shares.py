@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.runtime.gradients.squares import BLOCK
+from holdfast.planning.levels import BLOCK
 from holdfast.runtime.moe.holding.hosts import Placement, hosts
 
 #: whose gradients are summed up, and who is to have the sum
