@@ -11,12 +11,15 @@ import pytest
 
 #: a node: each of its stories is played in a process of its own, which is the parent of whatever loses its own
 _NODE = """
-import asyncio, contextlib, os, signal, sys
+import asyncio, contextlib, os, signal, socket, sys
 from pathlib import Path
+from holdfast.control import mould
 from holdfast.control.agent.zygote_client import ZygoteClient
+from holdfast.control.pool_node import next_zygote
 from holdfast.control.pool_node.descendants import adopt_orphans, descendants, end_all_below
 from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
+from holdfast.control.processes import ChildProcess
 
 folder = Path(sys.argv[1])
 imports, heavy, script, gate = folder / "imports", folder / "heavy.py", folder / "script.py", folder / "gate"
@@ -91,6 +94,36 @@ async def the_mould_is_stopped():
     await grant()
     assert there() == 1
 
+async def the_mould_is_stopped_while_it_imports():
+    gate.unlink()
+    zygote.begin()
+    os.kill(zygote.kept[0], signal.SIGSTOP)
+    gate.touch()
+    asked = asyncio.ensure_future(grant())
+    await until(lambda: (zygote.look(), asked.done())[1])
+    await asked
+    assert there() == 1
+
+async def the_mould_does_not_answer():
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    its.send(mould.READY)
+    next_zygote._PATIENCE_S = 0.0
+    mute = ChildProcess(["sleep", "1000"], stdin=its.fileno())
+    its.close()
+    next_zygote.start_mould = lambda *_: (mute, ours)
+    zygote.begin()
+    client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
+    asked = client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))
+    asked = asyncio.ensure_future(asked)
+    await until(lambda: (zygote.look(), asked.done())[1])
+    assert isinstance(asked.exception(), ConnectionError), asked
+    assert not zygote.kept
+    with contextlib.suppress(ConnectionRefusedError):
+        await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
+        raise AssertionError("nobody comes there: the job's agent is to have a zygote of its own")
+    await end()
+
 async def a_grant_is_over_before_anything_is_imported():
     gate.unlink()
     zygote.begin()
@@ -142,6 +175,8 @@ with open({imports!r}, "a") as file:
         "what_was_imported_changes",
         "the_mould_dies",
         "the_mould_is_stopped",
+        "the_mould_is_stopped_while_it_imports",
+        "the_mould_does_not_answer",
         "a_grant_is_over_before_anything_is_imported",
         "nothing_can_be_imported",
     ],
