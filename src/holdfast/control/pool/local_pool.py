@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
@@ -23,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.control.pool.jobs_at_end import JobsAtEnd
 from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.pool_node.settings import PoolNodeSettings
@@ -38,16 +38,13 @@ from holdfast.errors import (
     EXIT_REFUSED,
     BadInputError,
     HoldfastError,
-    RefusedError,
     SupersededError,
 )
 
 #: how long nodes may take to end in good order
 _END_S = 15.0
-#: how long it may take to save the jobs before, and how often is looked
-_SAVE_S = 60.0
-_QUEUE_S = 10.0
-_LOOK_S = 0.1
+#: a server that ends while the pool is about to is started again after so long
+_AGAIN_S = 0.1
 #: what ends sooner after its start than this is not started again at once
 _BRIEF_S = 5.0
 #: what a server ends with that another one has followed: it is not started again, which would only take the pool back
@@ -138,8 +135,6 @@ class _LocalPool:
         self._environment = dict(environment)
         self._say = say
         self._children: dict[str, ChildProcess] = {}
-        #: jobs that were queued when the pool was told to end
-        self._queued: dict[str, None] = {}
         #: it is to end, and its server is needed for that
         self._saving = False
         self._served = False
@@ -179,72 +174,29 @@ class _LocalPool:
     async def _end(self, keeping: asyncio.Task[None]) -> None:
         """Have the jobs saved, end the nodes, then the server, which hears of it; `keeping`: that one."""
         again = asyncio.ensure_future(self._again.wait())
+
+        def hurried() -> bool:
+            # (a server that another one has followed is not started again: there is nobody to ask)
+            return self._again.is_set() or keeping.done()
+
+        jobs = JobsAtEnd(lambda: PoolClient(self._entry()), hurried, self._say)
         if self._saving:
-            saving = asyncio.ensure_future(asyncio.to_thread(self._end_jobs))
+            saving = asyncio.ensure_future(asyncio.to_thread(jobs.end))
             await asyncio.wait((saving, again), return_when=asyncio.FIRST_COMPLETED)
-            self._saving = False
-        await _cancelled(keeping)
-        server = self._children.pop("server", None)
-        ending = asyncio.ensure_future(end_all(self._children.values(), grace_s=_END_S))
+        nodes = [child for name, child in self._children.items() if name != "server"]
+        ending = asyncio.ensure_future(end_all(nodes, grace_s=_END_S))
         await asyncio.wait((ending, again), return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
         if not ending.done():
-            for child in self._children.values():
+            for child in nodes:
                 child.send_signal(signal.SIGKILL)
         await ending
-        await asyncio.to_thread(self._queue_again)
+        await asyncio.to_thread(jobs.queue_again)
+        self._saving = False
+        await _cancelled(keeping)
+        server = self._children.pop("server", None)
         if server is not None:
             await end_all([server], grace_s=_END_S)
-
-    def _end_jobs(self) -> None:
-        """Suspend the jobs that keep checkpoints, and stop the others that run, as far as the server still does that.
-
-        Those that are queued are not to begin on what these leave. A server that is being started again, or has its
-        store away, is asked again. In a thread of its own.
-        """
-        until, said = time.monotonic() + _SAVE_S, ""
-        with PoolClient(self._entry()) as client:
-            while time.monotonic() < until and not self._again.is_set():
-                try:
-                    if self._all_end(client):
-                        return
-                except HoldfastError as error:
-                    if not said:
-                        self._say(f"holdfast: jobs cannot be saved yet: {error}")
-                    said = said or str(error)
-                time.sleep(_LOOK_S)
-
-    def _all_end(self, client: PoolClient) -> bool:
-        """Ask for the end of what has not been asked yet; return whether there is nothing left to wait for."""
-        jobs = client.status()["jobs"]
-        for job in jobs:
-            if job["state"] in ("queued", "waiting"):
-                self._queued[job["job"]] = None  # (first: what is not answered in time may be done all the same)
-                client.suspend(job["job"])
-            elif job["state"] == "admitted":
-                self._end_job(client, job["job"], saves=job["saves"])
-        return not any(job["state"] in ("queued", "waiting", "admitted", "suspending", "stopping") for job in jobs)
-
-    def _queue_again(self) -> None:
-        """Once there is no node any more, those that were queued are so again: for the next pool of this store."""
-        until, left = time.monotonic() + _QUEUE_S, list(self._queued)
-        with PoolClient(self._entry()) as client:
-            while left and time.monotonic() < until and not self._again.is_set():
-                try:
-                    client.resume(left[0])
-                    del left[0]
-                except HoldfastError as error:
-                    _log.warning("job %s is not queued again yet: %s", left[0], error)
-                    time.sleep(_LOOK_S)
-
-    def _end_job(self, client: PoolClient, name: str, *, saves: bool) -> None:
-        with contextlib.suppress(RefusedError):  # (it has just ended by itself)
-            if saves:
-                client.suspend(name)
-                self._say(f"holdfast: job {name} is being saved; `holdfast resume -j {name}` takes it up")
-            else:
-                client.stop(name, now=True, why="its pool was ended, and it keeps no checkpoints")
-                self._say(f"holdfast: job {name} keeps no checkpoints, and is stopped")
 
     def _entry(self) -> JobEntry:
         mine = self._settings
@@ -271,7 +223,7 @@ class _LocalPool:
             if self._over.done():
                 if code == _FOLLOWED:
                     return
-                await asyncio.sleep(_LOOK_S)  # (it is to end, but not before its jobs are saved)
+                await asyncio.sleep(_AGAIN_S)  # (it is to end, but not before its jobs are saved)
                 continue
             brief = loop.time() - began < _BRIEF_S
             self._served = self._served or (name == "server" and not (brief and code in _HOPELESS))
