@@ -25,6 +25,7 @@ import msgspec
 from holdfast.control.pool.jobs_at_end import JobsAtEnd
 from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.pool_client import PoolClient
+from holdfast.control.pool_node.descendants import adopt_orphans, end_all_below
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess, describe_exit, die_with_parent, end_all
 from holdfast.control.registry import JobEntry, register, unregister
@@ -79,8 +80,10 @@ def run_local_pool(
 
     Raises:
         BadInputError: the settings or the port cannot be used, or another local pool has the store.
+        OSError: the kernel does not let it be the parent of its processes' orphans.
     """
     settings.check()
+    adopt_orphans()
 
     async def run() -> int:
         return await _LocalPool(settings, nodes, environment, say).run()
@@ -191,6 +194,8 @@ class _LocalPool:
             for child in nodes:
                 child.send_signal(signal.SIGKILL)
         await ending
+        with contextlib.suppress(TimeoutError):  # (what the kernel does not end now)
+            await asyncio.wait_for(self._end_orphans(), _END_S)
         await asyncio.to_thread(jobs.queue_again)
         self._saving = False
         await _cancelled(keeping)
@@ -220,6 +225,7 @@ class _LocalPool:
             code = await child.wait()
             if not self._is_wanted(name):
                 return
+            await self._end_orphans()
             if self._over.done():
                 if code == _FOLLOWED:
                     return
@@ -237,6 +243,14 @@ class _LocalPool:
             _log.warning("%s has ended: %s; it is started again", name, describe_exit(code))
             if brief:
                 await asyncio.sleep(1.0)
+
+    async def _end_orphans(self) -> None:
+        """End what a process has left that was killed, and return once all of that is gone.
+
+        What a job's script has put into the background does not end by itself with the node's agent, and is to be over
+        before the node is given to anybody.
+        """
+        await end_all_below(lambda: [child.pid for child in self._children.values()], trees=True)
 
     def _is_wanted(self, name: str) -> bool:
         return not self._over.done() or (name == "server" and self._saving)
