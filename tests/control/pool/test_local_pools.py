@@ -193,3 +193,34 @@ def test_what_a_killed_node_leaves_in_the_background_is_gone_before_it_is_starte
         for left in tmp_path.glob("left-*"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(left.read_text()), signal.SIGKILL)
+
+
+_FAILS = """
+import sys
+from pathlib import Path
+from holdfast.control.pool import local_pool
+from holdfast.control.pool.settings import PoolSettings
+from holdfast.control.processes import ChildProcess
+
+folder, codes = Path(sys.argv[1]), [int(code) for code in sys.argv[2:]]
+def start(pool, name):
+    code = codes.pop(0)
+    if code == 0:
+        pool._served.touch()
+    return ChildProcess([sys.executable, "-c", f"import sys; sys.exit({code or 2})"])
+local_pool._LocalPool._start = start
+local_pool._BRIEF_S = 0.0  # (however long it took to find out)
+settings = PoolSettings(store="memory:", folder=folder / "journals", registry=folder / "registry")
+sys.exit(local_pool.run_local_pool(settings, 0, {}, lambda line: print(line, flush=True)))
+"""
+
+
+@pytest.mark.parametrize(("codes", "code"), [((2, 3), 2), ((1, 70, 4), 70), ((0, 70, 2, 4), EXIT_FAILED)])
+def test_a_server_that_finds_out_late_that_it_cannot_serve_is_not_started_again(
+    tmp_path: Path, codes: tuple[int, ...], code: int
+) -> None:
+    """One that has served (0) is; 4: another has followed it."""
+    tmp_path.chmod(0o700)
+    pool = [sys.executable, "-c", _FAILS, str(tmp_path), *map(str, codes)]
+    done = subprocess.run(pool, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == code, done.stdout + done.stderr

@@ -76,7 +76,7 @@ class JobsAtEnd:
 
     def _until(self, done: Callable[[Asked], bool], within_s: float, say: Callable[[str], None]) -> None:
         """Ask until it is done, for so long at the most; the first reason why it is not yet is said."""
-        until, said = time.monotonic() + within_s, False
+        until, said = time.monotonic() + within_s, ""
         with self._client() as client:
             while time.monotonic() < until and not self._hurried():
                 try:
@@ -85,8 +85,9 @@ class JobsAtEnd:
                 except HoldfastError as error:
                     if not said:
                         say(str(error))
-                    said = True
-                    _log.info("the pool's jobs: %s", error)
+                    elif said != str(error):
+                        _log.warning("the pool's jobs: %s", error)
+                    said = str(error)
                 time.sleep(_LOOK_S)
 
     def _all_end(self, client: Asked) -> bool:

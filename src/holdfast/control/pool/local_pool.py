@@ -50,18 +50,19 @@ _AGAIN_S = 0.1
 _BRIEF_S = 5.0
 #: what a server ends with that another one has followed: it is not started again, which would only take the pool back
 _FOLLOWED = EXIT_REFUSED
-#: who ends so at once is not started again; but a server that has served finds its store well again some time (there is
-#: room on its disk, etcd is back), and the jobs train on until then
+#: who ends so is not started again; but a server that has served finds its store well again some time (there is room on
+#: its disk, etcd is back), and the jobs train on until then
 _HOPELESS = (EXIT_BAD_INPUT, EXIT_OUR_FAULT)
 
 _log = logging.getLogger("holdfast.pool")
 
 
 class ServerOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Be this pool's server, and end with the process `parent`."""
+    """Be this pool's server, and end with the process `parent`; once it serves it makes the file `served`."""
 
     settings: PoolSettings
     parent: int
+    served: str
 
 
 class NodeOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -83,9 +84,9 @@ def run_local_pool(
         OSError: the kernel does not let it be the parent of its processes' orphans.
     """
     settings.check()
-    adopt_orphans()
 
     async def run() -> int:
+        adopt_orphans()
         return await _LocalPool(settings, nodes, environment, say).run()
 
     with _held(settings.store):
@@ -140,7 +141,8 @@ class _LocalPool:
         self._children: dict[str, ChildProcess] = {}
         #: it is to end, and its server is needed for that
         self._saving = False
-        self._served = False
+        #: is there once a server has served
+        self._served = Path(self._folder, "served")
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._again = asyncio.Event()
 
@@ -179,7 +181,7 @@ class _LocalPool:
         again = asyncio.ensure_future(self._again.wait())
 
         def hurried() -> bool:
-            # (a server that another one has followed is not started again: there is nobody to ask)
+            # (where no server is started again there is nobody to ask)
             return self._again.is_set() or keeping.done()
 
         jobs = JobsAtEnd(lambda: PoolClient(self._entry()), hurried, self._say)
@@ -194,14 +196,14 @@ class _LocalPool:
             for child in nodes:
                 child.send_signal(signal.SIGKILL)
         await ending
-        with contextlib.suppress(TimeoutError):  # (what the kernel does not end now)
-            await asyncio.wait_for(self._end_orphans(), _END_S)
         await asyncio.to_thread(jobs.queue_again)
         self._saving = False
         await _cancelled(keeping)
         server = self._children.pop("server", None)
         if server is not None:
             await end_all([server], grace_s=_END_S)
+        with contextlib.suppress(TimeoutError):  # (what the kernel does not end now)
+            await asyncio.wait_for(self._end_orphans(), _END_S)
 
     def _entry(self) -> JobEntry:
         mine = self._settings
@@ -225,15 +227,15 @@ class _LocalPool:
             code = await child.wait()
             if not self._is_wanted(name):
                 return
-            await self._end_orphans()
+            if name != "server":
+                await self._end_orphans()
+            hopeless = code in _HOPELESS and not (name == "server" and self._served.exists())
             if self._over.done():
-                if code == _FOLLOWED:
+                if code == _FOLLOWED or hopeless:
                     return
                 await asyncio.sleep(_AGAIN_S)  # (it is to end, but not before its jobs are saved)
                 continue
-            brief = loop.time() - began < _BRIEF_S
-            self._served = self._served or (name == "server" and not (brief and code in _HOPELESS))
-            if code in _HOPELESS and not (name == "server" and self._served):
+            if hopeless:
                 self._over.set_result(code)
                 return
             if name == "server" and code == _FOLLOWED:
@@ -241,16 +243,17 @@ class _LocalPool:
                 self._over.set_result(EXIT_FAILED)
                 return
             _log.warning("%s has ended: %s; it is started again", name, describe_exit(code))
-            if brief:
+            if loop.time() - began < _BRIEF_S:
                 await asyncio.sleep(1.0)
 
     async def _end_orphans(self) -> None:
-        """End what a process has left that was killed, and return once all of that is gone.
+        """End what processes of ours that were killed have left, and return once all of that is gone.
 
         What a job's script has put into the background does not end by itself with the node's agent, and is to be over
         before the node is given to anybody.
         """
-        await end_all_below(lambda: [child.pid for child in self._children.values()], trees=True)
+        known = self._children.values
+        await end_all_below(lambda: [child.pid for child in known()], trees=True)
 
     def _is_wanted(self, name: str) -> bool:
         return not self._over.done() or (name == "server" and self._saving)
@@ -258,7 +261,8 @@ class _LocalPool:
     def _start(self, name: str) -> ChildProcess:
         order: ServerOrder | NodeOrder
         if name == "server":
-            order = ServerOrder(settings=replace(self._settings, registry=None), parent=os.getpid())
+            mine = replace(self._settings, registry=None)
+            order = ServerOrder(settings=mine, parent=os.getpid(), served=str(self._served))
         else:
             folder = os.path.join(self._folder, name)
             shutil.rmtree(folder, ignore_errors=True)
@@ -305,7 +309,7 @@ def _carry_out(order: ServerOrder | NodeOrder) -> int:
     from holdfast.control.pool.pool_server import run_pool
 
     die_with_parent(order.parent)
-    return run_pool(order.settings)
+    return run_pool(order.settings, lambda _: Path(order.served).touch())
 
 
 def _say(line: str) -> None:
