@@ -73,6 +73,20 @@ async def what_was_imported_changes():
     assert zygote.kept != (before,)
     assert there() == 2
 
+async def something_is_installed():
+    zygote.begin()
+    await grant()
+    (before,) = zygote.kept
+    (folder / "more.pth").write_text("/somewhere")
+    zygote.begin()
+    await grant()
+    assert zygote.kept != (before,)
+    (before,) = zygote.kept
+    (folder / "log").write_text("no module's")
+    zygote.begin()
+    await grant()
+    assert zygote.kept == (before,)
+
 async def the_mould_dies():
     zygote.begin()
     pid, of = await grant(ends=False)
@@ -173,6 +187,7 @@ with open({imports!r}, "a") as file:
     [
         "grants_follow_each_other",
         "what_was_imported_changes",
+        "something_is_installed",
         "the_mould_dies",
         "the_mould_is_stopped",
         "the_mould_is_stopped_while_it_imports",
