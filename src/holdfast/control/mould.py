@@ -31,16 +31,17 @@ class ZygotePlace(NamedTuple):
 
 
 class Loaded:
-    """The files of what has been imported, as they were."""
+    """The files of what has been imported, and those that say where more can be, as they were."""
 
     def __init__(self) -> None:
         """Look at what this process has imported by now."""
         files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         self._were = {file: _looks(file) for file in files if isinstance(file, str)}
+        self._places = _places()
 
     def changed(self) -> bool:
-        """Tell whether any has changed: what is imported from here on may not go with what was."""
-        return any(_looks(file) != before for file, before in self._were.items())
+        """Tell whether any has changed: what is imported from here on may not go with what was, or not be found."""
+        return self._places != _places() or any(_looks(file) != before for file, before in self._were.items())
 
 
 def serve(requests: socket.socket) -> ZygotePlace | None:
@@ -112,6 +113,15 @@ def _fork_twice() -> bool:
     except OSError:
         os._exit(1)
     return True
+
+
+def _places() -> dict[str, tuple[int, int, int] | None]:
+    """Return how the files are that Python reads at its start alone: what is installed may be found by them only."""
+    found = dict[str, tuple[int, int, int] | None]()
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            found |= {file.path: _looks(file.path) for file in os.scandir(folder) if file.name.endswith(".pth")}
+    return found
 
 
 def _looks(file: str) -> tuple[int, int, int] | None:

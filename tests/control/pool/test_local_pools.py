@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -131,3 +132,95 @@ def test_one_whose_store_is_not_there_at_all_does_not_begin(tmp_path: Path) -> N
     pool = start(tmp_path, "etcd:http://127.0.0.1:9")
     assert pool.wait(PATIENCE_S) == EXIT_OUR_FAULT
     assert "etcd does not answer: http://127.0.0.1:9" in (tmp_path / "log").read_text()
+
+
+#: a pool whose node is killed at once, as its script is told to leave a process behind, and then waits
+_LEAVES = """
+import os, signal, sys, time
+from pathlib import Path
+from holdfast.control.pool import local_pool
+from holdfast.control.pool.settings import PoolSettings
+from holdfast.control.processes import ChildProcess
+
+NODE = '''
+import os, signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+first, second = folder / "left-1", folder / "left-2"
+mine = second if first.exists() else first
+if mine == second and os.path.exists("/proc/" + first.read_text()):
+    (folder / "found").touch()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (folder / "new").write_text(str(os.getpid()))
+        (folder / "new").rename(mine)
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+while not mine.exists():
+    time.sleep(0.01)
+if mine == first:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1000)
+'''
+IDLE = '''import time; time.sleep(1000)'''
+folder = Path(sys.argv[1])
+def start(pool, name):
+    return ChildProcess([sys.executable, "-c", IDLE if name == "server" else NODE, str(folder)])
+local_pool._LocalPool._start = start
+settings = PoolSettings(store="memory:", folder=folder / "journals", registry=folder / "registry")
+sys.exit(local_pool.run_local_pool(settings, 1, {}, lambda line: print(line, flush=True)))
+"""
+
+
+def test_what_a_killed_node_leaves_in_the_background_is_gone_before_it_is_started_again(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with (tmp_path / "log").open("ab") as log:
+        pool = subprocess.Popen([sys.executable, "-c", _LEAVES, str(tmp_path)], stdout=log, stderr=log)
+    try:
+        until((tmp_path / "left-2").exists, tmp_path)
+        assert not (tmp_path / "found").exists()
+        pool.send_signal(signal.SIGINT)
+        until(lambda: "Another signal ends all at once" in (tmp_path / "log").read_text(), tmp_path)
+        pool.send_signal(signal.SIGINT)
+        assert pool.wait(PATIENCE_S) == EXIT_INTERRUPTED
+        assert not Path("/proc", (tmp_path / "left-2").read_text()).exists()
+    finally:
+        pool.kill()
+        pool.wait()
+        for left in tmp_path.glob("left-*"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(left.read_text()), signal.SIGKILL)
+
+
+_FAILS = """
+import sys
+from pathlib import Path
+from holdfast.control.pool import local_pool
+from holdfast.control.pool.settings import PoolSettings
+from holdfast.control.processes import ChildProcess
+
+folder, codes = Path(sys.argv[1]), [int(code) for code in sys.argv[2:]]
+def start(pool, name):
+    code = codes.pop(0)
+    if code == 0:
+        pool._served.touch()
+    return ChildProcess([sys.executable, "-c", f"import sys; sys.exit({code or 2})"])
+local_pool._LocalPool._start = start
+local_pool._BRIEF_S = 0.0  # (however long it took to find out)
+settings = PoolSettings(store="memory:", folder=folder / "journals", registry=folder / "registry")
+sys.exit(local_pool.run_local_pool(settings, 0, {}, lambda line: print(line, flush=True)))
+"""
+
+
+@pytest.mark.parametrize(("codes", "code"), [((2, 3), 2), ((1, 70, 4), 70), ((0, 70, 2, 4), EXIT_FAILED)])
+def test_a_server_that_finds_out_late_that_it_cannot_serve_is_not_started_again(
+    tmp_path: Path, codes: tuple[int, ...], code: int
+) -> None:
+    """One that has served (0) is; 4: another has followed it."""
+    tmp_path.chmod(0o700)
+    pool = [sys.executable, "-c", _FAILS, str(tmp_path), *map(str, codes)]
+    done = subprocess.run(pool, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == code, done.stdout + done.stderr

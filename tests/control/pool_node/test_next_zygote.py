@@ -11,12 +11,15 @@ import pytest
 
 #: a node: each of its stories is played in a process of its own, which is the parent of whatever loses its own
 _NODE = """
-import asyncio, contextlib, os, signal, sys
+import asyncio, contextlib, os, signal, socket, sys
 from pathlib import Path
+from holdfast.control import mould
 from holdfast.control.agent.zygote_client import ZygoteClient
+from holdfast.control.pool_node import next_zygote
 from holdfast.control.pool_node.descendants import adopt_orphans, descendants, end_all_below
 from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
+from holdfast.control.processes import ChildProcess
 
 folder = Path(sys.argv[1])
 imports, heavy, script, gate = folder / "imports", folder / "heavy.py", folder / "script.py", folder / "gate"
@@ -70,6 +73,20 @@ async def what_was_imported_changes():
     assert zygote.kept != (before,)
     assert there() == 2
 
+async def something_is_installed():
+    zygote.begin()
+    await grant()
+    (before,) = zygote.kept
+    (folder / "more.pth").write_text("/somewhere")
+    zygote.begin()
+    await grant()
+    assert zygote.kept != (before,)
+    (before,) = zygote.kept
+    (folder / "log").write_text("no module's")
+    zygote.begin()
+    await grant()
+    assert zygote.kept == (before,)
+
 async def the_mould_dies():
     zygote.begin()
     pid, of = await grant(ends=False)
@@ -90,6 +107,36 @@ async def the_mould_is_stopped():
     zygote.begin()
     await grant()
     assert there() == 1
+
+async def the_mould_is_stopped_while_it_imports():
+    gate.unlink()
+    zygote.begin()
+    os.kill(zygote.kept[0], signal.SIGSTOP)
+    gate.touch()
+    asked = asyncio.ensure_future(grant())
+    await until(lambda: (zygote.look(), asked.done())[1])
+    await asked
+    assert there() == 1
+
+async def the_mould_does_not_answer():
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    its.send(mould.READY)
+    next_zygote._PATIENCE_S = 0.0
+    mute = ChildProcess(["sleep", "1000"], stdin=its.fileno())
+    its.close()
+    next_zygote.start_mould = lambda *_: (mute, ours)
+    zygote.begin()
+    client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
+    asked = client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))
+    asked = asyncio.ensure_future(asked)
+    await until(lambda: (zygote.look(), asked.done())[1])
+    assert isinstance(asked.exception(), ConnectionError), asked
+    assert not zygote.kept
+    with contextlib.suppress(ConnectionRefusedError):
+        await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
+        raise AssertionError("nobody comes there: the job's agent is to have a zygote of its own")
+    await end()
 
 async def a_grant_is_over_before_anything_is_imported():
     gate.unlink()
@@ -140,8 +187,11 @@ with open({imports!r}, "a") as file:
     [
         "grants_follow_each_other",
         "what_was_imported_changes",
+        "something_is_installed",
         "the_mould_dies",
         "the_mould_is_stopped",
+        "the_mould_is_stopped_while_it_imports",
+        "the_mould_does_not_answer",
         "a_grant_is_over_before_anything_is_imported",
         "nothing_can_be_imported",
     ],

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
@@ -23,8 +22,10 @@ from typing import Any
 
 import msgspec
 
+from holdfast.control.pool.jobs_at_end import JobsAtEnd
 from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.pool_client import PoolClient
+from holdfast.control.pool_node.descendants import adopt_orphans, end_all_below
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess, describe_exit, die_with_parent, end_all
 from holdfast.control.registry import JobEntry, register, unregister
@@ -38,32 +39,30 @@ from holdfast.errors import (
     EXIT_REFUSED,
     BadInputError,
     HoldfastError,
-    RefusedError,
     SupersededError,
 )
 
 #: how long nodes may take to end in good order
 _END_S = 15.0
-#: how long it may take to save the jobs before, and how often is looked
-_SAVE_S = 60.0
-_QUEUE_S = 10.0
-_LOOK_S = 0.1
+#: a server that ends while the pool is about to is started again after so long
+_AGAIN_S = 0.1
 #: what ends sooner after its start than this is not started again at once
 _BRIEF_S = 5.0
 #: what a server ends with that another one has followed: it is not started again, which would only take the pool back
 _FOLLOWED = EXIT_REFUSED
-#: who ends so at once is not started again; but a server that has served finds its store well again some time (there is
-#: room on its disk, etcd is back), and the jobs train on until then
+#: who ends so is not started again; but a server that has served finds its store well again some time (there is room on
+#: its disk, etcd is back), and the jobs train on until then
 _HOPELESS = (EXIT_BAD_INPUT, EXIT_OUR_FAULT)
 
 _log = logging.getLogger("holdfast.pool")
 
 
 class ServerOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Be this pool's server, and end with the process `parent`."""
+    """Be this pool's server, and end with the process `parent`; once it serves it makes the file `served`."""
 
     settings: PoolSettings
     parent: int
+    served: str
 
 
 class NodeOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -82,10 +81,12 @@ def run_local_pool(
 
     Raises:
         BadInputError: the settings or the port cannot be used, or another local pool has the store.
+        OSError: the kernel does not let it be the parent of its processes' orphans.
     """
     settings.check()
 
     async def run() -> int:
+        adopt_orphans()
         return await _LocalPool(settings, nodes, environment, say).run()
 
     with _held(settings.store):
@@ -138,11 +139,10 @@ class _LocalPool:
         self._environment = dict(environment)
         self._say = say
         self._children: dict[str, ChildProcess] = {}
-        #: jobs that were queued when the pool was told to end
-        self._queued: dict[str, None] = {}
         #: it is to end, and its server is needed for that
         self._saving = False
-        self._served = False
+        #: is there once a server has served
+        self._served = Path(self._folder, "served")
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._again = asyncio.Event()
 
@@ -179,72 +179,31 @@ class _LocalPool:
     async def _end(self, keeping: asyncio.Task[None]) -> None:
         """Have the jobs saved, end the nodes, then the server, which hears of it; `keeping`: that one."""
         again = asyncio.ensure_future(self._again.wait())
+
+        def hurried() -> bool:
+            # (where no server is started again there is nobody to ask)
+            return self._again.is_set() or keeping.done()
+
+        jobs = JobsAtEnd(lambda: PoolClient(self._entry()), hurried, self._say)
         if self._saving:
-            saving = asyncio.ensure_future(asyncio.to_thread(self._end_jobs))
+            saving = asyncio.ensure_future(asyncio.to_thread(jobs.end))
             await asyncio.wait((saving, again), return_when=asyncio.FIRST_COMPLETED)
-            self._saving = False
-        await _cancelled(keeping)
-        server = self._children.pop("server", None)
-        ending = asyncio.ensure_future(end_all(self._children.values(), grace_s=_END_S))
+        nodes = [child for name, child in self._children.items() if name != "server"]
+        ending = asyncio.ensure_future(end_all(nodes, grace_s=_END_S))
         await asyncio.wait((ending, again), return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
         if not ending.done():
-            for child in self._children.values():
+            for child in nodes:
                 child.send_signal(signal.SIGKILL)
         await ending
-        await asyncio.to_thread(self._queue_again)
+        await asyncio.to_thread(jobs.queue_again)
+        self._saving = False
+        await _cancelled(keeping)
+        server = self._children.pop("server", None)
         if server is not None:
             await end_all([server], grace_s=_END_S)
-
-    def _end_jobs(self) -> None:
-        """Suspend the jobs that keep checkpoints, and stop the others that run, as far as the server still does that.
-
-        Those that are queued are not to begin on what these leave. A server that is being started again, or has its
-        store away, is asked again. In a thread of its own.
-        """
-        until, said = time.monotonic() + _SAVE_S, ""
-        with PoolClient(self._entry()) as client:
-            while time.monotonic() < until and not self._again.is_set():
-                try:
-                    if self._all_end(client):
-                        return
-                except HoldfastError as error:
-                    if not said:
-                        self._say(f"holdfast: jobs cannot be saved yet: {error}")
-                    said = said or str(error)
-                time.sleep(_LOOK_S)
-
-    def _all_end(self, client: PoolClient) -> bool:
-        """Ask for the end of what has not been asked yet; return whether there is nothing left to wait for."""
-        jobs = client.status()["jobs"]
-        for job in jobs:
-            if job["state"] in ("queued", "waiting"):
-                self._queued[job["job"]] = None  # (first: what is not answered in time may be done all the same)
-                client.suspend(job["job"])
-            elif job["state"] == "admitted":
-                self._end_job(client, job["job"], saves=job["saves"])
-        return not any(job["state"] in ("queued", "waiting", "admitted", "suspending", "stopping") for job in jobs)
-
-    def _queue_again(self) -> None:
-        """Once there is no node any more, those that were queued are so again: for the next pool of this store."""
-        until, left = time.monotonic() + _QUEUE_S, list(self._queued)
-        with PoolClient(self._entry()) as client:
-            while left and time.monotonic() < until and not self._again.is_set():
-                try:
-                    client.resume(left[0])
-                    del left[0]
-                except HoldfastError as error:
-                    _log.warning("job %s is not queued again yet: %s", left[0], error)
-                    time.sleep(_LOOK_S)
-
-    def _end_job(self, client: PoolClient, name: str, *, saves: bool) -> None:
-        with contextlib.suppress(RefusedError):  # (it has just ended by itself)
-            if saves:
-                client.suspend(name)
-                self._say(f"holdfast: job {name} is being saved; `holdfast resume -j {name}` takes it up")
-            else:
-                client.stop(name, now=True, why="its pool was ended, and it keeps no checkpoints")
-                self._say(f"holdfast: job {name} keeps no checkpoints, and is stopped")
+        with contextlib.suppress(TimeoutError):  # (what the kernel does not end now)
+            await asyncio.wait_for(self._end_orphans(), _END_S)
 
     def _entry(self) -> JobEntry:
         mine = self._settings
@@ -268,14 +227,15 @@ class _LocalPool:
             code = await child.wait()
             if not self._is_wanted(name):
                 return
+            if name != "server":
+                await self._end_orphans()
+            hopeless = code in _HOPELESS and not (name == "server" and self._served.exists())
             if self._over.done():
-                if code == _FOLLOWED:
+                if code == _FOLLOWED or hopeless:
                     return
-                await asyncio.sleep(_LOOK_S)  # (it is to end, but not before its jobs are saved)
+                await asyncio.sleep(_AGAIN_S)  # (it is to end, but not before its jobs are saved)
                 continue
-            brief = loop.time() - began < _BRIEF_S
-            self._served = self._served or (name == "server" and not (brief and code in _HOPELESS))
-            if code in _HOPELESS and not (name == "server" and self._served):
+            if hopeless:
                 self._over.set_result(code)
                 return
             if name == "server" and code == _FOLLOWED:
@@ -283,8 +243,17 @@ class _LocalPool:
                 self._over.set_result(EXIT_FAILED)
                 return
             _log.warning("%s has ended: %s; it is started again", name, describe_exit(code))
-            if brief:
+            if loop.time() - began < _BRIEF_S:
                 await asyncio.sleep(1.0)
+
+    async def _end_orphans(self) -> None:
+        """End what processes of ours that were killed have left, and return once all of that is gone.
+
+        What a job's script has put into the background does not end by itself with the node's agent, and is to be over
+        before the node is given to anybody.
+        """
+        known = self._children.values
+        await end_all_below(lambda: [child.pid for child in known()], trees=True)
 
     def _is_wanted(self, name: str) -> bool:
         return not self._over.done() or (name == "server" and self._saving)
@@ -292,7 +261,8 @@ class _LocalPool:
     def _start(self, name: str) -> ChildProcess:
         order: ServerOrder | NodeOrder
         if name == "server":
-            order = ServerOrder(settings=replace(self._settings, registry=None), parent=os.getpid())
+            mine = replace(self._settings, registry=None)
+            order = ServerOrder(settings=mine, parent=os.getpid(), served=str(self._served))
         else:
             folder = os.path.join(self._folder, name)
             shutil.rmtree(folder, ignore_errors=True)
@@ -339,7 +309,7 @@ def _carry_out(order: ServerOrder | NodeOrder) -> int:
     from holdfast.control.pool.pool_server import run_pool
 
     die_with_parent(order.parent)
-    return run_pool(order.settings)
+    return run_pool(order.settings, lambda _: Path(order.served).touch())
 
 
 def _say(line: str) -> None:

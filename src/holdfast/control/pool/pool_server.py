@@ -54,15 +54,18 @@ TICK_S = 0.2
 _log = logging.getLogger("holdfast.pool")
 
 
-def run_pool(settings: PoolSettings) -> int:
+def run_pool(settings: PoolSettings, on_ready: Callable[[JobEntry], None] | None = None) -> int:
     """Run a pool's server until it is told to end; return the exit code. Its jobs train on.
+
+    Args:
+        on_ready: as of `serve_pool`.
 
     Raises:
         BadInputError: the settings, the port, the store or a journal cannot be used; nothing was touched.
         SupersededError: another server leads this pool. HoldfastError: it cannot go on, as when its disk fails.
     """
     raise_file_limit()
-    return asyncio.run(serve_pool(settings))
+    return asyncio.run(serve_pool(settings, on_ready=on_ready))
 
 
 async def serve_pool(

@@ -29,11 +29,11 @@ def adopt_orphans() -> None:
         raise OSError(error, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(error)}")
 
 
-def descendants(but: Collection[int] = ()) -> list[int]:
+def descendants(but: Collection[int] = (), *, trees: bool = False) -> list[int]:
     """Return the pids of all processes below this one, those that wait to be reaped included.
 
     Args:
-        but: not these; what is below them all the same.
+        but: not these; what is below them all the same. trees: nor that.
     """
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in os.listdir("/proc"):
@@ -43,14 +43,15 @@ def descendants(but: Collection[int] = ()) -> list[int]:
     waiting = [os.getpid()]
     while waiting:
         mine = children[waiting.pop()]
-        found += [pid for pid in mine if pid not in but]
-        waiting += mine
+        others = [pid for pid in mine if pid not in but]
+        found += others
+        waiting += others if trees else mine
     return found
 
 
-def kill_all(but: Collection[int] = ()) -> None:
-    """SIGKILL all processes below this one but these."""
-    for pid in descendants(but):
+def kill_all(but: Collection[int] = (), *, trees: bool = False) -> None:
+    """SIGKILL all processes below this one but these; `trees`: and what is below them."""
+    for pid in descendants(but, trees=trees):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -62,10 +63,14 @@ def reap_orphans(known: Collection[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-async def end_all_below(but: Callable[[], Collection[int]]) -> None:
-    """Kill all processes below this one but those that `but` names, and return once none is left."""
-    while descendants(but()):
-        kill_all(but())
+async def end_all_below(but: Callable[[], Collection[int]], *, trees: bool = False) -> None:
+    """Kill all processes below this one but those that `but` names, and return once none is left.
+
+    Args:
+        trees: what is below those is left alone, too.
+    """
+    while descendants(but(), trees=trees):
+        kill_all(but(), trees=trees)
         reap_orphans(but())
         await asyncio.sleep(_REAP_POLL_S)
 

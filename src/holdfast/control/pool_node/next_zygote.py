@@ -16,10 +16,11 @@ import socket
 
 from holdfast.control.mould import CHANGED, FORKED, READY, ZYGOTE, start_mould
 from holdfast.control.pool_node.settings import PoolNodeSettings
-from holdfast.control.processes import ChildProcess
+from holdfast.control.processes import ChildProcess, is_stopped
 
-#: a mould that takes longer than this to fork does not answer any more
+#: a mould that takes longer than this to fork does not answer any more: once a grant is over, and while one waits
 _FORK_S = 5.0
+_PATIENCE_S = 30.0
 _MOST_BYTES = 64
 
 _log = logging.getLogger("holdfast.agent")
@@ -35,6 +36,7 @@ class NextZygote:
         #: the mould has imported everything; it was asked for a zygote, and has not answered
         self._ready = self._asked = False
         self._answered = asyncio.Event()
+        self._asked_at = 0.0
         #: what the next one is to begin with, until it has; and our end of its lifeline
         self._listener: socket.socket | None = None
         self._its_end = self._our_end = -1
@@ -58,6 +60,19 @@ class NextZygote:
             _log.warning("no zygote waits for the next job: %s", error)
             self._drop()
             self._end_lifeline()
+
+    def look(self) -> None:
+        """Let nobody wait for a mould that does not go on; called every now and then.
+
+        One that is stopped goes on. One that does not answer is lost: the job's agent starts a zygote of its own.
+        """
+        if self._mould is None:
+            return
+        if is_stopped(self._mould.pid):
+            self._mould.send_signal(signal.SIGCONT)
+        if self._asked and asyncio.get_running_loop().time() - self._asked_at > _PATIENCE_S:
+            _log.warning("the process that forks zygotes has not answered for %g s: it is given up", _PATIENCE_S)
+            self._lose()
 
     async def end(self) -> None:
         """End it, and return once none can come any more: what it has forked is for whoever asks to end."""
@@ -98,7 +113,7 @@ class NextZygote:
             return
         assert self._requests is not None
         self._mould.send_signal(signal.SIGCONT)
-        self._asked = True
+        self._asked, self._asked_at = True, asyncio.get_running_loop().time()
         self._answered.clear()
         try:
             socket.send_fds(self._requests, [ZYGOTE], [self._listener.fileno(), self._its_end])

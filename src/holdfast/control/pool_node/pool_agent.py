@@ -198,8 +198,9 @@ class PoolAgent:
             await asyncio.sleep(until_mark(time.time(), BEAT_S))
 
     async def _reap(self) -> None:
-        """Reap what was left to the node."""
+        """Reap what was left to the node, and see that its zygotes come."""
         while not self._exit.done():
+            self._zygote.look()
             reap_orphans((*self._zygote.kept, *(self._grant.awaited if self._grant is not None else ())))
             await asyncio.sleep(_REAP_S)
 

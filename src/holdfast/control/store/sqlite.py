@@ -70,9 +70,7 @@ class SqliteStore(Store):
         except (OSError, sqlite3.Error) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
                 raise StoreError(f"the store {path} is locked by another process: {error}") from None
-            raise BadInputError(
-                f"the store {path} cannot be opened: {error}; give a path that can be written"
-            ) from None
+            raise BadInputError(f"the store {path} cannot be opened: {error}; {_remedy(error)}") from None
 
     def get(self, key: str) -> Entry | None:
         rows = self._read("SELECT value, revision FROM entries WHERE key = ?", (key,))
@@ -174,6 +172,11 @@ class _SqliteWatch(Watch):
 
     def close(self) -> None:
         self._own.close()
+
+
+def _remedy(error: Exception) -> str:
+    damaged = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return "put back a copy of it, or give another path" if damaged else "give a path that can be written"
 
 
 def _create(path: Path) -> None:

@@ -1,0 +1,136 @@
+"""What becomes of jobs whose pool is ended, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Self
+
+import pytest
+
+from holdfast.control.pool import jobs_at_end
+from holdfast.control.pool.jobs_at_end import JobsAtEnd
+from holdfast.errors import RefusedError, UnreachableError
+
+
+class FakePool(contextlib.nullcontext[Any]):
+    """A pool that has room for one job at a time, and whose jobs are saved at once."""
+
+    def __init__(self, **states: str) -> None:
+        super().__init__()
+        self.states = states
+        self.saves = dict.fromkeys(states, True)
+        #: called before each question, with its words
+        self.before: Callable[[str], None] = lambda words: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def status(self) -> dict[str, Any]:
+        self._asked("status")
+        jobs = enumerate(self.states.items(), 1)
+        return {
+            "jobs": [
+                {"job": name, "state": state, "saves": self.saves[name], "submission": number}
+                for number, (name, state) in jobs
+            ]
+        }
+
+    def suspend(self, name: str, *, force: bool = False) -> None:
+        self._asked(f"suspend {name}")
+        if self.states[name] == "admitted" and not (force or self.saves[name]):
+            raise RefusedError(f"job {name} keeps no checkpoints")
+        self._leaves(name, "suspended")
+
+    def stop(self, name: str, *, now: bool = False, why: str = "") -> None:
+        self._asked(f"stop {name}")
+        assert why
+        self._leaves(name, "stopped")
+
+    def resume(self, name: str) -> None:
+        self._asked(f"resume {name}")
+        if self.states[name] == "stopped":
+            raise RefusedError(f"job {name} is over")
+        self.states[name] = "queued"
+
+    def _leaves(self, name: str, state: str) -> None:
+        if self.states[name] == "stopped":
+            raise RefusedError(f"job {name} is over")
+        self.states[name] = state
+        if "admitted" not in self.states.values():
+            queued = [one for one, state in self.states.items() if state == "queued"]
+            self.states.update(dict.fromkeys(queued[:1], "admitted"))
+
+    def _asked(self, words: str) -> None:
+        self.before(words)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_at_end, "_LOOK_S", 0.0)
+
+
+def ended(pool: FakePool) -> list[str]:
+    """End the jobs, and queue those again that were; return what was said."""
+    said: list[str] = []
+    jobs = JobsAtEnd(lambda: pool, lambda: False, said.append)
+    jobs.end()
+    assert not {"queued", "admitted"} & set(pool.states.values())
+    jobs.queue_again()
+    return said
+
+
+def test_what_is_queued_does_not_begin_on_what_others_leave() -> None:
+    pool = FakePool(a="admitted", b="queued", c="queued")
+    pool.saves["c"] = pool.saves["b"] = False
+    pool.before = lambda words: None if "admitted" not in (pool.states["b"], pool.states["c"]) else pytest.fail(words)
+    ended(pool)
+    assert pool.states == {"a": "suspended", "b": "queued", "c": "queued"}
+
+
+def test_one_that_begins_just_then_waits_again_although_it_keeps_no_checkpoints() -> None:
+    pool = FakePool(a="admitted", b="queued", c="queued")
+    pool.saves["b"] = False
+
+    def ends(words: str) -> None:
+        if words == "suspend b" and pool.states["a"] == "admitted":
+            pool.states.update(a="stopped", b="admitted")  # (a has ended by itself)
+
+    pool.before = ends
+    ended(pool)
+    assert pool.states == {"a": "stopped", "b": "queued", "c": "queued"}
+
+
+def test_one_whose_answer_was_lost_and_that_has_begun_waits_again_too() -> None:
+    pool = FakePool(a="admitted", b="queued")
+    pool.saves["b"] = False
+
+    def lost(words: str) -> None:
+        if words == "suspend b" and pool.states["a"] == "admitted":
+            pool.states.update(a="stopped", b="admitted")
+            raise UnreachableError("no pool answers")
+
+    pool.before = lost
+    said = ended(pool)
+    assert pool.states == {"a": "stopped", "b": "queued"}
+    assert said == ["holdfast: jobs cannot be saved yet: no pool answers"]
+
+
+def test_one_that_was_stopped_meanwhile_keeps_no_other_out_of_the_queue() -> None:
+    pool = FakePool(a="queued", b="queued", c="queued")
+
+    def stopped(words: str) -> None:
+        if words == "resume b":
+            pool.states["b"] = "stopped"  # (by a person, just before)
+
+    pool.before = stopped
+    said = ended(pool)
+    assert pool.states == {"a": "queued", "b": "stopped", "c": "queued"}
+    assert said == ["holdfast: what was queued (a, b, c) is not so again yet: job b is over"]
+
+
+def test_what_was_suspended_before_stays_so_and_a_name_that_is_anothers_by_now_is_left_alone() -> None:
+    pool = FakePool(a="suspended", b="admitted", c="queued")
+    pool.saves["b"] = False
+    ended(pool)
+    assert pool.states == {"a": "suspended", "b": "stopped", "c": "queued"}
