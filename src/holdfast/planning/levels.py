@@ -24,7 +24,7 @@ FLAT_UP_TO = 8
 #: nodes fan-outs of 4 to 16 are within a quarter of each other, and smaller ones have fewer connections.
 FAN_OUT = 8
 #: What members add up is cut at multiples of so many elements, the squares of which are added up in floating point.
-BLOCK = 128
+BLOCK = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
