@@ -8,6 +8,7 @@ import pytest
 from msgspec import toml
 
 from holdfast.cli.pool import calibrate
+from holdfast.control.client import SilentError
 from holdfast.coordination.pool.plans.paces import declared, learnt
 from holdfast.errors import UnreachableError
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec
@@ -74,6 +75,26 @@ def test_what_was_measured_before_is_kept(then: dict[str, Any] | BaseException, 
     assert calibrate._document(found, 4) == {"step_s": [8.0, 4.0], "micro_batches": 8, "samples": 8, "places": []}  # pyright: ignore
     waits = then is WAITS or isinstance(then, KeyboardInterrupt)
     assert bool(client.stopped) == waits, "what still waits is stopped, and nobody else's job is"
+
+
+class BeingStartedAgain(Client):
+    """Its server is away whenever something is asked for the first time."""
+
+    def __init__(self) -> None:
+        super().__init__(100, OVER)
+        self._asked = set[int]()
+
+    def update(self, name: str, changes: dict[str, int]) -> None:
+        if changes["max_nodes"] not in self._asked:
+            self._asked.add(changes["max_nodes"])
+            raise SilentError("no pool answers")
+        super().update(name, changes)
+
+
+def test_a_server_that_is_started_again_meanwhile_is_waited_for() -> None:
+    found, why = measured(BeingStartedAgain())
+    assert not why
+    assert found["step_s"].keys() == {"1", "2", "3", "4"}
 
 
 def test_nothing_is_missing_where_nothing_interrupts_it() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ import typer
 from holdfast.cli.connection import Server
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say, warn
-from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
+from holdfast.cli.pool.patience import LOOK_AGAIN_S, heard, patiently
 from holdfast.cli.spec_options import given_job, job_spec
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
@@ -121,7 +122,7 @@ def _measured(
     number = client.submit(spec)
     try:
         for size in range(sizes[0], sizes[1] + 1):
-            client.update(spec.name, {"max_nodes": size})
+            heard(partial(client.update, spec.name, {"max_nodes": size}))
             why = _await_size(client, spec.name, number, size, patience, found)
             if why:
                 return found, why

@@ -37,3 +37,19 @@ def patiently(look: Callable[[], T]) -> T:
                 warn(f"holdfast: {error}")
             said = True
         time.sleep(LOOK_AGAIN_S)
+
+
+def heard(ask: Callable[[], T]) -> T:
+    """Return what comes of asking a pool for something that may be asked twice, once there is somebody to ask.
+
+    Raises:
+        UnreachableError: nobody has answered for half a minute; or as `ask`.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except SilentError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(LOOK_AGAIN_S)

@@ -20,7 +20,7 @@ import msgspec
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.processes import ChildProcess, die_with_parent
-from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
+from holdfast.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, HoldfastError
 
 
 class CoordinatorOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -78,6 +78,8 @@ def main() -> int:
     except HoldfastError as error:
         _say(f"holdfast: {error}")
         return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED  # told to end before it had begun: there is nothing to say
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise

@@ -33,8 +33,8 @@ from holdfast.control.serving.listening import bind
 from holdfast.errors import (
     EXIT_AFTER_SIGNAL,
     EXIT_BAD_INPUT,
-    EXIT_DONE,
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     EXIT_OUR_FAULT,
     EXIT_REFUSED,
     BadInputError,
@@ -337,11 +337,13 @@ def main() -> int:
     except HoldfastError as error:
         _say(f"holdfast: {error}")
         return _FOLLOWED if isinstance(error, SupersededError) else error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED  # told to end before it had begun: there is nothing to say
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
         traceback.print_exc()
-        return EXIT_DONE if isinstance(error, KeyboardInterrupt) else EXIT_OUR_FAULT
+        return EXIT_OUR_FAULT
 
 
 if __name__ == "__main__":

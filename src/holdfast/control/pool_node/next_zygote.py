@@ -18,8 +18,8 @@ from holdfast.control.mould import CHANGED, FORKED, READY, ZYGOTE, start_mould
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess, is_stopped
 
-#: a mould that takes longer than this to fork does not answer any more: once a grant is over, and while one waits
-_FORK_S = 5.0
+#: a mould that takes longer than this to fork does not answer any more; another has to import everything again, which
+#: takes longer still where the machine is loaded
 _PATIENCE_S = 30.0
 _MOST_BYTES = 64
 
@@ -78,16 +78,16 @@ class NextZygote:
         """End it, and return once none can come any more: what it has forked is for whoever asks to end."""
         if self._asked:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._answered.wait(), _FORK_S)
+                await asyncio.wait_for(self._answered.wait(), _PATIENCE_S)
             if self._asked:
                 self._lose()
         self._drop()
         self._end_lifeline()
 
     async def close(self) -> None:
-        """End it, and the mould."""
-        await self.end()
+        """End the mould, and it."""
         self._lose()
+        await self.end()
 
     def _offer(self, path: str) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

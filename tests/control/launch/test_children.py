@@ -1,0 +1,38 @@
+"""Processes that carry out an order: what they say where they cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.launch.children import AgentOrder
+from holdfast.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT
+from holdfast.protocol.job_spec import JobSpec
+
+_MAIN = """
+import sys
+from holdfast.control.launch import children
+def begins(order):
+    raise {error}
+children.carry_out = begins
+sys.exit(children.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [("KeyboardInterrupt", EXIT_INTERRUPTED, ""), ("ValueError('odd')", EXIT_OUR_FAULT, "ValueError: odd\n")],
+)
+def test_one_that_is_told_to_end_while_it_begins_says_nothing(error: str, code: int, words: str) -> None:
+    """A pool's node may be taken back at once; what is our fault is told in full."""
+    spec = JobSpec(name="a", script="/train.py")
+    settings = AgentSettings(spec=spec, coordinator="http://127.0.0.1:9", token="", node="n", folder="/", digest="")
+    order = msgspec.json.encode(AgentOrder(settings=settings, log="warning"))
+    child = [sys.executable, "-c", _MAIN.format(error=error)]
+    done = subprocess.run(child, input=order, capture_output=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.decode()[-len(words) or None :] == words
