@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from machinery import Job, applied, attach, hello
 
-from holdfast.coordination.inputs import Drain, Shutdown
-from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown
+from holdfast.errors import EXIT_INTERRUPTED, RefusedError
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.layouts.layout import WHOLE, Layout
@@ -250,6 +250,14 @@ def test_what_one_node_has_left_is_enough() -> None:
     assert decision is not None
     assert isinstance(decision.source, SnapshotSource)
     assert (decision.applied, [keeper.node for keeper in decision.source.keepers]) == (3, ["n1"])
+
+
+def test_whoever_asks_for_nodes_to_leave_while_none_is_here_is_told_why() -> None:
+    job = Changing().begin().shrink()
+    job.changed()
+    for request in (Drain(("n1",)), MoveNodes(("n1",))):
+        with pytest.raises(RefusedError, match="all workers are being replaced: ask again once they are here"):
+            job.feed(request)
 
 
 def test_where_lost_nodes_are_waited_for_they_are_during_a_change_too() -> None:

@@ -93,6 +93,19 @@ def test_what_is_spread_as_no_checkpoint_can_say() -> None:
         protect(job, model)
 
 
+def test_fully_shard_over_the_scripts_own_mesh_of_several_places() -> None:
+    """As without holdfast: then the groups are torch's default one, which connects nobody."""
+    replica, model = ReplicaMesh(Layout(shard=2), Role(place=1), torch.device("cpu")), made()
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        with pytest.raises(
+            BadInputError, match=r"the model is wrapped by fully_shard\(\) over another mesh than the job's"
+        ):
+            check_spread(model, replica)
+    finally:
+        replica.close()
+
+
 @pytest.mark.parametrize(
     ("layout", "dimensions"),
     [(Layout(tensor=2), "tensor"), (Layout(shard=2, tensor=2), "tensor"), (Layout(shard=2), ("shard", "tensor"))],

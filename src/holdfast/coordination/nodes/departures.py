@@ -108,6 +108,8 @@ class Departures:
             twice = next((name for place, name in enumerate(given) if name in given[:place]), None)
             if twice is not None:
                 raise BadInputError(f"node {twice!r} is named twice")
+        if record.plan is None and self._absences.replacing:
+            raise RefusedError("all workers are being replaced: ask again once they are here")
         if stays:
             self._replacing.check_targets(names, to)
         gone = {one.node for one in record.drained}

@@ -97,16 +97,22 @@ def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
         BadInputError: along `tensor` it would add up gradients of the same samples several times; and where it takes
             places for replicas, each has all of the model.
     """
-    shard = replica.groups[SHARD]
+    shard, ours = replica.groups[SHARD], {id(group) for group in replica.groups.values()}
     for name, module in named_modules(model):
         if not isinstance(module, FSDPModule):
             continue
         untyped: Any = module
         for info in (one.mesh_info for one in untyped._get_fsdp_state()._fsdp_param_groups):
             cut, alike = (getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate"))
+            said = f"module {uncompiled(name)!r}" if name else "the model"
+            if any(group is not None and id(group) not in ours and group.size() > 1 for group in (cut, alike)):
+                raise BadInputError(
+                    f"{said} is wrapped by fully_shard() over another mesh than the job's, which connects nobody here: "
+                    'give fully_shard(..., mesh=job.mesh["shard"])'
+                )
             if (cut is not None and cut is not shard and cut.size() > 1) or (alike is not None and alike.size() > 1):
                 raise BadInputError(
-                    f'module {uncompiled(name)!r} is wrapped by fully_shard() with another dimension than "shard": '
+                    f'{said} is wrapped by fully_shard() with another dimension than "shard": '
                     "places along tensor have the same samples, whose gradients would count several times, and of a "
                     "mesh of two dimensions FSDP2 takes the first for whole replicas; give "
                     'fully_shard(..., mesh=job.mesh["shard"]), and nothing where the layout has no shard'
