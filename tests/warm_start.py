@@ -21,8 +21,12 @@ from holdfast.control.processes import ProcessHandle, end_all
 #: a whole undisturbed run on a busy machine takes a minute or two
 _DEADLINE_S = 300.0
 
-#: what commands and servers import, and what they start, but for workers
+#: what commands and servers import, and what they start, but for workers; the first are imported where they are used
 COMMANDS = (
+    "anyio._backends._asyncio",
+    "httpcore",
+    "pydantic.type_adapter",
+    "uvicorn.lifespan.off",
     "holdfast.cli",
     "holdfast.control.agent.node_agent",
     "holdfast.control.coordinator.searcher",
@@ -30,8 +34,6 @@ COMMANDS = (
     "holdfast.control.launch.children",
     "holdfast.control.pool.pool_server",
 )
-#: `holdfast`, as a script that a zygote's children run
-COMMAND = Path(__file__).with_name("warm_command.py")
 
 
 @contextmanager

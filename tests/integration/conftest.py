@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
-import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import job_cases
 import pytest
 from job_cases import TINY, StartJob, check_journal
 
-from holdfast.cli import main
 from holdfast.testing.local_job import LocalJob
-from holdfast.testing.local_pool import Command, LocalPool, Ran
+from holdfast.testing.local_pool import LocalPool
+from warm_jobs import WarmJob, run_here
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,7 +32,7 @@ def _share_a_zygote(warm_torch: str) -> None:
 
 
 @pytest.fixture
-def start_job(tmp_path: Path) -> Iterator[StartJob]:
+def start_job(tmp_path: Path, warm_commands: str) -> Iterator[StartJob]:
     """Start jobs of the tiny script; all are over when the test is, and every journal is whole."""
     jobs: list[LocalJob] = []
 
@@ -43,7 +42,7 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         folder = tmp_path / f"job{len(jobs)}"
         folder.mkdir()
         shared = () if cold else ("--zygote", job_cases.zygote)
-        job = LocalJob(
+        job = (LocalJob if cold else partial(WarmJob, warm_commands))(
             script,
             args,
             options=("--nodes", str(nodes), "--allow-faults", *shared, *options),
@@ -58,23 +57,6 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         job.__exit__(None, None, None)
     for job in jobs:
         check_journal(job)
-
-
-def run_here(command: Command) -> Ran:
-    """Run a command in this process: to start one takes a second."""
-    printed, argv, environment, code = io.StringIO(), sys.argv, dict(os.environ), 0
-    try:
-        sys.argv = ["holdfast", *command.words]
-        os.environ.update(command.environment)
-        with redirect_stdout(printed), redirect_stderr(printed), chdir(command.folder):
-            main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.argv = argv
-        os.environ.clear()
-        os.environ.update(environment)
-    return Ran(code, printed.getvalue())
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
@@ -191,11 +191,15 @@ class LocalJob(EventLog):
 
     def __enter__(self) -> Self:
         with self.output_file.open("ab") as output:
-            self.process = subprocess.Popen(
-                self.command, stdout=output, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
-            )
+            self.process = self.started(output)
         self.follow()
         return self
+
+    def started(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start its command, which prints there."""
+        return subprocess.Popen(
+            self.command, stdout=output, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
+        )
 
     def __exit__(self, *_: object) -> None:
         assert self.process is not None
