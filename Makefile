@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-waf bench-pace bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-outer bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
-	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-agreement bench-layouts bench-layouts-peer bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
+	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-agreement bench-layouts bench-trees bench-layouts-peer bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
 	fuzz every-write mutants explore
 
 # torchtitan and what its trainer imports, alone: what it asks for beside that has no release that fits transformers' hub
@@ -223,9 +223,13 @@ bench-strangers: install
 bench-agreement: install
 	$(BIN)/python benchmarks/agreement.py
 
-# replicas over several workers of a node: kills, arrivals, exactness, memory; BEFORE: another tree, for processor time
+# replicas over several workers of a node: kills, arrivals, exactness, another layout, memory
 bench-layouts: install
-	$(BIN)/python benchmarks/layouts.py $(if $(BEFORE),--before $(BEFORE))
+	$(BIN)/python benchmarks/layouts.py
+
+# a step of a job without a layout against another tree of this project: make bench-trees TREE=../other
+bench-trees: install
+	$(BIN)/python benchmarks/two_trees.py $(TREE)
 
 # a replica over two workers is killed, here and with torchft's HSDP in turns, where torchft is installed
 bench-layouts-peer: install
