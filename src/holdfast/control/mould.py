@@ -8,6 +8,7 @@ that adopts orphans, as is whatever else loses its parent there.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import socket
 import sys
@@ -21,6 +22,8 @@ ZYGOTE = b"zygote"
 #: what it says: it has imported everything; the zygote is there; a file that it has imported is not what it was
 READY, FORKED, CHANGED = b"ready", b"forked", b"changed"
 _MOST_BYTES, _DESCRIPTORS = 64, 2
+#: whose numbers begin with what the system gave when they were imported, and how they begin with something else
+_RANDOM = {"numpy.random": "seed", "torch": "default_generator.seed"}
 
 
 class ZygotePlace(NamedTuple):
@@ -71,7 +74,18 @@ def _begin(listener: int, lifeline: int) -> ZygotePlace:
     os.dup2(lifeline, 0)
     for descriptor in (listener, lifeline):
         os.set_inheritable(descriptor, False)
+    _draw_anew()
     return ZygotePlace(socket.socket(fileno=listener), lifeline)
+
+
+def _draw_anew() -> None:
+    """Have random numbers begin anew, as of a process that has imported by itself: else all jobs would draw the same.
+
+    (`random` does that by itself, in each process that is forked.)
+    """
+    for name, seed in _RANDOM.items():
+        if name in sys.modules:
+            operator.attrgetter(seed)(sys.modules[name])()
 
 
 def start_mould(environment: Mapping[str, str], preload: Sequence[str]) -> tuple[ChildProcess, socket.socket]:

@@ -63,6 +63,17 @@ async def grants_follow_each_other():
     assert len(found) == 6
     assert there() == 1, "it is imported once"
 
+async def none_draws_what_another_has_drawn():
+    heavy.write_text(heavy.read_text() + "import numpy.random\\n")
+    script.write_text("import sys, time, numpy\\nprint(numpy.random.rand(), flush=True)\\ntime.sleep(1000)")
+    for grants in range(1, 4):
+        zygote.begin()
+        await grant(ends=False)
+        await until(lambda: (folder / "output").exists() and (folder / "output").read_text().count("\\n") == grants)
+        await end()
+    assert len(set((folder / "output").read_text().split())) == 3
+    assert there() == 1
+
 async def what_was_imported_changes():
     zygote.begin()
     await grant()
@@ -186,6 +197,7 @@ with open({imports!r}, "a") as file:
     "story",
     [
         "grants_follow_each_other",
+        "none_draws_what_another_has_drawn",
         "what_was_imported_changes",
         "something_is_installed",
         "the_mould_dies",

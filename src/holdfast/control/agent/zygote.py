@@ -12,7 +12,6 @@ import contextlib
 import gc
 import importlib
 import io
-import operator
 import os
 import select
 import selectors
@@ -34,8 +33,6 @@ from holdfast.control.processes import die_with_parent, outlive_parent
 #: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
 _REMOVE_TRIES = 50
 _CHUNK = 1 << 16
-#: whose numbers begin with what the system gave when they were imported: each process is to begin with others
-_RANDOM = {"numpy.random": "seed", "torch": "default_generator.seed"}
 #: descriptors that come with a requester's first words: stdout and stderr, and perhaps one for a process of its own
 _STREAMS, _MOST = 2, 3
 _REMOVE_PAUSE_S = 0.1
@@ -229,14 +226,6 @@ def become(fork: Fork) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # what a worker said is not lost when it is killed
-    draw_anew()
-
-
-def draw_anew() -> None:
-    """Have random numbers begin anew: else all that one import has led to, other jobs' too, would draw the same."""
-    for name, seed in _RANDOM.items():
-        if name in sys.modules:
-            operator.attrgetter(seed)(sys.modules[name])()
 
 
 def main() -> int:
