@@ -23,9 +23,9 @@ from holdfast.observability.event_lines import read_events
 from holdfast.planning import strategies
 from holdfast.protocol.events import FailureDetected, GenerationStarted, JobStarted, StepCommitted
 from holdfast.protocol.job_spec import JobSpec
-from holdfast.testing.local_job import LocalJob
 from places import CONTROL_SCRIPTS
-from warm_start import run_warm, zygote
+from warm_jobs import HOLDFAST, WarmJob
+from warm_start import run_warm
 
 DEADLINE = 60.0
 TRAINING = CONTROL_SCRIPTS / "fake_training.py"
@@ -111,18 +111,14 @@ def cold(environment: dict[str, str], *words: str) -> subprocess.CompletedProces
     )
 
 
-@pytest.fixture(scope="module")
-def holdfast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+@pytest.fixture
+def holdfast(warm_commands: str) -> Run:
     """Run `holdfast` with an environment and words, without a cold start."""
-    script = tmp_path_factory.mktemp("command") / "holdfast_command.py"
-    script.write_text("from holdfast.cli import main\n\nmain()\n")
 
     def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-        return run_warm(socket_path, script, *words, environment=environment)
+        return run_warm(warm_commands, HOLDFAST, *words, environment=environment)
 
-    # (the last one is Typer's: for the first option that is given)
-    with zygote(("holdfast.cli", "holdfast.control.coordinator.server", "pydantic.type_adapter")) as socket_path:
-        yield run
+    return run
 
 
 @pytest.mark.parametrize("command", sorted(OPTIONS))
@@ -294,11 +290,15 @@ def test_nobody_answers_is_nobody_answers_without_a_token_too(
     assert "no coordinator answers at http://127.0.0.1:9; where one does, give its token, too" in line
 
 
-def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: Path, holdfast: Run) -> None:
+def test_commands_beside_a_job_that_runs(
+    environment: dict[str, str], tmp_path: Path, holdfast: Run, warm_commands: str
+) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     options = ("--preload", "", "--nodes", "2", "--allow-faults")
-    with LocalJob(TRAINING, ("--steps", "1000000"), options=options, folder=folder, environment=environment) as job:
+    with WarmJob(
+        warm_commands, TRAINING, ("--steps", "1000000"), options=options, folder=folder, environment=environment
+    ) as job:
         job.wait(StepCommitted, step=2)
         status = json.loads(holdfast(environment, "status", "--json").stdout)
         assert status["job"] == "fake_training"
@@ -348,15 +348,15 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
 
 
 def test_two_jobs_must_be_told_apart_and_faults_be_allowed(
-    environment: dict[str, str], tmp_path: Path, holdfast: Run
+    environment: dict[str, str], tmp_path: Path, holdfast: Run, warm_commands: str
 ) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
     options = ("--preload", "", "--nodes", "1")
     args = ("--steps", "1000000")
     with (
-        LocalJob(TRAINING, args, options=options, folder=tmp_path / "a", environment=environment) as one,
-        LocalJob(TRAINING, args, options=options, folder=tmp_path / "b", environment=environment) as two,
+        WarmJob(warm_commands, TRAINING, args, options=options, folder=tmp_path / "a", environment=environment) as one,
+        WarmJob(warm_commands, TRAINING, args, options=options, folder=tmp_path / "b", environment=environment) as two,
     ):
         urls = [job.wait(JobStarted).url for job in (one, two)]
         for job in (one, two):

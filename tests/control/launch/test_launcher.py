@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,19 @@ from holdfast.protocol.events import (
     WorkersChanged,
 )
 from holdfast.testing.local_job import LocalJob
+from holdfast.testing.local_pool import Command
 from places import CONTROL_SCRIPTS
+from warm_jobs import WarmJob, spoken_here
 
 TRAINING = CONTROL_SCRIPTS / "fake_training.py"
 DEADLINE = 60.0
 
 
-def descendants(marker: str) -> dict[int, str]:
-    """Return the processes that carry the marker in their environment, with their command lines."""
+def descendants(marker: str, folder: Path) -> dict[int, str]:
+    """Return the processes that carry the marker in their environment, with their command lines.
+
+    One that was forked has its environment from elsewhere: those that run in the folder count, too.
+    """
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -42,9 +48,10 @@ def descendants(marker: str) -> dict[int, str]:
             environment = (entry / "environ").read_bytes()
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            marked = f"HF_TEST_MARKER={marker}\0".encode() in environment or (entry / "cwd").readlink() == folder
         except OSError:
             continue
-        if f"HF_TEST_MARKER={marker}\0".encode() in environment and state not in "ZX":
+        if marked and state not in "ZX":
             found[int(entry.name)] = command
     return found
 
@@ -59,7 +66,8 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 class World:
     """One test's job, and the folders in which it may leave traces."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: str) -> None:
+        self.commands = commands
         self.marker = f"{os.getpid()}-{folder.name}-{time.monotonic_ns()}"
         self.folder = folder
         self.temporary = folder / "tmp"
@@ -77,15 +85,22 @@ class World:
 
     @contextmanager
     def job(
-        self, *args: str, options: Sequence[str] = (), script: Path = TRAINING, folder: str = "job"
+        self,
+        *args: str,
+        options: Sequence[str] = (),
+        script: Path = TRAINING,
+        folder: str = "job",
+        warm: bool = False,
     ) -> Iterator[LocalJob]:
+        """Run a job; `warm`: its own processes are forked, for tests that are about none of them."""
         (self.folder / folder).mkdir()
         every = ("--preload", "", *options)
-        with LocalJob(script, args, options=every, folder=self.folder / folder, environment=self.environment) as job:
+        kind = partial(WarmJob, self.commands, cwd=self.folder) if warm else LocalJob
+        with kind(script, args, options=every, folder=self.folder / folder, environment=self.environment) as job:
             yield job
 
     def processes(self) -> dict[int, str]:
-        return descendants(self.marker)
+        return descendants(self.marker, self.folder)
 
     def process(self, words: str) -> int:
         """Return the pid of the one process whose command line has these words."""
@@ -99,9 +114,9 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, warm_commands: str) -> Iterator[World]:
     # Sockets have short names: /tmp/pytest-of-somebody/pytest-123/a-long-test-name is near the limit already.
-    world = World(tmp_path)
+    world = World(tmp_path, warm_commands)
     yield world
     for pid in world.processes():
         os.kill(pid, signal.SIGKILL)
@@ -123,16 +138,16 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(world: World) -> None:
 def test_a_job_that_is_done_is_still_done_when_it_is_run_again(world: World) -> None:
     """Its nodes are fresh, and one has a name that the job never knew."""
     store = ("--store", f"sqlite:{world.folder}/store.sqlite")
-    with world.job("--steps", "3", options=(*store, "--nodes", "1")) as job:
+    with world.job("--steps", "3", options=(*store, "--nodes", "1"), warm=True) as job:
         assert job.wait_exit() == 0
-    with world.job("--steps", "3", options=(*store, "--nodes", "2"), folder="again") as job:
+    with world.job("--steps", "3", options=(*store, "--nodes", "2"), folder="again", warm=True) as job:
         assert job.wait_exit() == 0
     assert not job.all(StepCommitted)
     world.check_nothing_is_left()
 
 
 def test_a_job_outlives_a_killed_node(world: World) -> None:
-    with world.job("--steps", "60", options=("--nodes", "3")) as job:
+    with world.job("--steps", "60", options=("--nodes", "3"), warm=True) as job:
         job.wait(StepCommitted, step=5)
         job.signal_node("node-1")
         job.wait(FailureDetected, node="node-1")
@@ -143,7 +158,7 @@ def test_a_job_outlives_a_killed_node(world: World) -> None:
 
 
 def test_a_killed_worker_is_replaced(world: World) -> None:
-    with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
+    with world.job("--steps", "1000000", options=("--nodes", "2"), warm=True) as job:
         job.wait(StepCommitted, step=3)
         agent, (worker,) = job.pids("node-1")
         os.kill(worker, signal.SIGKILL)
@@ -154,7 +169,7 @@ def test_a_killed_worker_is_replaced(world: World) -> None:
 
 
 def test_a_killed_coordinator_is_replaced_at_the_same_address(world: World) -> None:
-    with world.job("--steps", "100", "--step-s", "0.03", options=("--nodes", "2")) as job:
+    with world.job("--steps", "100", "--step-s", "0.03", options=("--nodes", "2"), warm=True) as job:
         started = job.wait(JobStarted)
         job.wait(StepCommitted, step=3)
         workers = {node: job.pids(node) for node in job.nodes()}
@@ -221,7 +236,7 @@ def test_workers_of_a_killed_agent_end_even_when_they_are_stopped(world: World) 
 
 @pytest.mark.parametrize(("fault", "kind"), [("freeze", "lease_expired"), ("exit", "connection_lost")])
 def test_a_whole_node_can_be_made_to_fail(world: World, fault: str, kind: str) -> None:
-    with world.job("--steps", "1000000", options=("--nodes", "3", "--allow-faults")) as job:
+    with world.job("--steps", "1000000", options=("--nodes", "3", "--allow-faults"), warm=True) as job:
         job.wait(StepCommitted, step=3)
         agent, _ = job.pids("node-1")
         assert cli(world, "inject", fault, "node-1")[0] == 0
@@ -234,7 +249,7 @@ def test_a_whole_node_can_be_made_to_fail(world: World, fault: str, kind: str) -
 
 
 def test_nodes_can_be_added(world: World) -> None:
-    with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
+    with world.job("--steps", "1000000", options=("--nodes", "1"), warm=True) as job:
         job.wait(StepCommitted, step=3)
         assert cli(world, "scale", "+2") == (0, "2 more nodes are on the way\n", "")
         job.wait(NodesJoined, lambda e: "node-1" in e.names)
@@ -294,7 +309,7 @@ def test_a_job_that_begins_with_too_many_nodes_for_its_files_is_not_begun(world:
 
 
 def test_a_script_that_fails_fails_the_job(world: World) -> None:
-    with world.job("--crash", "exception", options=("--nodes", "2")) as job:
+    with world.job("--crash", "exception", options=("--nodes", "2"), warm=True) as job:
         assert job.wait_exit() == 1
     output = job.output_file.read_text()
     assert "RuntimeError: out of luck" in output
@@ -304,7 +319,7 @@ def test_a_script_that_fails_fails_the_job(world: World) -> None:
 
 
 def test_bad_input_of_a_script_is_bad_input(world: World) -> None:
-    with world.job("--crash", "bad-input", options=("--nodes", "2")) as job:
+    with world.job("--crash", "bad-input", options=("--nodes", "2"), warm=True) as job:
         assert job.wait_exit() == 2
     output = job.output_file.read_text()
     assert output.splitlines().count("holdfast: global_batch is 7: it must be a multiple of micro_batch 2") == 1
@@ -313,7 +328,7 @@ def test_bad_input_of_a_script_is_bad_input(world: World) -> None:
 
 
 def test_a_script_that_fails_after_its_last_step_is_told(world: World) -> None:
-    with world.job("--steps", "3", "--tail", "4", options=("--nodes", "2")) as job:
+    with world.job("--steps", "3", "--tail", "4", options=("--nodes", "2"), warm=True) as job:
         assert job.wait_exit() == 1
     assert job.all(JobFinished)
     world.check_nothing_is_left()
@@ -321,15 +336,4 @@ def test_a_script_that_fails_after_its_last_step_is_told(world: World) -> None:
 
 def cli(world: World, *words: str) -> tuple[int, str, str]:
     """Run a command beside the job; return exit code, stdout, stderr."""
-    import subprocess
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *words],
-        env={**os.environ, **world.environment},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return spoken_here(Command(words, {**os.environ, **world.environment}, world.folder))
