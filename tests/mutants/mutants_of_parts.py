@@ -121,8 +121,8 @@ PART_MUTANTS = (
     Mutant(
         name="waits_for_a_checkpoint_that_nobody_writes",
         file=CLOSING,
-        old="        if not (save and record.saves and record.plan):\n",
-        new="        if not (save and record.plan):\n",
+        old="        if not (save and record.saves and can):\n",
+        new="        if not (save and can):\n",
         why="a job without a directory ends at once",
     ),
     Mutant(
@@ -135,14 +135,14 @@ PART_MUTANTS = (
     Mutant(
         name="a_successor_forgets_the_wish",
         file=CLOSING,
-        old="        elif not again and record.plan is not None and record.plan.last:\n",
+        old="        elif not again and self._had_begun:\n",
         new="        if False:\n",
         why="the wish to end outlives the coordinator that was asked",
     ),
     Mutant(
         name="saves_for_ever",
         file=CLOSING,
-        old="        if self.under_way and self._turn.now - self._since > self._config.save_timeout_s:\n",
+        old="        if self.under_way and self._turn.now - self._since > limit_s:\n",
         new="        if self.under_way and self._turn.now < self._since:\n",
         why="what takes too long is given up",
     ),

@@ -79,10 +79,16 @@ class Closing:
         record = self._turn.record
         if again and record.will is not None:
             self._turn.change(will=None)
-        elif not again and (record.plan.last if record.plan is not None else record.will and record.in_memory):
+        elif not again and self._had_begun:
             self.under_way, self._will, self._since = True, record.will, self._turn.now
         elif record.will is not None:  # (all go on: whoever wants an end asks again)
             self._turn.change(will=None)
+
+    @property
+    def _had_begun(self) -> bool:
+        """Tell whether the last plan is in force, or awaited: workers are to come that save."""
+        record = self._turn.record
+        return record.plan.last if record.plan is not None else bool(record.will and record.in_memory)
 
     def tick(self) -> None:
         """End the job whose time is up; give up what takes too long."""
@@ -90,7 +96,8 @@ class Closing:
         if limit_s and self._turn.now - self._turn.record.run_since >= limit_s and not self._ends:
             why = f"its time limit of {limit_s:g} s is over"
             self._begin(LastWill(why=why, exit_code=EXIT_ENDED, reason="time_limit"), save=True)
-        awaited, self._awaits = self._awaits, self._turn.record.plan is None
+        record = self._turn.record
+        awaited, self._awaits = self._awaits, record.plan is None and record.in_memory > 0
         if awaited and not self._awaits:
             self._since = self._turn.now  # (they are here: the time for saving begins)
         limit_s = self._config.layout_timeout_s if self._awaits else self._config.save_timeout_s
