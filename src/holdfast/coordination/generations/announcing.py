@@ -112,6 +112,8 @@ class Newcomers:
         self._waiting.clear()
         if came:
             self._told_at = turn.now
+            for node in came:
+                node.told = True
             turn.emit(NodesJoined, nodes=tuple(map(_joined, came)))
 
 

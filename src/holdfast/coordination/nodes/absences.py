@@ -52,7 +52,7 @@ class Absences:
             node = turn.members.nodes.get(name)
             if node is None:
                 continue
-            if not (node.announced or node.returning):
+            if not (node.told or node.returning):
                 self._untold.add(name)
             turn.send(node.connection, Refused(why=why, exit_code=EXIT_DONE, retry=True))
             turn.close(node.connection)

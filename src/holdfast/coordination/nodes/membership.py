@@ -70,6 +70,8 @@ class Node:
     clock_off_s: float = 0.0
     #: known from before this coordinator's start
     returning: bool = False
+    #: users were told that it has come (who comes beside others waits for them a little)
+    told: bool = False
     #: when it came, it had no word of any worker of its own
     bare: bool = False
     #: which parts it holds; None: it keeps none
@@ -228,7 +230,7 @@ class Membership:
         """A node is a standby from here on; it is told of as one that has come where it takes another's place."""
         node = self._take_out(name)
         node.standby, self.standbys[name] = True, node
-        node.announced, node.returning = (), False
+        node.announced, node.returning, node.told = (), False, False
         return node
 
     def _take_out(self, name: str) -> Node:

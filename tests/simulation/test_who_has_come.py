@@ -1,0 +1,15 @@
+"""Users are told of each node that it has come, before it is a member: found schedules."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.schedules.enumeration import plan_of
+from holdfast.simulation.schedules.shrinking import failure
+
+
+@pytest.mark.parametrize("number", [29_138_771_303])
+def test_who_was_to_be_told_of_as_all_workers_were_replaced_is_told_of_later(number: int) -> None:
+    """Its word waited for those of others that came at the same time, and was dropped with its first connection."""
+    assert failure(SimCluster(plan_of(number))) == ""
