@@ -51,6 +51,7 @@ def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
     with first.client() as client:
         client.checkpoint()
     asked = first.wait(CheckpointSaved).step
+    first.wait(StepCommitted, step=asked + 1)
     answer = first.call("stop")
     assert first.wait_exit(60) == 75, first.story()
     step = first.all(StepCommitted)[-1].step

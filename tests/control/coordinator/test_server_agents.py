@@ -303,7 +303,8 @@ def test_a_connection_that_ends_stops_the_others(tmp_path: Path, how: str) -> No
 _SLEEPER = """
 import sys, msgspec
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+here = Path(sys.argv[1])
+sys.path[:0] = [str(here), str(here.parent)]
 from server_bench import attach, hear, hello, say
 from websockets.sync.client import connect
 headers = {"Authorization": "Bearer " + sys.argv[3]}
