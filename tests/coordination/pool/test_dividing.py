@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bids import demands
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.coordination.pool.share.dividing import divide
@@ -79,6 +79,11 @@ def test_the_order_in_which_jobs_are_named_does_not_count(policy: Policy, demand
     assert divide(policy, again) == divide(policy, demand)
 
 
+#: two that are worth the same with one node more, of which the second runs already
+ALIKE = Demand(nodes=3, bids=(waiting("j1", most=2, weight=0.5), running("j2", 0, most=2, weight=0.5)))
+
+
+@example(POLICIES["waf"], ALIKE)
 @given(policies, demands())
 def test_a_plan_that_is_carried_out_stays_as_it_is(policy: Policy, demand: Demand) -> None:
     """What comes of it is no reason for another one: no node goes to and fro."""

@@ -56,6 +56,8 @@ class Waf:
         """Give what is left over to whom it is worth most."""
         if not bids:
             return Grown(nodes)
+        # (of divisions that are worth the same the first one: not another one once those that were begun run)
+        bids = self.order(bids)
         total = sum(nodes[bid.name] for bid in bids) + free
         plan = self._best(bids, nodes, total, running_s(total, failure_rate, LONGEST_S))
         return Grown({**nodes, **plan.sizes}, worth(plan))
