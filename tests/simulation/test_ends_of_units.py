@@ -13,3 +13,9 @@ from holdfast.simulation.schedules.shrinking import failure
 def test_a_place_that_comes_once_the_job_is_done_is_told_so_and_has_not_failed(number: int) -> None:
     """The other place of its unit had come and ended already, so that the node had no place left for this one."""
     assert failure(SimCluster(plan_of(number))) == ""
+
+
+@pytest.mark.parametrize("number", [29_020_774_046])
+def test_who_has_left_its_place_and_hangs_does_not_keep_a_job_from_ending(number: int) -> None:
+    """A worker of a node that was moved hung; the job was done, and its agent waited for that worker for ever."""
+    assert failure(SimCluster(plan_of(number))) == ""

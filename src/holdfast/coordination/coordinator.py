@@ -325,6 +325,11 @@ class Coordinator:
         if failure.node in self.members.nodes:
             self.parts.failures.take(failure)
 
+    def _failed_at_last(self, failure: Failure) -> None:
+        node = self.members.standbys.get(failure.node) or self.members.owed.get(failure.node)
+        if node is not None:
+            self.parts.ending.hangs(node)
+
     def _asked(self, request: Request) -> None:
         grant(self.parts, request)
 
@@ -332,7 +337,7 @@ class Coordinator:
     _INPUTS: ClassVar[dict[type, Row]] = {
         Disconnected: row(_disconnected, _disconnected, _disconnected, _disconnected_at_last),
         Tick: row(_tick, _tick, _tick, _tick_at_last),
-        Failure: while_it_goes_on(_failed),
+        Failure: row(_failed, _failed, _failed, _failed_at_last),
         **dict.fromkeys(REQUESTS, always(_asked)),
     }
 

@@ -83,6 +83,12 @@ class Ending:
         if self.over is not None and not (self._turn.record.outcome and node.workers):
             self._turn.send(node.connection, EndNode(exit_code=self.over.exit_code, why=self.over.why))
 
+    def hangs(self, node: Node) -> None:
+        """A worker of a node without a part in the world hangs once the job is over: its agent ends it."""
+        self._turn.send(
+            node.connection, EndNode(exit_code=EXIT_FAILED, why="a worker hangs, and the job is over", alone=True)
+        )
+
     def _end(self, exit_code: int, why: str) -> None:
         self.over = EndJob(exit_code, why)
         self._turn.end(self.over)
