@@ -322,13 +322,8 @@ class Coordinator:
     # ---- what users and the shell say ----
 
     def _failed(self, failure: Failure) -> None:
-        if failure.node in self.members.nodes:
+        if not self.parts.ending.takes(failure.node) and failure.node in self.members.nodes:
             self.parts.failures.take(failure)
-
-    def _failed_at_last(self, failure: Failure) -> None:
-        node = self.members.standbys.get(failure.node) or self.members.owed.get(failure.node)
-        if node is not None:
-            self.parts.ending.hangs(node)
 
     def _asked(self, request: Request) -> None:
         grant(self.parts, request)
@@ -337,7 +332,7 @@ class Coordinator:
     _INPUTS: ClassVar[dict[type, Row]] = {
         Disconnected: row(_disconnected, _disconnected, _disconnected, _disconnected_at_last),
         Tick: row(_tick, _tick, _tick, _tick_at_last),
-        Failure: row(_failed, _failed, _failed, _failed_at_last),
+        Failure: always(_failed),
         **dict.fromkeys(REQUESTS, always(_asked)),
     }
 

@@ -83,11 +83,14 @@ class Ending:
         if self.over is not None and not (self._turn.record.outcome and node.workers):
             self._turn.send(node.connection, EndNode(exit_code=self.over.exit_code, why=self.over.why))
 
-    def hangs(self, node: Node) -> None:
-        """A worker of a node without a part in the world hangs once the job is over: its agent ends it."""
-        self._turn.send(
-            node.connection, EndNode(exit_code=EXIT_FAILED, why="a worker hangs, and the job is over", alone=True)
-        )
+    def takes(self, name: str) -> bool:
+        """A node hangs: tell whether the job is over, and have its agent end one that has no part in the world."""
+        members = self._turn.members
+        node = members.standbys.get(name) or members.owed.get(name)
+        if self.over is not None and node is not None:
+            why = "a worker hangs, and the job is over"
+            self._turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
+        return self.over is not None
 
     def _end(self, exit_code: int, why: str) -> None:
         self.over = EndJob(exit_code, why)
