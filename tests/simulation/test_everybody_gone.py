@@ -84,3 +84,9 @@ def test_whoever_is_waited_for_may_come_back_to_a_later_coordinator_as_it_was(se
 def test_a_standby_that_is_lost_before_it_has_a_place_leaves_none_to_be_waited_for(seed: int) -> None:
     """It had joined beside a node that was drained, which went all the same."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+
+
+@pytest.mark.parametrize("seed", [29069011483])
+def test_who_was_in_a_generation_that_left_no_state_is_not_taken_in_again(seed: int) -> None:
+    """The only node lost its connection and a worker before any state was there, and had not all workers again yet."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"

@@ -189,8 +189,8 @@ def _was_expelled(planned: Set[str], hello: Hello) -> bool:
 
 
 def send_away_all(turn: Turn, why: str) -> None:
-    """Have all nodes replace their workers and come again; those whose workers still come up have none to replace."""
-    stay = {node.name for node in turn.members.regular if node.coming}
+    """Have all nodes replace their workers and come again, except where none was in a generation, and they come up."""
+    stay = {node.name for node in turn.members.regular if node.coming and not turn.planned_on(node.name)}
     if turn.record.held is not None:
         turn.change(held=awaited(turn.record.held, turn.record.held.grants.keys() - stay, turn.now))
     for node in [node for node in turn.members.regular if node.name not in stay]:
