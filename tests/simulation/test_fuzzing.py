@@ -81,6 +81,12 @@ def test_a_failing_schedule_is_made_small() -> None:
     assert small.start_nodes <= small.nodes
 
 
+def test_a_run_that_goes_round_in_circles_fails() -> None:
+    cluster = SimCluster(random_plan(7))
+    cluster.most_events = SimCluster(random_plan(7)).run().events - 1
+    assert failure(cluster) == "InvariantError: at the job is stuck"
+
+
 def test_a_schedule_that_passes_is_left_as_it_is() -> None:
     plan = random_plan(7)
     assert shrunk(plan) is plan

@@ -11,6 +11,8 @@ from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
+from holdfast.simulation.schedules.enumeration import plan_of
+from holdfast.simulation.schedules.shrinking import failure
 
 
 def interrupted(plan: FaultPlan, at_s: float) -> SimCluster:
@@ -87,3 +89,11 @@ def test_whatever_goes_wrong_the_job_ends_and_is_not_done() -> None:
         faults = tuple(fault for fault in plan.faults if fault.kind is not FaultKind.DAMAGE)
         rng = Random(seed)
         interrupted(replace(plan, steps=10_000, checkpoint_every=3, faults=faults), rng.uniform(0.0, 1.5))
+
+
+def test_a_state_that_was_sent_to_a_generation_before_takes_nothing_from_the_one_that_is_awaited() -> None:
+    """Its sender never heard that the generation was over: the joiner waited for ever for what had come (6908450228).
+
+    Real receivers have shut its connection by then.
+    """
+    assert not failure(SimCluster(plan_of(6908450228))), "python -m holdfast.simulation replay 6908450228"

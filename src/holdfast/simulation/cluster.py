@@ -49,6 +49,8 @@ class SimCluster:
         self.pool = PoolAbove(self) if plan.pooled else None
         self._homeless: list[SimAgent] = []
         self._writes = 0
+        #: a run that has more of them goes round in circles (a thousand nodes need some fifty thousand)
+        self.most_events = 500_000
 
     # ---- running ----
 
@@ -69,6 +71,8 @@ class SimCluster:
             self.world.timeline.step()
             steps += 1
             now = self.world.timeline.now
+            if steps > self.most_events:
+                self.checker.stuck()
             if now > max(self.injector.quiet_from, self.checker.progress_at, helped_at) + patience_s:
                 if helped == self.plan.nodes or not self._waits_for_a_person:
                     self.checker.stuck()

@@ -440,7 +440,7 @@ class Checker:
             self._fail(f"the journal does not prove what was done, or that it was just: {findings}")
 
     def stuck(self) -> NoReturn:
-        """No step was committed for longer than may be, and the job has not ended."""
+        """No step was committed for longer than may be, or far too much has happened: the job does not end."""
         self._fail("the job is stuck")
 
     def _fail(self, what: str) -> NoReturn:

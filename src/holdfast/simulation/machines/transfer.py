@@ -124,6 +124,8 @@ class Pusher(Sending):
         return self._worker.state, step
 
     def landed(self, peer: Peer, generation: int, what: tuple[int, int]) -> str:
+        if not peer.machine.pushed(generation):
+            return ""  # (whoever leaves a generation has shut its connections: what was under way comes to nothing)
         state, step = what
         before, senders = peer.receipt, frozenset((self._worker.id,))
         if before is not None and before.generation == generation:
