@@ -81,6 +81,12 @@ def test_a_failing_schedule_is_made_small() -> None:
     assert small.start_nodes <= small.nodes
 
 
+def test_replicas_stay_whole_on_each_node_of_a_smaller_schedule() -> None:
+    plan = replace(random_plan(7), workers_per_node=4, places=2, layouts=((1, 2), (2, 4)))
+    small = shrunk(plan, lambda _: "always")
+    assert (small.nodes, small.workers_per_node) == (1, 4)
+
+
 def test_a_run_that_goes_round_in_circles_fails() -> None:
     cluster = SimCluster(random_plan(7))
     cluster.most_events = SimCluster(random_plan(7)).run().events - 1

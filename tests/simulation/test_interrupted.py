@@ -97,3 +97,8 @@ def test_a_state_that_was_sent_to_a_generation_before_takes_nothing_from_the_one
     Real receivers have shut its connection by then.
     """
     assert not failure(SimCluster(plan_of(6908450228))), "python -m holdfast.simulation replay 6908450228"
+
+
+def test_who_is_to_save_and_cannot_reach_the_others_saves_without_them() -> None:
+    """Its script had raised: that was taken for why no group ever stood, and all tried for ever (29143143743)."""
+    assert not failure(SimCluster(plan_of(29143143743))), "python -m holdfast.simulation replay 29143143743"

@@ -42,7 +42,8 @@ def draw_memory(figure: Any, change: MemorySampled, start: float) -> None:
     for axes in (rates, held):
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    held.legend(loc="upper left", fontsize=8, frameon=False)
+    # (above its panel: memory may be high anywhere within)
+    held.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=5, fontsize=8, frameon=False)
 
 
 def _rates(node: MemoryOfNode, way: str) -> list[float]:

@@ -95,7 +95,7 @@ def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> No
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
     axes.set_ylabel("seconds per step")
-    axes.legend(loc="upper right", ncols=3, fontsize=8, frameon=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, fontsize=8, frameon=False)
 
 
 def _throughput(steps: Sequence[StepCommitted]) -> list[float]:

@@ -295,16 +295,17 @@ class Deciding:
 
     def _judge(self, members: tuple[str, ...]) -> bool:
         """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""
-        reports, complaints = self._stopping.reports, dict(self._stopping.complaints)
+        reports, complaints, plan = self._stopping.reports, dict(self._stopping.complaints), self._turn.record.plan
         self._stopping.complaints.clear()
-        if not complaints or not set(members) <= set(reports) or self._raisers.among(members):
+        # (whose script had raised before a generation that is to save takes part in that like the others)
+        raised = not (plan is not None and plan.last) and self._raisers.among(members)
+        if not complaints or not set(members) <= set(reports) or raised:
             return False  # (somebody is gone, or has raised: that is why)
         if any(report.refused or report.ending for report in reports.values()):
             return False  # all had put in their parts: who refused v left the others; or it will be told who has raised
         if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
             return False  # members that are told to stop let go of groups that others still build
         now, first = self._turn.now, next(iter(complaints.values()))
-        plan = self._turn.record.plan
         owing = self._rendezvous.owing(plan) if plan is not None else []
         accused = some_stay(members, self._failures.accused(complaints.values()))
         named = accused or self._suspects.name(members, reports, complaints, self._ledger.committed, owing)

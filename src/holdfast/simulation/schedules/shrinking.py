@@ -67,13 +67,18 @@ def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
         ("start_spread", 0.0),
     ):
         for value in dict.fromkeys((least, type(least)(getattr(plan, name) // 2), getattr(plan, name) - 1)):
-            if least <= value < getattr(plan, name):
-                yield _with(plan, name, value)
+            if least <= value < getattr(plan, name) and _fits(smaller := _with(plan, name, value)):
+                yield smaller
 
 
 def _with(plan: FaultPlan, name: str, value: float) -> FaultPlan:
     plan = replace(plan, **{name: value})
     return replace(plan, start_nodes=min(plan.start_nodes, plan.nodes))
+
+
+def _fits(plan: FaultPlan) -> bool:
+    """Tell whether each node has room for whole replicas."""
+    return all(plan.workers_per_node % places == 0 for places in (plan.places, *(places for _, places in plan.layouts)))
 
 
 def _parts(things: tuple[object, ...]) -> Iterator[tuple[object, ...]]:
