@@ -22,19 +22,14 @@ gc.set_threshold(50_000, 20, 20)
 _ZYGOTES = "holdfast_zygotes"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Tests of a file that share a fixture run in one of xdist's processes: else each of these makes it for itself."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None and _shares(item):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from whole_files import WholeFiles
 
-
-def _shares(item: pytest.Item) -> bool:
-    known = getattr(item, "_fixtureinfo", None)
-    return known is not None and any(
-        found.scope == "module" for name in known.names_closure for found in known.name2fixturedefs.get(name, ())
-    )
+    return WholeFiles(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
