@@ -132,7 +132,7 @@ class Hearing:
             return
         if self._parts.layouts.outdated(node, attach):
             return
-        if differing := misfit(self._turn, node, attach):
+        if differing := misfit(self._turn, node, attach, self._parts.failing.goes_back):
             if node.standby:
                 self._parts.standbys.unfit(node, differing)
             else:
@@ -244,6 +244,8 @@ class Hearing:
 
     def _snapshot(self, node: Node, message: Any) -> None:
         if not self._turn.is_member(message.worker):
+            return
+        if isinstance(message, msg.SnapshotDamaged) and not message.node and self._parts.failing.goes_back(message.why):
             return
         if self._parts.snapshots.take(message):
             self._parts.stopping.begin(self._turn.now)

@@ -83,7 +83,7 @@ class Deciding:
         parted = self._judge(record.plan.workers)
         if record.refusal is not None and refused_again(record.refusal, stopping.reports.values()):
             self._closing.fail(f"{stopping.refused}, in an attempt too that had kept nothing from before")
-            if self._ending.over is not None:
+            if self._ending.over is not None or turn.record.plan is None:
                 return
         closing = self._closing.under_way
         if not closing:
