@@ -250,7 +250,7 @@ class Hearing:
         if self._parts.snapshots.take(message):
             self._parts.stopping.begin(self._turn.now)
         elif isinstance(message, msg.SnapshotLeftOut) and message.generation == self._turn.generation:
-            self._parts.layouts.left_out(f"node {node.name}: {message.why}")
+            self._parts.layouts.left_out(f"node {node.name}: {message.why}", lasting=message.lasting)
 
     def _evaluated(self, node: Node, message: msg.EvaluationDone) -> None:
         steps = [result.step for result in message.results]

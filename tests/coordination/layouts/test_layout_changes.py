@@ -234,6 +234,35 @@ def test_where_there_is_no_room_training_goes_on() -> None:
     assert job.machine.parts.stopping.stop is None, "it is not tried again at once"
 
 
+def test_what_the_script_itself_stands_in_the_way_of_is_told_once_for_a_number_of_nodes() -> None:
+    """An average that was made late cannot be spread: to stop all for it each minute would be of no use."""
+    job = Changing().begin().shrink()
+
+    def refused(at: int) -> None:
+        job.enter(at)
+        known: dict[str, Any] = {"worker": job.plan.workers[0], "generation": job.plan.generation, "step": at}
+        job.say(msg.SnapshotLeftOut(**known, why="extra['ema'] was made late", lasting=True))
+        job.all_report(at)
+        job.enter(at)
+
+    refused(3)
+    (kept,) = [event for event in job.events if isinstance(event, ev.LayoutKept)]
+    assert kept.why == "shard 2 is not tried again with 2 nodes: node n0: extra['ema'] was made late"
+    for step in range(4, 9):
+        job.done(step, 61.0)
+        assert job.machine.parts.stopping.stop is None, "nothing has changed"
+    job.lose("n1")
+    job.all_report(8)
+    job.enter(8)
+    job.done(9)
+    job.done(10, SETTLE_S)
+    job.all_report(10)
+    assert job.plan.puts_away, "with another number of nodes it is tried, once"
+    refused(10)
+    told = [event.nodes for event in job.events if isinstance(event, ev.LayoutKept)]
+    assert told == [2, 1]
+
+
 def test_another_coordinator_goes_on_with_a_change() -> None:
     job = Changing().begin().shrink()
     job.enter(3)

@@ -65,6 +65,9 @@ class LayoutChanges:
         self._putting_since: float | None = None
         #: why it cannot be, where it cannot
         self._no_room = ""
+        #: nor ever can it be, as the script has it; for how many nodes which layouts were tried in vain then
+        self._lasting = False
+        self._in_vain: set[tuple[int, Layout]] = set()
         self._not_before = 0.0
         #: when the last changes were
         self._recent: deque[float] = deque(maxlen=_MOST_RECENT)
@@ -94,6 +97,8 @@ class LayoutChanges:
         if choice.layout == record.layout or not choice.pays(self._progress.costs.of(Cost.LAYOUT)):
             self._wanted = None
             self._stays(nodes, choice)
+            return
+        if (nodes, choice.layout) in self._in_vain:
             return
         if self._wanted is None or self._wanted.layout != choice.layout:
             self._wanted, self._since = choice, turn.now
@@ -187,8 +192,12 @@ class LayoutChanges:
 
     def _undone(self, change: LayoutChange) -> None:
         why, self._no_room = self._no_room or "something else came first", ""
+        when, lasting, self._lasting = "tried later", self._lasting, False
+        if lasting:
+            self._in_vain.add((change.nodes, change.after))
+            when = f"not tried again with {change.nodes} node{'s' if change.nodes > 1 else ''}"
         self._progress.layout_stays()
-        self._gives_up(change.before, change.nodes, f"{said_so(change.after)} is tried later: {why}")
+        self._gives_up(change.before, change.nodes, f"{said_so(change.after)} is {when}: {why}")
 
     def put_away(self, plan: GenerationPlan) -> None:
         """See whether every node has the whole state by now: then the other layout is in force."""
@@ -209,12 +218,12 @@ class LayoutChanges:
         if self._snapshots.everywhere(key, wanted):
             self._take_effect(plan, msgspec.structs.replace(change, kept=key, experts=experts))
 
-    def left_out(self, why: str) -> None:
-        """The state cannot be put away: go on as it was."""
+    def left_out(self, why: str, *, lasting: bool = False) -> None:
+        """The state cannot be put away, or (`lasting`) never could be: go on as it was."""
         plan = self._turn.record.plan
         if plan is None or not plan.puts_away or self._stopping.stop is not None:
             return
-        self._no_room = why
+        self._no_room, self._lasting = why, lasting
         self._stopping.begin(self._turn.now, reason=LAYOUT)
 
     def _take_effect(self, plan: GenerationPlan, change: LayoutChange) -> None:
@@ -231,6 +240,7 @@ class LayoutChanges:
     def replace_all(self, layout: Layout, decision: Decision | None) -> None:
         """Have another layout in force: all workers are replaced, and begin with what was decided, if anything was."""
         turn = self._turn
+        self._in_vain.clear()
         self._departures.all_over()
         # (that standbys were warm is over as well, and none of them has failed)
         cold = tuple(msgspec.structs.replace(one, tries=0, ready=False) for one in turn.record.standbys)
