@@ -64,6 +64,14 @@ def be_killed_twice(job: Changing, _: Parts) -> None:
         job.tell("n0", down(w("n0", 0, nonce), kind=FailureKind.PROCESS_EXIT, exit_code=-9, detail="SIGKILL"))
 
 
+def be_killed_twice_with_all_of_the_unit(job: Changing, _: Parts) -> None:
+    for nonce in "bc":
+        job.tell("n0", down(w("n0", 1, nonce), kind=FailureKind.PROCESS_EXIT, exit_code=-9, detail="SIGKILL"))
+        assert job.machine.record.layout == TWO or nonce == "c"
+        job.tell("n0", down(w("n0", 0, nonce), kind=FailureKind.PROCESS_EXIT, detail="it went with the other"))
+    assert "worker 1 of node n0: SIGKILL" in job.events[-1].why
+
+
 def differ(job: Changing, _: Parts) -> None:
     one = msgspec.structs.replace(attach(w("n0", 0, "b")), layout=TWO, layouts=LISTED)
     job.say(msgspec.structs.replace(one, global_batch=12))
@@ -96,6 +104,7 @@ WAYS: list[Callable[[Changing, Parts], None]] = [
     bad_input,
     leave_with_an_exit_code,
     be_killed_twice,
+    be_killed_twice_with_all_of_the_unit,
     differ,
     raise_in_the_first_step,
     not_fit_what_was_put_away,
@@ -163,6 +172,18 @@ def test_a_process_that_dies_once_starts_again() -> None:
     assert job.machine.record.layout == TWO
     come(job, TWO, "c", parts)
     assert job.plan.places == 2
+
+
+def test_a_unit_that_raises_once_has_ended_once() -> None:
+    job, parts = changed()
+    come(job, TWO, "c", parts)
+    job.enter(3)
+    for index in (0, 1):
+        known = {"generation": job.plan.generation, "detail": "CUDA error", "exit_code": EXIT_FAILED}
+        at = msgspec.structs.replace(OOPS, step=4, micro_batch=index)
+        job.say(msg.Raised(worker=w("n0", index, "c"), error=at, **known))
+    job.tell("n0", down(w("n0", 1, "c"), kind=FailureKind.PROCESS_EXIT, detail="it went with the other"))
+    assert job.machine.record.layout == TWO
 
 
 def test_once_a_step_is_done_a_failure_is_no_word_about_the_layout() -> None:

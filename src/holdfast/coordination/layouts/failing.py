@@ -11,6 +11,7 @@ from collections import Counter
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.generations.roles import UnitName, unit_of
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.layouts.changing import RECENT_S, LayoutChanges
 from holdfast.coordination.progress.announced import Progress
@@ -28,7 +29,7 @@ from holdfast.protocol.state import SnapshotKey
 
 #: how what scripts raise begins, where memory was too small
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
-#: processes that end so often in one place, before a step is committed, do so because of the layout
+#: a unit whose processes end so often, before a step is committed, does so because of the layout
 _TOO_OFTEN = 2
 #: a layout is tried again after `RECENT_S`, and twice as long each time it fails again, so often
 _MOST_DOUBLED = 6
@@ -49,9 +50,10 @@ class FailingLayouts:
         self._turn, self._config = turn, config
         self._progress, self._stopping = progress, stopping
         self._snapshots, self._changes = snapshots, changes
-        #: how often processes have ended in each place of a node since this state was put away
+        #: which processes have ended since this state was put away, and how often each unit has by that
         self._since: SnapshotKey | None = None
-        self._ends: Counter[str] = Counter()
+        self._ended: list[str] = []
+        self._ends: Counter[UnitName] = Counter()
 
     def begin(self) -> None:
         """This run begins: its script may be another one than that which failed."""
@@ -98,10 +100,17 @@ class FailingLayouts:
         if kept is None:
             return False
         if kept != self._since:
-            self._since, self._ends = kept, Counter()
-        self._ends[seat_of(worker)] += 1
+            self._since, self._ended, self._ends = kept, [], Counter()
+        unit = unit_of(worker, self._turn.record.layout.places)
+        here = [one for one in self._ended if seat_of(one) == seat_of(worker)]
+        if worker in here:
+            return False
+        self._ended.append(worker)
+        if len(here) < self._ends[unit]:
+            return False  # (it goes with the one that was told of)
+        self._ends[unit] += 1
         enough = max(1, min(_TOO_OFTEN, self._config.spec.recovery.max_restarts))
-        return self._ends[seat_of(worker)] >= enough and self.goes_back(f"{self._turn.place_of(worker)}: {why}")
+        return self._ends[unit] >= enough and self.goes_back(f"{self._turn.place_of(worker)}: {why}")
 
     @property
     def _source(self) -> Decision | None:
