@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from changing_job import LISTED, SETTLE_S, TWO, Changing, w
-from machinery import attach, hello
+from machinery import applied, attach, hello
 
 from holdfast.coordination.inputs import Shutdown
 from holdfast.coordination.layouts.changing import RECENT_S
@@ -192,6 +192,17 @@ def test_once_a_step_is_done_a_failure_is_no_word_about_the_layout() -> None:
     job.enter(3)
     job.done(4)
     error = msgspec.structs.replace(OOPS, step=5, micro_batch=0)
+    known = {"generation": job.plan.generation, "detail": "no", "error": error, "exit_code": 3, "final": True}
+    job.say(msg.Raised(worker=w("n0", 0, "c"), **known))
+    assert (job.machine.record.layout, job.machine.state) == (TWO, "stopping")
+
+
+def test_nor_once_it_has_passed_on_some_worker() -> None:
+    job, parts = changed(saves=True)
+    come(job, TWO, "c", parts)
+    job.enter(3)
+    job.say(applied(w("n1", 0, "c"), job.plan.generation, 4, world=4))
+    error = msgspec.structs.replace(OOPS, step=4)
     known = {"generation": job.plan.generation, "detail": "no", "error": error, "exit_code": 3, "final": True}
     job.say(msg.Raised(worker=w("n0", 0, "c"), **known))
     assert (job.machine.record.layout, job.machine.state) == (TWO, "stopping")
