@@ -95,6 +95,23 @@ def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, e
     assert len(source.keepers) == 2
 
 
+def test_a_node_that_has_experts_which_no_other_has_is_waited_for_longer_than_its_lease() -> None:
+    """To start many processes may keep a machine from everything else: that it is late says nothing yet."""
+    job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
+    parts = job.changed()
+    job.up("n1", TWO, "b", parts["n1"])
+    job.up("n3", TWO, "b")  # (with which there is room for all experts)
+    for _ in range(20):
+        job.tick(1.0)
+        for node in ("n1", "n3"):
+            job.tell(node, msg.Heartbeat())
+    assert not [event for event in job.events if isinstance(event, ev.JobFailed | ev.RolledBack)]
+    job.up("n0", TWO, "b", parts["n0"])
+    assert {msg.node_of(worker) for worker in job.plan.workers} == {"n0", "n1", "n3"}
+    assert job.machine.record.decision is not None
+    assert job.machine.record.decision.applied == 3
+
+
 @pytest.mark.parametrize("loading", [False, True])
 def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
     """Of four experts in six slots n0 alone has some: it is lost before, or while, what was put away is loaded."""
@@ -110,7 +127,7 @@ def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
         known = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
         for index in range(2):
             job.say(msg.Report(worker=w("n1", index, "b"), applied=None, step=4, **known))
-    for _ in range(9):
+    for _ in range(9 if loading else 40):
         job.tick(1.0)
         for node in ("n1", "n3"):
             job.tell(node, msg.Heartbeat())

@@ -11,7 +11,7 @@ So of these as many nodes may be lost as while all train. Else with what there w
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -260,6 +260,14 @@ class LayoutChanges:
         """Tell whether a decision goes back to what was put away for the layout in force: then nothing is undone."""
         change = self._turn.record.change
         return change is not None and _is_kept(decision, change.kept)
+
+    @property
+    def needed(self) -> Collection[str]:
+        """The nodes without which what was put away is not whole: nobody who is here has all of it."""
+        change = self._turn.record.change
+        if change is None or change.kept is None or self._turn.record.plan is not None:
+            return ()
+        return self._turn.record.in_memory_of if self._snapshots.serving(change.kept[2]) is None else ()
 
     def over(self) -> None:
         """Steps are committed: a change that has led to them is over."""
