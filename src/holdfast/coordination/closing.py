@@ -119,7 +119,12 @@ class Closing:
         if awaited and not self._awaits:
             self._since = self._turn.now  # (they are here: the time for saving begins)
         limit_s = self._config.layout_timeout_s if self._awaits else self._config.save_timeout_s
-        if self.under_way and self._turn.now - self._since > limit_s:
+        if not self.under_way or self._turn.now - self._since <= limit_s:
+            return
+        here = self._awaits and any(self._turn.members.regular)
+        if here and self._goes_back(f"its workers did not come within {limit_s:g} s, and the job is to end"):
+            self._since = self._turn.now  # (those of the layout before are given as long)
+        else:
             self.end(self._unsaved)
 
     def end(self, unsaved: str = "") -> None:

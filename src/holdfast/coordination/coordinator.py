@@ -287,6 +287,7 @@ class Coordinator:
         self.parts.inquiry.tick()
         self._finishing.tick()
         self.parts.standbys.tick()
+        self.parts.failing.tick()
         self.parts.closing.tick()
 
     def _hear(self, node: Node, message: Heard) -> None:

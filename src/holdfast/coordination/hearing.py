@@ -151,6 +151,7 @@ class Hearing:
         self._parts.kept_ranks.came(attach.worker, node.came)
         if node.complete:
             self._parts.ladder.back(node)
+            self._parts.failing.came(node)
         if not self._parts.absences.attached(node):
             self._parts.newcomers.came(node)
             self._parts.joining.arrived()

@@ -77,7 +77,7 @@ class JobParts:
             turn, config, self.ledger, stopping, absences, self.standbys, self.replacing, costs
         )
         self.layouts = LayoutChanges(turn, config, self.progress, stopping, absences, self.snapshots, self.departures)
-        self.failing = FailingLayouts(turn, config, self.progress, stopping, self.snapshots, self.layouts)
+        self.failing = FailingLayouts(turn, config, self.progress, stopping, self.layouts)
         self.straggling = Straggling(turn, config, self.departures, self.replacing)
         self.handing_on = HandingOn(turn, config, self.loads, self.departures)
         self.closing = Closing(turn, config, stopping, self.ending, self.failing.goes_back)

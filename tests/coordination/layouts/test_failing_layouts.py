@@ -231,3 +231,63 @@ def test_a_job_that_is_to_end_is_saved_under_the_layout_before() -> None:
         job.say(msg.Finished(worker=worker, generation=job.plan.generation, step=3))
     (finished,) = [event for event in job.events if isinstance(event, ev.JobFinished)]
     assert (finished.resumable, finished.why) == (True, "Ctrl-C")
+
+
+def wait(job: Changing, seconds: float, *nodes: str) -> None:
+    for _ in range(int(seconds)):
+        job.tick(1.0)
+        for node in nodes:
+            job.tell(node, msg.Heartbeat())
+
+
+def test_workers_that_never_come_under_a_layout_are_waited_for_ten_minutes() -> None:
+    """They hang somewhere before `job.protect()`, each in another collective perhaps: nobody else would notice."""
+    job, parts = changed()
+    wait(job, 590, "n0", "n1")
+    assert job.machine.record.layout == TWO, "to load a large model takes its time"
+    wait(job, 20, "n0", "n1")
+    assert job.machine.record.layout == WHOLE
+    kept = [event for event in job.events if isinstance(event, ev.LayoutKept)][-1]
+    assert "the workers of node n0 did not come to job.protect() within 600 s" in kept.why
+    for node, held in parts.items():
+        job.up(node, WHOLE, "d", held)
+    assert job.machine.record.decision is not None
+    assert job.machine.record.decision.applied == 3
+
+
+def test_where_workers_have_taken_longer_before_they_are_given_more() -> None:
+    job = Changing().boot()
+    assert isinstance(job, Changing)
+    for node in ("n0", "n1", "n2"):
+        known = msgspec.structs.replace(hello(node), workers=2, snapshots=msg.NodeSnapshots(host="h", port=1))
+        job.connect(known)
+    wait(job, 400, "n0", "n1", "n2")
+    for node in ("n0", "n1", "n2"):
+        for index in range(2):
+            job.say(msgspec.structs.replace(attach(w(node, index)), layout=WHOLE, layouts=LISTED))
+    job.enter(0)
+    parts = job.shrink().changed()
+    for node in parts:
+        again(job, node, "b", parts)
+    wait(job, 1190, "n0", "n1")
+    assert job.machine.record.layout == TWO, "three times as long as before"
+    wait(job, 30, "n0", "n1")
+    assert job.machine.record.layout == WHOLE
+
+
+def test_a_node_that_is_away_says_nothing_of_the_layout() -> None:
+    job, _ = changed()
+    job.lose("n0")
+    job.lose("n1")
+    wait(job, 700)
+    assert job.machine.record.layout == TWO
+
+
+def test_who_wants_the_end_meanwhile_has_it_saved_under_the_layout_before() -> None:
+    job, parts = changed(saves=True)
+    job.feed(Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True))
+    wait(job, 125, "n0", "n1")
+    assert (job.machine.over, job.machine.record.layout) == (None, WHOLE)
+    for node, held in parts.items():
+        job.up(node, WHOLE, "d", held)
+    assert job.plan.last

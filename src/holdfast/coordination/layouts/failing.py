@@ -14,8 +14,8 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.roles import UnitName, unit_of
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.layouts.changing import RECENT_S, LayoutChanges
+from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.announced import Progress
-from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.events import LayoutKept
@@ -31,6 +31,8 @@ from holdfast.protocol.state import SnapshotKey
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 #: a unit whose processes end so often, before a step is committed, does so because of the layout
 _TOO_OFTEN = 2
+#: workers have so long to come up, and so many times as long as any took before
+_COME_S, _TIMES = 600.0, 3.0
 #: a layout is tried again after `RECENT_S`, and twice as long each time it fails again, so often
 _MOST_DOUBLED = 6
 
@@ -44,21 +46,39 @@ class FailingLayouts:
         config: CoordinatorConfig,
         progress: Progress,
         stopping: Stopping,
-        snapshots: SnapshotBook,
         changes: LayoutChanges,
     ) -> None:
         self._turn, self._config = turn, config
         self._progress, self._stopping = progress, stopping
-        self._snapshots, self._changes = snapshots, changes
+        self._changes = changes
         #: which processes have ended since this state was put away, and how often each unit has by that
         self._since: SnapshotKey | None = None
         self._ended: list[str] = []
         self._ends: Counter[UnitName] = Counter()
+        #: the longest that a node's workers have taken to come up
+        self._longest_s = 0.0
 
     def begin(self) -> None:
         """This run begins: its script may be another one than that which failed."""
         if self._turn.record.failed_layouts and not self._config.takeover:
             self._turn.change(failed_layouts=())
+
+    # ---- one under which nobody comes ----
+
+    def came(self, node: Node) -> None:
+        """All workers of a node run."""
+        if self._turn.record.plan is None:  # (else one of them may have followed another)
+            self._longest_s = max(self._longest_s, self._turn.now - node.came)
+
+    def tick(self) -> None:
+        """Time has passed: undo a change after which the workers of a node that is here do not come up."""
+        turn, limit_s = self._turn, max(_COME_S, _TIMES * self._longest_s)
+        if turn.record.plan is not None or not turn.record.in_memory:
+            return
+        for node in turn.members.regular:
+            if not node.complete and turn.now - node.came > limit_s:
+                self.goes_back(f"the workers of node {node.name} did not come to job.protect() within {limit_s:.0f} s")
+                return
 
     # ---- one that fails ----
 
