@@ -12,11 +12,13 @@ from machinery import attach, hello
 from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown
 from holdfast.errors import EXIT_INTERRUPTED, RefusedError
 from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.layouts.layout import WHOLE
 from holdfast.protocol.layouts.several import ListedLayout
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind, ExpertShape
+from holdfast.protocol.record import KnownCheckpoint
 from holdfast.protocol.state import SnapshotSource
 
 
@@ -337,6 +339,53 @@ def test_one_that_does_not_fit_memory_is_left_at_once() -> None:
     for step in range(1, 4):
         job.done(step, SETTLE_S)
     assert job.machine.parts.stopping.stop is None, "the larger one is not tried again"
+
+
+def test_one_that_no_longer_fits_memory_is_left_once_all_is_saved() -> None:
+    """A longer sequence comes after some steps, and whoever computes it runs out of memory: the job cannot go on so."""
+    job = Changing(listed=FASTEST, saves=True).begin()
+    job.done(1)
+    job.done(2)
+    for node in ("n1", "n2"):
+        error = msg.ScriptError(place="OutOfMemoryError (train.py, line 3)", step=3, micro_batch=0)
+        known = {"generation": job.plan.generation, "detail": "OutOfMemoryError", "error": error, "exit_code": 1}
+        job.say(msg.Raised(worker=w(node, 0), **known))
+    job.all_report(2)
+    assert job.plan.last, "what all have is saved first"
+    job.enter(2)
+    checkpoint = KnownCheckpoint(step=2, name="step-2", term=1, generation=job.plan.generation)
+    job.machine.turn.change(checkpoints=(checkpoint,))
+    for worker in job.plan.workers:
+        job.say(msg.Finished(worker=worker, generation=job.plan.generation, step=2))
+    assert (job.machine.over, job.machine.record.layout, job.machine.record.plan) == (None, TWO, None)
+    (changed,) = [event for event in job.events if isinstance(event, ev.LayoutChanged)]
+    assert changed.why.startswith("one place has not fitted memory")
+    for node in ("n0", "n1", "n2"):
+        job.up(node, TWO, "b")
+    decision = job.machine.record.decision
+    assert decision is not None
+    assert (job.plan.places, decision.kind, decision.applied) == (2, DecisionKind.ROLLBACK, 2)
+
+
+def test_one_that_no_model_can_be_made_under_is_left_by_a_job_that_goes_on_from_a_checkpoint() -> None:
+    job = Changing(listed=FASTEST, saves=True).begin()
+    job.done(1)
+    job.done(2)
+    job.machine.turn.change(checkpoints=(KnownCheckpoint(step=2, name="step-2", term=1, generation=1),), plan=None)
+    job.records.append(job.machine.record)
+    job.boot()
+    for node in ("n0", "n1", "n2"):
+        known = msgspec.structs.replace(hello(node, session="b" * 8), workers=2)
+        job.connect(msgspec.structs.replace(known, snapshots=msg.NodeSnapshots(host="h", port=1)))
+    error = msg.ScriptError(place="OutOfMemoryError (train.py, line 3)")
+    known = {"kind": FailureKind.EXCEPTION, "detail": "OutOfMemoryError", "exit_code": 1}
+    job.tell("n1", msg.WorkerDown(worker=w("n1", 0, "b"), error=error, **known))
+    assert job.machine.record.layout == TWO
+    for node in ("n0", "n1", "n2"):
+        job.up(node, TWO, "c")
+    decision = job.machine.record.decision
+    assert decision is not None
+    assert (job.plan.places, decision.kind, decision.applied) == (2, DecisionKind.ROLLBACK, 2)
 
 
 def test_other_exceptions_say_nothing_of_the_layout() -> None:

@@ -136,13 +136,16 @@ class Raisers:
         machine = found.status not in _SOFTWARE
         if nodes := nodes_that_agree(before, last, self._nodes, machine=machine, ever=not turn.position.step):
             where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {', '.join(nodes)})"
-            if self._blamed is None or self._blamed.place != error.place:
+            if self._failing.fits_elsewhere(error):
+                self._closing.renew(_said(error, detail) + where)
+            elif self._blamed is None or self._blamed.place != error.place:
                 if not self._closing.fail(_said(error, detail) + where, traceback=error.traceback):
                     return
                 self._blamed = _Blamed(error.place, _said(error, detail), "")
             else:
                 self._closing.amend(self._blamed.said + self._blamed.where, self._blamed.said + where)
-            self._blamed.where = where
+            if self._blamed is not None:
+                self._blamed.where = where
 
     @property
     def _nodes(self) -> int:

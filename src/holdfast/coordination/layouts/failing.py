@@ -163,8 +163,8 @@ class FailingLayouts:
         """A script has raised this: where memory was too small for the layout in force, that is chosen no more.
 
         Returns:
-            Whether all workers are replaced, for another one: at once as long as no step is committed under it. (Later
-            the change is one like any other, as soon as all train again.)
+            Whether all workers are replaced, for another one: at once as long as no step is committed under it, or none
+            has a state. (Later the change is one like any other, as soon as all train again.)
         """
         turn, record = self._turn, self._turn.record
         if not record.layouts or are_told(record.layouts) or not error.place.startswith(_NO_MEMORY):
@@ -174,10 +174,10 @@ class FailingLayouts:
         others = [one.layout for one in record.layouts if one.layout not in turn.record.too_large]
         change, nodes = record.change, len(turn.members.regular)
         since = change.kept[2] if change is not None and change.kept is not None else 0
-        if not others or self._progress.ledger.committed > since or self._config.spec.recovery.restarts_all:
+        lives = self._progress.ledger.committed > since and record.plan is not None
+        if not others or lives or self._config.spec.recovery.restarts_all:
             return False
-        choice = self._changes.choose(nodes, {})
-        decision = record.decision
+        choice, decision = self._changes.choose(nodes, {}), record.decision
         source = decision if decision is not None and self._changes.from_memory(decision) else None
         if source is not None and change is not None:
             turn.change(change=msgspec.structs.replace(change, after=choice.layout, why=choice.why))
@@ -189,4 +189,24 @@ class FailingLayouts:
             )
             self._changes.is_over(change, choice.why)
         self._begin_anew(choice.layout, source)
+        return True
+
+    def fits_elsewhere(self, error: ScriptError) -> bool:
+        """All run out of memory by this after some steps: tell whether the job can be saved, to begin under another."""
+        record = self._turn.record
+        listed = record.saves and not are_told(record.layouts) and error.place.startswith(_NO_MEMORY)
+        return listed and any(one.layout not in record.too_large for one in record.layouts)
+
+    def leaves(self) -> bool:
+        """All begin again from what was saved: under another layout, where the one in force is too large."""
+        turn, record = self._turn, self._turn.record
+        if not record.layouts or record.layout not in record.too_large:
+            return False
+        nodes = len(turn.members.regular)
+        choice = self._changes.choose(nodes, {})
+        if choice.layout == record.layout:
+            return False
+        before, after, why = record.layout, choice.layout, choice.why
+        self._changes.is_over(LayoutChange(before=before, after=after, why=why, nodes=nodes, since=turn.now), why)
+        self._begin_anew(after, None)
         return True
