@@ -6,6 +6,7 @@ from mutant import Mutant
 
 CHANGING = "coordination/layouts/changing.py"
 BOOK = "coordination/snapshots/book.py"
+FAILING = "coordination/layouts/failing.py"
 
 LAYOUT_MUTANTS = (
     Mutant(
@@ -42,5 +43,33 @@ LAYOUT_MUTANTS = (
         old="        return change is not None and part.key == change.kept\n",
         new="        return False\n",
         why="it is all that the job has until its next workers have read it",
+    ),
+    Mutant(
+        name="a_layout_that_failed_is_tried_again_at_once",
+        file=FAILING,
+        old="        self._turn.change(failed_layouts=(*others, entry))\n",
+        new="",
+        why="the job would change to and fro, and train for two seconds in between",
+    ),
+    Mutant(
+        name="all_go_back_once_more_from_where_they_went_back_to",
+        file=FAILING,
+        old=" or change.after == change.before:\n",
+        new=":\n",
+        why="a script that fails under both would never end",
+    ),
+    Mutant(
+        name="steps_done_under_a_layout_are_undone_with_it",
+        file=FAILING,
+        old=" or ledger.knows(kept[2] + 1):\n",
+        new=":\n",
+        why="others may have counted what has passed",
+    ),
+    Mutant(
+        name="what_a_script_stands_in_the_way_of_is_tried_each_minute",
+        file=CHANGING,
+        old="            self._in_vain.add((change.nodes, change.after))\n",
+        new="",
+        why="all are stopped for nothing, again and again",
     ),
 )

@@ -142,8 +142,8 @@ PART_MUTANTS = (
     Mutant(
         name="saves_for_ever",
         file=CLOSING,
-        old="        if self.under_way and self._turn.now - self._since > limit_s:\n",
-        new="        if self.under_way and self._turn.now < self._since:\n",
+        old="        if not self.under_way or self._turn.now - self._since <= limit_s:\n",
+        new="        if True:\n",
         why="what takes too long is given up",
     ),
     Mutant(

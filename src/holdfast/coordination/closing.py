@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
@@ -26,7 +28,16 @@ class Closing:
     the state is in the memory of the nodes alone.
     """
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, stopping: Stopping, ending: Ending) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        config: CoordinatorConfig,
+        stopping: Stopping,
+        ending: Ending,
+        goes_back: Callable[[str], bool],
+    ) -> None:
+        """`goes_back`: told why the job is to fail, undoes what has led to that, or tells that it cannot."""
+        self._goes_back = goes_back
         self.under_way = False
         self._will: LastWill | None = None
         self._since = 0.0
@@ -51,10 +62,17 @@ class Closing:
         """End the job as it is asked for; asking for a checkpoint once more gives it no more time."""
         self._begin(LastWill(why=request.why, exit_code=request.exit_code), save=request.save)
 
-    def fail(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> None:
-        """The script cannot go on, but the state is whole: the job ends with this cause, and fails."""
+    def fail(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> bool:
+        """The script cannot go on, but the state is whole: the job ends with this cause, and fails.
+
+        Returns:
+            Whether it does: not where it goes back to a layout under which it could go on.
+        """
+        if self._goes_back(why):
+            return False
         code = EXIT_BAD_INPUT if exit_code == EXIT_BAD_INPUT else EXIT_FAILED
         self._begin(LastWill(why=why, exit_code=code, failed=True, traceback=traceback), save=True)
+        return True
 
     def amend(self, before: str, why: str) -> None:
         """The cause is what it was, but more is known of it."""
@@ -101,7 +119,12 @@ class Closing:
         if awaited and not self._awaits:
             self._since = self._turn.now  # (they are here: the time for saving begins)
         limit_s = self._config.layout_timeout_s if self._awaits else self._config.save_timeout_s
-        if self.under_way and self._turn.now - self._since > limit_s:
+        if not self.under_way or self._turn.now - self._since <= limit_s:
+            return
+        here = self._awaits and any(self._turn.members.regular)
+        if here and self._goes_back(f"its workers did not come within {limit_s:g} s, and the job is to end"):
+            self._since = self._turn.now  # (those of the layout before are given as long)
+        else:
             self.end(self._unsaved)
 
     def end(self, unsaved: str = "") -> None:

@@ -109,6 +109,7 @@ class Coordinator:
         self.parts.absences.expect(map(node_of, turn.planned))
         self.parts.joining.wait_anew()
         self.parts.closing.taken_over(again=not self.config.takeover)
+        self.parts.failing.begin()
         if self.record.outcome:
             self.parts.ending.taken_over()
         return [*(Emit(event) for event in self._lost), *turn.flush()]
@@ -279,13 +280,14 @@ class Coordinator:
         in_time = now - self._late_tick > config.lease_s
         least_s = least_lease_s(config.lease_s, config.beat_s(len(self.members.nodes)) if in_time else config.lease_s)
         expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s, least_s)]
-        away = self.parts.absences.overdue(config.lease_s)
+        away = self.parts.absences.overdue(config.lease_s, self.parts.layouts.needed)
         self.parts.failures.take(*(node_lost(name, FailureKind.LEASE_EXPIRED, at) for name, at in [*expired, *away]))
         if self.parts.joining.overdue:
             self.parts.failures.undo_pending(now, ())
         self.parts.inquiry.tick()
         self._finishing.tick()
         self.parts.standbys.tick()
+        self.parts.failing.tick()
         self.parts.closing.tick()
 
     def _hear(self, node: Node, message: Heard) -> None:
@@ -296,7 +298,7 @@ class Coordinator:
             self._hearing.expel(node, why)
 
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
-        if not self._hearing.is_news(node, down):
+        if not self._hearing.is_news(node, down) or self.parts.failing.ended(down):
             return
         known, member = self.members.drop(node, down.worker), self.turn.is_member(down.worker)
         # (a member has the script and the settings that all have: it is bad input to all of them)
@@ -306,14 +308,11 @@ class Coordinator:
         if down.left:
             self._finishing.left(down, known)
             return
-        if down.final:
-            self.parts.closing.fail(f"{self.turn.place_of(down.worker)}: {down.detail}", down.exit_code)
-        elif down.exit_code == EXIT_BAD_INPUT:
-            self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
+        self.parts.raisers.no_more(node, down)
         if self.over is None and (known is not None or down.worker in self.turn.planned):
             self.parts.kept_ranks.lost([down.worker])
             self.parts.failures.take(self.parts.inquiry.ended(node, down))
-        self.parts.raisers.ended(node, down)
+        self.parts.raisers.ended(down)
 
     def _worker_down_at_last(self, node: Node, down: msg.WorkerDown) -> None:
         self.members.drop(node, down.worker)

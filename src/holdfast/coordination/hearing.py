@@ -132,7 +132,7 @@ class Hearing:
             return
         if self._parts.layouts.outdated(node, attach):
             return
-        if differing := misfit(self._turn, node, attach):
+        if differing := misfit(self._turn, node, attach, self._parts.failing.goes_back):
             if node.standby:
                 self._parts.standbys.unfit(node, differing)
             else:
@@ -151,6 +151,7 @@ class Hearing:
         self._parts.kept_ranks.came(attach.worker, node.came)
         if node.complete:
             self._parts.ladder.back(node)
+            self._parts.failing.came(node)
         if not self._parts.absences.attached(node):
             self._parts.newcomers.came(node)
             self._parts.joining.arrived()
@@ -245,10 +246,12 @@ class Hearing:
     def _snapshot(self, node: Node, message: Any) -> None:
         if not self._turn.is_member(message.worker):
             return
+        if isinstance(message, msg.SnapshotDamaged) and not message.node and self._parts.failing.goes_back(message.why):
+            return
         if self._parts.snapshots.take(message):
             self._parts.stopping.begin(self._turn.now)
         elif isinstance(message, msg.SnapshotLeftOut) and message.generation == self._turn.generation:
-            self._parts.layouts.left_out(f"node {node.name}: {message.why}")
+            self._parts.layouts.left_out(f"node {node.name}: {message.why}", lasting=message.lasting)
 
     def _evaluated(self, node: Node, message: msg.EvaluationDone) -> None:
         steps = [result.step for result in message.results]

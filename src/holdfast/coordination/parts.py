@@ -21,6 +21,7 @@ from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.lateness.inquiry import Inquiry
 from holdfast.coordination.lateness.straggling import Straggling
 from holdfast.coordination.layouts.changing import LayoutChanges
+from holdfast.coordination.layouts.failing import FailingLayouts
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.membership import Membership
@@ -76,9 +77,10 @@ class JobParts:
             turn, config, self.ledger, stopping, absences, self.standbys, self.replacing, costs
         )
         self.layouts = LayoutChanges(turn, config, self.progress, stopping, absences, self.snapshots, self.departures)
+        self.failing = FailingLayouts(turn, config, self.progress, stopping, self.layouts)
         self.straggling = Straggling(turn, config, self.departures, self.replacing)
         self.handing_on = HandingOn(turn, config, self.loads, self.departures)
-        self.closing = Closing(turn, config, self.stopping, self.ending)
+        self.closing = Closing(turn, config, stopping, self.ending, self.failing.goes_back)
         #: why a node was turned away last
         self.misfit = ""
         self.classes = Classes(config.rules)
@@ -102,7 +104,7 @@ class JobParts:
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(
-            turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes, self.layouts
+            turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes, self.failing
         )
 
     @property

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import LayoutChange, Layouts
+from holdfast.protocol.layouts.several import FailedLayout, LayoutChange, Layouts
 from holdfast.protocol.names import Count, Struct
 from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
 from holdfast.protocol.pool.held import Held
@@ -161,7 +161,8 @@ class Record(Struct, frozen=True, kw_only=True):
     START or ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and
     that were not in the journal when it was taken, with their v. `script_digest`, `config` and `layouts` are those of
     the first worker, `layout` is the one in force. `change`: to another one. `layout_s`: what a micro-batch took under
-    layouts that were in force, by their names. `too_large`: those that have not fitted memory.
+    layouts that were in force, by their names. `too_large`: those that have not fitted memory. `failed_layouts`:
+    those under which the script failed.
     `outbox` holds the events of the transition that wrote this record, `position` is where the job stood before them:
     what the journal lacks of either after a crash is appended at the restart. `seed`,
     `micro_batches` and `global_batch` say which samples a step has; `refusal` is of the step in progress.
@@ -204,6 +205,7 @@ class Record(Struct, frozen=True, kw_only=True):
     change: LayoutChange | None = None
     layout_s: Mapping[str, float] = msgspec.field(default_factory=dict[str, float])
     too_large: tuple[Layout, ...] = ()
+    failed_layouts: tuple[FailedLayout, ...] = ()
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     superseded: tuple[str, ...] = ()
     saving: Saving = Saving()

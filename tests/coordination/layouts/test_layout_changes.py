@@ -2,109 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
-from machinery import Job, applied, attach, hello
+from changing_job import LISTED, SETTLE_S, TWO, Changing, w
+from machinery import attach, hello
 
 from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown
 from holdfast.errors import EXIT_INTERRUPTED, RefusedError
 from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
-from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.layout import WHOLE
 from holdfast.protocol.layouts.several import ListedLayout
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind, ExpertShape
-from holdfast.protocol.state import Holding, SnapshotPart, SnapshotSource
-
-TWO = Layout(shard=2)
-LISTED = (ListedLayout(layout=TWO, nodes=1), ListedLayout(layout=WHOLE, nodes=3))
-SETTLE_S = 2.1
-
-
-def w(node: str, index: int, nonce: str = "a") -> str:
-    return msg.worker_id(node, index, nonce)
-
-
-@dataclass
-class Changing(Job):
-    """Nodes of two workers: with three nodes each has a whole replica, with fewer those of a node have one."""
-
-    nodes: int = 3
-    listed: tuple[ListedLayout, ...] = LISTED
-    experts: ExpertShape | None = None
-    saves: bool = False
-
-    def up(self, node: str, layout: Layout, nonce: str = "a", parts: tuple[SnapshotPart, ...] = ()) -> None:
-        held = msg.NodeSnapshots(host="h", port=1, parts=parts)
-        known = msgspec.structs.replace(hello(node, session=f"{hash((node, nonce)) % 16**8:08x}"), workers=2)
-        self.connect(msgspec.structs.replace(known, snapshots=held))
-        for index in range(2):
-            one = attach(w(node, index, nonce), experts=self.experts)
-            self.say(msgspec.structs.replace(one, layout=layout, layouts=self.listed, saves=self.saves))
-
-    def begin(self) -> Changing:
-        self.boot()
-        for index in range(self.nodes):
-            self.up(f"n{index}", WHOLE)
-        self.enter(0)
-        return self
-
-    def enter(self, at: int) -> None:
-        for worker in self.plan.workers:
-            self.say(msg.Entered(worker=worker, generation=self.plan.generation, applied=at))
-
-    def done(self, step: int, after: float = 0.0) -> None:
-        self.now += after
-        for worker in self.plan.workers:
-            self.say(applied(worker, self.plan.generation, step, world=len(self.plan.members)))
-
-    def all_report(self, at: int) -> None:
-        stop = self.machine.parts.stopping.stop
-        assert stop is not None
-        for worker in list(self.plan.workers):
-            if self.machine.members.worker(worker) is not None:
-                known: dict[str, Any] = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
-                if (experts := self.plan.expert_plan) is not None:
-                    known["state"] = Holding(experts=experts.placement[self.plan.rank(worker) or 0])
-                self.say(msg.Report(worker=worker, applied=at, step=at + 1, **known))
-
-    def shrink(self) -> Changing:
-        """A node is lost: the others go on as they were, until two steps later they are stopped for another layout."""
-        self.done(1)
-        self.lose("n2")
-        self.all_report(1)
-        assert not self.plan.puts_away, "first they go on at once"
-        self.enter(1)
-        self.done(2)
-        assert self.machine.parts.stopping.stop is None, "two nodes may soon be three again"
-        self.done(3, SETTLE_S)
-        self.all_report(3)
-        assert self.plan.puts_away
-        return self
-
-    def changed(self) -> dict[str, tuple[SnapshotPart, ...]]:
-        """Another layout is in force: until its workers have come the state is in the memory of the nodes alone."""
-        self.enter(3)
-        parts = {node: self.put(node) for node in dict.fromkeys(map(msg.node_of, self.plan.workers))}
-        assert (self.machine.record.layout, self.machine.record.plan) == (TWO, None)
-        return parts
-
-    def put(self, node: str, at: int = 3, *, experts: bool = True) -> tuple[SnapshotPart, ...]:
-        mine = [rank for rank, one in enumerate(self.plan.members) if one.node == node]
-        parts = [self.plan.kept_part(rank, at) for rank in mine]
-        parts += [self.plan.kept_experts(rank, at) for rank in mine if experts]
-        held = tuple(part for part in parts if part is not None)
-        self.tell(node, msg.NodeSnapshots(host="h", port=1, parts=held))
-        return held
-
-    @property
-    def plan(self) -> msg.GenerationPlan:
-        plan = self.machine.record.plan
-        assert plan is not None
-        return plan
+from holdfast.protocol.record import KnownCheckpoint
+from holdfast.protocol.state import SnapshotSource
 
 
 def test_a_layout_changes_once_every_node_has_the_whole_state() -> None:
@@ -182,6 +97,23 @@ def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, e
     assert len(source.keepers) == 2
 
 
+def test_a_node_that_has_experts_which_no_other_has_is_waited_for_longer_than_its_lease() -> None:
+    """To start many processes may keep a machine from everything else: that it is late says nothing yet."""
+    job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
+    parts = job.changed()
+    job.up("n1", TWO, "b", parts["n1"])
+    job.up("n3", TWO, "b")  # (with which there is room for all experts)
+    for _ in range(20):
+        job.tick(1.0)
+        for node in ("n1", "n3"):
+            job.tell(node, msg.Heartbeat())
+    assert not [event for event in job.events if isinstance(event, ev.JobFailed | ev.RolledBack)]
+    job.up("n0", TWO, "b", parts["n0"])
+    assert {msg.node_of(worker) for worker in job.plan.workers} == {"n0", "n1", "n3"}
+    assert job.machine.record.decision is not None
+    assert job.machine.record.decision.applied == 3
+
+
 @pytest.mark.parametrize("loading", [False, True])
 def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
     """Of four experts in six slots n0 alone has some: it is lost before, or while, what was put away is loaded."""
@@ -197,7 +129,7 @@ def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
         known = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
         for index in range(2):
             job.say(msg.Report(worker=w("n1", index, "b"), applied=None, step=4, **known))
-    for _ in range(9):
+    for _ in range(9 if loading else 40):
         job.tick(1.0)
         for node in ("n1", "n3"):
             job.tell(node, msg.Heartbeat())
@@ -215,7 +147,12 @@ def test_a_part_of_experts_that_is_damaged_is_of_no_use_to_anybody_but_stops_nob
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][1], node="n0"))
     assert job.machine.parts.stopping.stop is None, "whoever has said so reads another"
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
-    assert job.machine.parts.stopping.stop is not None, "it has found none that has what it needs"
+    assert job.machine.record.layout == WHOLE, "it has found none that has what it needs"
+    for node in ("n0", "n1"):
+        job.up(node, WHOLE, "c", parts[node])
+    known |= {"worker": w("n0", 0, "c"), "generation": job.plan.generation}
+    job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
+    assert job.machine.parts.stopping.stop is not None, "nor under the layout before"
     assert job.machine.parts.snapshots.serving(3) is None
 
 
@@ -316,6 +253,35 @@ def test_where_there_is_no_room_training_goes_on() -> None:
     assert job.machine.parts.stopping.stop is None, "it is not tried again at once"
 
 
+def test_what_the_script_itself_stands_in_the_way_of_is_told_once_for_a_number_of_nodes() -> None:
+    """An average that was made late cannot be spread: to stop all for it each minute would be of no use."""
+    job = Changing().begin().shrink()
+
+    def refused(at: int) -> None:
+        job.enter(at)
+        known: dict[str, Any] = {"worker": job.plan.workers[0], "generation": job.plan.generation, "step": at}
+        job.say(msg.SnapshotLeftOut(**known, why="extra['ema'] was made late", lasting=True))
+        job.all_report(at)
+        job.enter(at)
+
+    refused(3)
+    (kept,) = [event for event in job.events if isinstance(event, ev.LayoutKept)]
+    assert kept.why == "shard 2 is not tried again with 2 nodes: node n0: extra['ema'] was made late"
+    for step in range(4, 9):
+        job.done(step, 61.0)
+        assert job.machine.parts.stopping.stop is None, "nothing has changed"
+    job.lose("n1")
+    job.all_report(8)
+    job.enter(8)
+    job.done(9)
+    job.done(10, SETTLE_S)
+    job.all_report(10)
+    assert job.plan.puts_away, "with another number of nodes it is tried, once"
+    refused(10)
+    told = [event.nodes for event in job.events if isinstance(event, ev.LayoutKept)]
+    assert told == [2, 1]
+
+
 def test_another_coordinator_goes_on_with_a_change() -> None:
     job = Changing().begin().shrink()
     job.enter(3)
@@ -373,6 +339,53 @@ def test_one_that_does_not_fit_memory_is_left_at_once() -> None:
     for step in range(1, 4):
         job.done(step, SETTLE_S)
     assert job.machine.parts.stopping.stop is None, "the larger one is not tried again"
+
+
+def test_one_that_no_longer_fits_memory_is_left_once_all_is_saved() -> None:
+    """A longer sequence comes after some steps, and whoever computes it runs out of memory: the job cannot go on so."""
+    job = Changing(listed=FASTEST, saves=True).begin()
+    job.done(1)
+    job.done(2)
+    for node in ("n1", "n2"):
+        error = msg.ScriptError(place="OutOfMemoryError (train.py, line 3)", step=3, micro_batch=0)
+        known = {"generation": job.plan.generation, "detail": "OutOfMemoryError", "error": error, "exit_code": 1}
+        job.say(msg.Raised(worker=w(node, 0), **known))
+    job.all_report(2)
+    assert job.plan.last, "what all have is saved first"
+    job.enter(2)
+    checkpoint = KnownCheckpoint(step=2, name="step-2", term=1, generation=job.plan.generation)
+    job.machine.turn.change(checkpoints=(checkpoint,))
+    for worker in job.plan.workers:
+        job.say(msg.Finished(worker=worker, generation=job.plan.generation, step=2))
+    assert (job.machine.over, job.machine.record.layout, job.machine.record.plan) == (None, TWO, None)
+    (changed,) = [event for event in job.events if isinstance(event, ev.LayoutChanged)]
+    assert changed.why.startswith("one place has not fitted memory")
+    for node in ("n0", "n1", "n2"):
+        job.up(node, TWO, "b")
+    decision = job.machine.record.decision
+    assert decision is not None
+    assert (job.plan.places, decision.kind, decision.applied) == (2, DecisionKind.ROLLBACK, 2)
+
+
+def test_one_that_no_model_can_be_made_under_is_left_by_a_job_that_goes_on_from_a_checkpoint() -> None:
+    job = Changing(listed=FASTEST, saves=True).begin()
+    job.done(1)
+    job.done(2)
+    job.machine.turn.change(checkpoints=(KnownCheckpoint(step=2, name="step-2", term=1, generation=1),), plan=None)
+    job.records.append(job.machine.record)
+    job.boot()
+    for node in ("n0", "n1", "n2"):
+        known = msgspec.structs.replace(hello(node, session="b" * 8), workers=2)
+        job.connect(msgspec.structs.replace(known, snapshots=msg.NodeSnapshots(host="h", port=1)))
+    error = msg.ScriptError(place="OutOfMemoryError (train.py, line 3)")
+    known = {"kind": FailureKind.EXCEPTION, "detail": "OutOfMemoryError", "exit_code": 1}
+    job.tell("n1", msg.WorkerDown(worker=w("n1", 0, "b"), error=error, **known))
+    assert job.machine.record.layout == TWO
+    for node in ("n0", "n1", "n2"):
+        job.up(node, TWO, "c")
+    decision = job.machine.record.decision
+    assert decision is not None
+    assert (job.plan.places, decision.kind, decision.applied) == (2, DecisionKind.ROLLBACK, 2)
 
 
 def test_other_exceptions_say_nothing_of_the_layout() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from spread_states import unit
+from spread_states import Late, unit
 
 from holdfast.control.link.snapshots.files import StoredPart, path_of
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotTaken
+from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
 from holdfast.runtime.layouts.local import SpreadAs, as_spread, local_of, spread_of
@@ -119,3 +119,19 @@ def test_what_an_extra_has_spread_by_itself_is_so_again() -> None:
         sums = one.average.state["sums"]
         assert spread_of(sums) == SpreadAs((6,), spread_of(like).placed)
         assert local_of(sums).tolist() == [place, place + 1.0, place + 2.0]
+
+
+def test_what_could_be_put_away_never_is_told_as_such(tmp_path: Path) -> None:
+    """An average that was made late: to try again is of no use, as it is where a node has no room."""
+    late, one = Late(), unit(LAYOUT)[0]
+    state = TrainingState(one.model, one.optimizer, {"late": late})
+    late.copies = [one.model.up.weight.detach().clone()]
+    told: list[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged] = []
+    kept = Snapshots(
+        folder=tmp_path, job="job", worker=MEMBERS[0].worker, every=0, state=state, tell=told.append, place=one.place
+    )
+    kept.put_away(PLAN, 3)
+    late.copies = []
+    tmp_path.rmdir()
+    kept.put_away(PLAN, 4)
+    assert [(said.step, said.lasting) for said in told if isinstance(said, SnapshotLeftOut)] == [(3, True), (4, False)]

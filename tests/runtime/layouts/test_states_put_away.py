@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from spread_states import Late, Rows, SpreadState, unit
@@ -18,7 +19,7 @@ from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.local import is_spread, local_of, spread_of
 from holdfast.runtime.snapshots.putting_away import KeptFilling, put_away
 from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer
-from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
 LAYOUTS = {
     "whole": Layout(),
@@ -163,3 +164,17 @@ def test_an_average_that_was_made_late_stays_what_it_is_and_keeps_the_layout(tmp
     assert whole.made_late() == "", "it is no parameter's like"
     average.copies = [plain.model.up.weight.detach().clone()]
     assert whole.made_late() == "extra['late']: copies.0"
+
+
+def test_another_model_is_told_in_words() -> None:
+    place = unit(LAYOUTS["shard 2"])[0]
+    state = TrainingState(place.model, place.optimizer)
+    here = state.capture().manifest
+    first = here.tensors[0]
+    changed = msgspec.structs.replace(first, whole=(), placed="", shape=(77,))
+    there = msgspec.structs.replace(here, tensors=(changed, *here.tensors[1:]))
+    said = (
+        rf"{first.name} is float\d\d of shape \(.*\), spread as shard S\(0\) here and float\d\d of shape \(77,\) there"
+    )
+    with pytest.raises(StateMismatchError, match=said):
+        state.prepare(there)

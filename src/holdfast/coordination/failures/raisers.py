@@ -17,12 +17,13 @@ from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.failures.seen import script_raised
 from holdfast.coordination.generations.roles import unit_of
 from holdfast.coordination.generations.stopping import Stopping
-from holdfast.coordination.layouts.changing import LayoutChanges
+from holdfast.coordination.layouts.failing import FailingLayouts
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.failures import Detector, FailureKind
-from holdfast.protocol.messages.agent import Replace, WorkerDown
+from holdfast.protocol.messages.agent import EndNode, Replace, WorkerDown
 from holdfast.protocol.messages.worker import Raised, ScriptError
 from holdfast.protocol.names import node_of
 from holdfast.protocol.record import RaisedBefore
@@ -54,7 +55,7 @@ class Raisers:
         failures: Failures,
         closing: Closing,
         classes: Classes,
-        layouts: LayoutChanges,
+        failing: FailingLayouts,
     ) -> None:
         self._turn = turn
         self._config = config
@@ -62,7 +63,7 @@ class Raisers:
         self._stopping = stopping
         self._failures = failures
         self._closing = closing
-        self._classes, self._layouts = classes, layouts
+        self._classes, self._failing = classes, failing
         self._blamed: _Blamed | None = None
 
     def raised(self, node: Node, message: Raised) -> None:
@@ -84,10 +85,17 @@ class Raisers:
         if message.final:
             why = f"{turn.place_of(message.worker)}: {_said(message.error, message.detail)}"
             self._closing.fail(why, message.exit_code, message.error.traceback)
-        else:
+        elif not self._failing.again(message.worker, _said(message.error, message.detail)):
             self._remember(message.worker, message.error, message.detail)
 
-    def ended(self, node: Node, down: WorkerDown) -> None:
+    def no_more(self, node: Node, down: WorkerDown) -> None:
+        """A process has ended: where its script wants no more the job ends, or its node does, whose input is bad."""
+        if down.final:
+            self._closing.fail(f"{self._turn.place_of(down.worker)}: {down.detail}", down.exit_code)
+        elif down.exit_code == EXIT_BAD_INPUT:
+            self._turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
+
+    def ended(self, down: WorkerDown) -> None:
         """A script has raised, and its process is gone."""
         if down.error is not None and not down.final:
             self._remember(down.worker, down.error, down.detail)
@@ -123,17 +131,21 @@ class Raisers:
         )
         before = turn.record.raised
         turn.change(raised=(*before, last)[-_REMEMBERED:])
-        if self._layouts.ran_out(error):
+        if self._failing.ran_out(error):
             return
         machine = found.status not in _SOFTWARE
         if nodes := nodes_that_agree(before, last, self._nodes, machine=machine, ever=not turn.position.step):
             where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {', '.join(nodes)})"
-            if self._blamed is None or self._blamed.place != error.place:
+            if self._failing.fits_elsewhere(error):
+                self._closing.renew(_said(error, detail) + where)
+            elif self._blamed is None or self._blamed.place != error.place:
+                if not self._closing.fail(_said(error, detail) + where, traceback=error.traceback):
+                    return
                 self._blamed = _Blamed(error.place, _said(error, detail), "")
-                self._closing.fail(self._blamed.said + where, traceback=error.traceback)
             else:
                 self._closing.amend(self._blamed.said + self._blamed.where, self._blamed.said + where)
-            self._blamed.where = where
+            if self._blamed is not None:
+                self._blamed.where = where
 
     @property
     def _nodes(self) -> int:

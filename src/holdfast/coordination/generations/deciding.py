@@ -54,7 +54,7 @@ class Deciding:
         self._standbys, self._replacing = parts.standbys, parts.replacing
         self._departures = parts.departures
         self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
-        self._snapshots, self._layouts = parts.snapshots, parts.layouts
+        self._snapshots, self._layouts, self._failing = parts.snapshots, parts.layouts, parts.failing
         self._loads = parts.loads
         self._ending = parts.ending
         self._closing = parts.closing
@@ -83,7 +83,7 @@ class Deciding:
         parted = self._judge(record.plan.workers)
         if record.refusal is not None and refused_again(record.refusal, stopping.reports.values()):
             self._closing.fail(f"{stopping.refused}, in an attempt too that had kept nothing from before")
-            if self._ending.over is not None:
+            if self._ending.over is not None or turn.record.plan is None:
                 return
         closing = self._closing.under_way
         if not closing:
@@ -364,7 +364,8 @@ class Deciding:
     def renew(self) -> None:
         """The newest state is saved: begin again from it, with fresh workers everywhere."""
         self._closing.renewed()
-        self._restart()
+        if not self._failing.leaves():
+            self._restart()
 
     def _restart(self) -> None:
         """Stop all workers and start others, which begin from the newest checkpoint once all of them are there."""

@@ -11,7 +11,7 @@ So of these as many nodes may be lost as while all train. Else with what there w
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -28,8 +28,8 @@ from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import LayoutChanged, LayoutKept
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import LayoutChange, are_told, said_so
-from holdfast.protocol.messages.worker import Attach, ScriptError
+from holdfast.protocol.layouts.several import LayoutChange, said_so
+from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.state import SnapshotKey, SnapshotSource
 
@@ -38,8 +38,6 @@ RECENT_S = 600.0
 _MOST_RECENT = 5
 #: where a change has failed, it is not tried again for so long
 RETRY_S = 60.0
-#: how what scripts raise begins, where memory was too small
-_NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 
 
 class LayoutChanges:
@@ -67,6 +65,9 @@ class LayoutChanges:
         self._putting_since: float | None = None
         #: why it cannot be, where it cannot
         self._no_room = ""
+        #: nor ever can it be, as the script has it; for how many nodes which layouts were tried in vain then
+        self._lasting = False
+        self._in_vain: set[tuple[int, Layout]] = set()
         self._not_before = 0.0
         #: when the last changes were
         self._recent: deque[float] = deque(maxlen=_MOST_RECENT)
@@ -92,10 +93,12 @@ class LayoutChanges:
             self._wanted = None
             return
         nodes = len({member.node for member in plan.members})
-        choice = self._choose(nodes, self._measured(plan))
+        choice = self.choose(nodes, self._measured(plan))
         if choice.layout == record.layout or not choice.pays(self._progress.costs.of(Cost.LAYOUT)):
             self._wanted = None
             self._stays(nodes, choice)
+            return
+        if (nodes, choice.layout) in self._in_vain:
             return
         if self._wanted is None or self._wanted.layout != choice.layout:
             self._wanted, self._since = choice, turn.now
@@ -117,7 +120,7 @@ class LayoutChanges:
         raised = any(info.raised for info in turn.members.workers())
         return not (busy or raised or any(turn.members.outside(plan)))
 
-    def _choose(self, nodes: int, measured_s: Mapping[str, float]) -> LayoutChoice:
+    def choose(self, nodes: int, measured_s: Mapping[str, float]) -> LayoutChoice:
         record = self._turn.record
         return choose_layout(
             record.layouts,
@@ -127,6 +130,7 @@ class LayoutChanges:
             micro_batches=record.micro_batches,
             measured_s=measured_s,
             too_large=record.too_large,
+            failed=[one.layout for one in record.failed_layouts if one.until > self._turn.now],
         )
 
     def _measured(self, plan: GenerationPlan) -> dict[str, float]:
@@ -183,13 +187,17 @@ class LayoutChanges:
             self._undone(change)
             turn.change(change=None)
         elif change is not None and not live and not _is_kept(decision, change.kept):
-            self._changed(change, f"{change.why}; what was put away for that is lost")
+            self.is_over(change, f"{change.why}; what was put away for that is lost")
         return False
 
     def _undone(self, change: LayoutChange) -> None:
         why, self._no_room = self._no_room or "something else came first", ""
+        when, lasting, self._lasting = "tried later", self._lasting, False
+        if lasting:
+            self._in_vain.add((change.nodes, change.after))
+            when = f"not tried again with {change.nodes} node{'s' if change.nodes > 1 else ''}"
         self._progress.layout_stays()
-        self._gives_up(change.before, change.nodes, f"{said_so(change.after)} is tried later: {why}")
+        self._gives_up(change.before, change.nodes, f"{said_so(change.after)} is {when}: {why}")
 
     def put_away(self, plan: GenerationPlan) -> None:
         """See whether every node has the whole state by now: then the other layout is in force."""
@@ -210,12 +218,12 @@ class LayoutChanges:
         if self._snapshots.everywhere(key, wanted):
             self._take_effect(plan, msgspec.structs.replace(change, kept=key, experts=experts))
 
-    def left_out(self, why: str) -> None:
-        """The state cannot be put away: go on as it was."""
+    def left_out(self, why: str, *, lasting: bool = False) -> None:
+        """The state cannot be put away, or (`lasting`) never could be: go on as it was."""
         plan = self._turn.record.plan
         if plan is None or not plan.puts_away or self._stopping.stop is not None:
             return
-        self._no_room = why
+        self._no_room, self._lasting = why, lasting
         self._stopping.begin(self._turn.now, reason=LAYOUT)
 
     def _take_effect(self, plan: GenerationPlan, change: LayoutChange) -> None:
@@ -227,11 +235,12 @@ class LayoutChanges:
         self._recent.append(turn.now)
         self._progress.layout_changes()
         decision = Decision(kind=DecisionKind.ROLLBACK, applied=source.step, source=source)
-        self._replace_all(change.after, decision)
+        self.replace_all(change.after, decision)
 
-    def _replace_all(self, layout: Layout, decision: Decision | None) -> None:
+    def replace_all(self, layout: Layout, decision: Decision | None) -> None:
         """Have another layout in force: all workers are replaced, and begin with what was decided, if anything was."""
         turn = self._turn
+        self._in_vain.clear()
         self._departures.all_over()
         # (that standbys were warm is over as well, and none of them has failed)
         cold = tuple(msgspec.structs.replace(one, tries=0, ready=False) for one in turn.record.standbys)
@@ -247,62 +256,41 @@ class LayoutChanges:
         )
         self._absences.replace_workers(list(turn.members.nodes), f"another layout: {said_so(layout)}")
 
-    # ---- one that does not fit ----
-
-    def ran_out(self, error: ScriptError) -> bool:
-        """A script has raised this: where memory was too small for the layout in force, that is chosen no more.
-
-        Returns:
-            Whether all workers are replaced, for another one: at once as long as no step is committed under it. (Later
-            the change is one like any other, as soon as all train again.)
-        """
-        turn, record = self._turn, self._turn.record
-        if not record.layouts or are_told(record.layouts) or not error.place.startswith(_NO_MEMORY):
-            return False
-        if record.layout not in record.too_large:
-            turn.change(too_large=(*record.too_large, record.layout))
-        others = [one.layout for one in record.layouts if one.layout not in turn.record.too_large]
-        change, nodes = record.change, len(turn.members.regular)
-        since = change.kept[2] if change is not None and change.kept is not None else 0
-        if not others or self._progress.ledger.committed > since or self._config.spec.recovery.restarts_all:
-            return False
-        choice = self._choose(nodes, {})
-        source = record.decision if record.decision is not None and self.from_memory(record.decision) else None
-        if source is not None and change is not None:
-            turn.change(change=msgspec.structs.replace(change, after=choice.layout, why=choice.why))
-        else:
-            change = LayoutChange(
-                before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=turn.now
-            )
-            self._changed(change, choice.why)
-        self._stopping.end()
-        self._progress.restarts()
-        self._replace_all(choice.layout, source)
-        return True
-
     def from_memory(self, decision: Decision) -> bool:
         """Tell whether a decision goes back to what was put away for the layout in force: then nothing is undone."""
         change = self._turn.record.change
         return change is not None and _is_kept(decision, change.kept)
 
+    @property
+    def needed(self) -> Collection[str]:
+        """The nodes without which what was put away is not whole: nobody who is here has all of it."""
+        change = self._turn.record.change
+        if change is None or change.kept is None or self._turn.record.plan is not None:
+            return ()
+        return self._turn.record.in_memory_of if self._snapshots.serving(change.kept[2]) is None else ()
+
     def over(self) -> None:
         """Steps are committed: a change that has led to them is over."""
         change = self._turn.record.change
         if change is not None and change.kept is not None and self._progress.ledger.committed > change.kept[2]:
-            self._changed(change, change.why)
+            worked = (one for one in self._turn.record.failed_layouts if one.layout != change.after)
+            self._turn.change(failed_layouts=tuple(worked))
+            self.is_over(change, change.why)
 
-    def _changed(self, change: LayoutChange, why: str) -> None:
+    def is_over(self, change: LayoutChange, why: str) -> None:
+        """Tell what a change has cost, but where all went back to the layout before."""
         down_s, moved_bytes = self._progress.layout_cost(change.since)
-        self._turn.emit(
-            LayoutChanged,
-            from_layout=said_so(change.before),
-            to_layout=said_so(change.after),
-            nodes=change.nodes,
-            step=change.kept[2] if change.kept is not None else 0,
-            why=why,
-            down_s=down_s,
-            moved_bytes=moved_bytes,
-        )
+        if change.after != change.before:
+            self._turn.emit(
+                LayoutChanged,
+                from_layout=said_so(change.before),
+                to_layout=said_so(change.after),
+                nodes=change.nodes,
+                step=change.kept[2] if change.kept is not None else 0,
+                why=why,
+                down_s=down_s,
+                moved_bytes=moved_bytes,
+            )
         self._turn.change(change=None)
         self._told = None
 

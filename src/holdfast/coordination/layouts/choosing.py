@@ -46,6 +46,7 @@ def choose_layout(
     micro_batches: int,
     measured_s: Mapping[str, float],
     too_large: Collection[Layout] = (),
+    failed: Collection[Layout] = (),
 ) -> LayoutChoice:
     """Return which layout a job is to have.
 
@@ -53,11 +54,15 @@ def choose_layout(
         layouts: those that it lists, in the order of preference. workers: of a node.
         measured_s: what a micro-batch took under some of them, by their names.
         too_large: those that have not fitted memory; one that is in force all the same is left where there is another.
+        failed: those under which the script fails, told or not: what is in force stays.
     """
     if are_told(layouts):
         layout = layout_for(layouts, nodes)
+        if layout != in_force and layout in failed:
+            return LayoutChoice(layout=in_force, why=f"{said_so(layout)} has failed", told=True)
         return LayoutChoice(layout=layout, why=f"the script says so for {_nodes(nodes)}", told=True)
-    known = [one.layout for one in layouts if one.layout not in too_large]
+    without = {*too_large, *(layout for layout in failed if layout != in_force)}
+    known = [one.layout for one in layouts if one.layout not in without]
     fitting = known or [in_force]
     steps = {one: _step_s(one, nodes * workers, micro_batches, measured_s) for one in dict.fromkeys(fitting)}
     best = min(steps, key=lambda one: steps[one])
@@ -93,6 +98,7 @@ def layouts_by_nodes(record: Record, *, nodes: int, workers: int) -> Layouts:
             micro_batches=record.micro_batches,
             measured_s=record.layout_s,
             too_large=record.too_large,
+            failed=[one.layout for one in record.failed_layouts],
         ).layout
         if not found or found[-1].layout != layout:
             found.append(ListedLayout(layout=layout, nodes=count))

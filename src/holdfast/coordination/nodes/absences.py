@@ -7,12 +7,15 @@ come back with fresh ones, so that nothing that the old ones said can count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.messages.agent import Refused
+
+#: leases that are given to a node without which something is lost: to start many processes may take all of a machine
+PATIENCE = 10
 
 
 class Absences:
@@ -97,12 +100,19 @@ class Absences:
         for away in (self._as_they_were, self._fresh):
             away.update(dict.fromkeys(away, self._turn.now))
 
-    def overdue(self, lease_s: float) -> list[tuple[str, float]]:
+    def overdue(self, lease_s: float, needed: Collection[str] = ()) -> list[tuple[str, float]]:
         """Return those that have not come back within a lease, with the time since when they are away.
+
+        Those that are `needed` have `PATIENCE` leases to come with fresh workers: without them something is lost.
 
         After an outage a thousand come at once, and one coordinator takes them in: as long as any of them come, nobody
         knows whether the others are gone or wait for their turn.
         """
         before = self._turn.now - lease_s
         late = self._as_they_were.items() if self._last_back < before else ()
-        return [(name, since) for name, since in (*late, *self._fresh.items()) if since < before]
+        fresh = (
+            (name, since)
+            for name, since in self._fresh.items()
+            if name not in needed or since < self._turn.now - PATIENCE * lease_s
+        )
+        return [(name, since) for name, since in (*late, *fresh) if since < before]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
@@ -15,8 +16,11 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
 
-def misfit(turn: Turn, node: Node, attach: Attach) -> str:
+def misfit(turn: Turn, node: Node, attach: Attach, goes_back: Callable[[str], bool] = lambda _: False) -> str:
     """Take the job's configuration from its first worker; where another's differs its node is told to end.
+
+    Args:
+        goes_back: told what differs in the first worker under another layout, has all begin again under one that fits.
 
     Returns:
         What differs; "" where all is the same.
@@ -26,7 +30,8 @@ def misfit(turn: Turn, node: Node, attach: Attach) -> str:
     if not turn.record.config and node.standby:
         return ""  # (the others say what the job is)
     if not turn.record.config and (why := _other_work(turn, attach)):
-        return _sent_away(turn, node, f"node {node.name} does not fit the job: {why}")
+        why = f"node {node.name} does not fit the job: {why}"
+        return why if goes_back(why) else _sent_away(turn, node, why)
     if not turn.record.config:
         turn.change(
             config=attach.config,

@@ -43,6 +43,14 @@ class LayoutChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     experts: tuple[Blob, ...] = ()
 
 
+class FailedLayout(Struct, frozen=True, kw_only=True):
+    """The script failed under it before a step was committed, `tries` times in a row; `until` then it is not tried."""
+
+    layout: Layout
+    until: float
+    tries: int = 1
+
+
 def are_told(layouts: Layouts) -> bool:
     """Tell whether the script says which layout belongs to how many nodes."""
     return any(one.nodes for one in layouts)

@@ -293,12 +293,16 @@ class SnapshotTaken(Struct, frozen=True, kw_only=True):
 
 
 class SnapshotLeftOut(Struct, frozen=True, kw_only=True):
-    """There was no room for this worker's part of the snapshot of `step`, or it could not be written."""
+    """There was no room for this worker's part of the snapshot of `step`, or it could not be written.
+
+    `lasting`: nor could it be later, as it is what the script has in its state.
+    """
 
     worker: WorkerId
     generation: Count
     step: Count
     why: Text
+    lasting: bool = False
 
 
 class SnapshotDamaged(Struct, frozen=True, kw_only=True):

@@ -97,8 +97,15 @@ class Snapshots:
         try:
             nbytes = write(self._folder, self._job, part)
         except (OSError, RuntimeError, BadInputError) as error:  # (torch's own are RuntimeErrors)
-            why = f"the state cannot be put away: {error}"[:1024]
-            self._tell(SnapshotLeftOut(worker=self._worker, generation=plan.generation, step=step, why=why))
+            self._tell(
+                SnapshotLeftOut(
+                    worker=self._worker,
+                    generation=plan.generation,
+                    step=step,
+                    why=f"the state cannot be put away: {error}"[:1024],
+                    lasting=isinstance(error, BadInputError),
+                )
+            )
             return
         seconds = time.monotonic() - begun
         self._tell(SnapshotTaken(worker=self._worker, snapshot=part, bytes=nbytes, seconds=seconds, stall_s=seconds))

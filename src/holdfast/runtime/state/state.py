@@ -39,6 +39,12 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     whole: tuple[int, ...] = ()
     placed: str = ""
 
+    @property
+    def in_words(self) -> str:
+        """What it is, as people would say it."""
+        spread = f", spread as {self.placed}" if self.placed else ""
+        return f"{self.dtype} of shape {self.whole or self.shape}{spread}{'' if self.host else ', on a device'}"
+
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a list of tensors is. Parameters come first, then buffers, then those the trees name."""
@@ -199,7 +205,7 @@ class TrainingState:
         targets: list[torch.Tensor] = []
         for spec, (name, tensor) in zip(manifest.tensors, own, strict=False):
             if spec != _spec(name, tensor):
-                raise StateMismatchError(f"{name} is {_spec(name, tensor)} here and {spec} there")
+                raise StateMismatchError(f"{name} is {_spec(name, tensor).in_words} here and {spec.in_words} there")
             targets.append(_empty(spec, torch.device("cpu")) if aside else local_of(tensor).detach())
         device = self._device()
         used = UsedMemory([] if aside else [*self._let_go, *self._optimizer_tensors()], without=targets)

@@ -11,6 +11,7 @@ from holdfast.simulation.faults.plans import (
     Fault,
     FaultKind,
     FaultPlan,
+    Raises,
     baseline_plan,
     lively_plan,
     power_plan,
@@ -131,6 +132,8 @@ def layout_plan(seed: int) -> FaultPlan:
 
 #: the share of the plans whose layout may change
 _WITH_LAYOUTS = 0.4
+#: of those, in so many all scripts fail under the layout that they do not begin with
+_FAILS = 0.25
 #: what changes how many nodes there are, and what strikes while the layout changes
 _OTHER_NODES = (FaultKind.KILL_NODE, FaultKind.KILL_NODE, FaultKind.JOIN, FaultKind.JOIN, FaultKind.RETURN)
 _WHILE_PUTTING = (
@@ -172,16 +175,22 @@ def _with_layouts(plan: FaultPlan, rng: Random) -> FaultPlan:
         )
         for _ in range(rng.choice((0, 1, 1, 2)))
     )
+    start_nodes, most = rng.randint(max(least, nodes - 1), nodes), rng.randint(max(2, nodes - 1), nodes)
+    told = rng.random() < 0.8
+    fails = rng.random() < _FAILS
+    begun = second if told and start_nodes >= most else first
     return replace(
         plan,
         nodes=nodes,
-        start_nodes=rng.randint(max(least, nodes - 1), nodes),
+        start_nodes=start_nodes,
         workers_per_node=workers,
         steps=steps,
         places=1,
-        layouts=((1, first), (rng.randint(max(2, nodes - 1), nodes), second)),
-        told=rng.random() < 0.8,
+        layouts=((1, first), (most, second)),
+        told=told,
         faults=(*plan.faults[:3], *several, *struck),
+        raises=Raises.UNDER if fails else plan.raises,
+        raises_at=(first if begun == second else second, rng.randrange(3)) if fails else plan.raises_at,
     )
 
 

@@ -9,6 +9,9 @@ from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarte
 from holdfast.protocol.record import Record
 from holdfast.simulation.faults.plans import FaultKind, FaultPlan, Raises
 
+#: with these alone nothing is lost of what was put away for a layout under which scripts raise
+HARMLESS = (FaultKind.JOIN, FaultKind.RETURN)
+
 
 def refused_twice(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends because a step was refused, and once more with nothing kept: never by one corruption."""
@@ -33,6 +36,8 @@ def unjust(plan: FaultPlan, events: Iterable[AnyEvent]) -> Sequence[AnyEvent]:
 
 def works_fault(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends because its script always raises, wherever it runs."""
+    if plan.raises is Raises.UNDER:
+        return any(fault.kind not in HARMLESS for fault in plan.faults) and "Oops" in why
     where = "" if plan.raises is Raises.BEFORE else f"step {plan.raises_at[0]}"
     return plan.raises is not Raises.NOTHING and where in why and "Oops" in why
 
@@ -59,7 +64,7 @@ def wrong_end(plan: FaultPlan, event: JobFinished, commits: Mapping[int, Commit]
     Args:
         commits: v of each step. What was raised in one that a survivor finished by itself is in that of the next.
     """
-    if plan.raises is not Raises.NOTHING:
+    if plan.raises not in (Raises.NOTHING, Raises.UNDER):
         return f"although every script raises at {plan.raises_at}"
     asked = [step for step, v in commits.items() if Wish.STOP in v.wishes]
     steps = min(asked, default=plan.steps)

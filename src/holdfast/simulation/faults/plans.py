@@ -63,6 +63,7 @@ class Raises(StrEnum):
     STEP = "step"  # any micro-batch of a step
     APPLY = "apply"  # a step's optimizer
     BEFORE = "before"  # what comes before the loop
+    UNDER = "under"  # a layout of so many places, `raises_at[0]`; `raises_at[1]`: before it attaches, after, or it dies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,9 +182,13 @@ class FaultPlan:
         """Tell whether the script of this rank asks all to stop after this step: in each attempt, that of one."""
         return 0 < self.stops_at <= step and rank == step % world
 
+    def fails_under(self, places: int) -> int | None:
+        """Return how all scripts fail under a layout of so many places: before they attach, after, or dead; or None."""
+        return self.raises_at[1] if self.raises is Raises.UNDER and self.raises_at[0] == places else None
+
     def raises_in(self, step: int, micro_batch: int | None) -> bool:
         """Tell whether every script raises when it computes this; None: when it applies the step."""
-        if self.raises_at[0] != step or self.raises is Raises.NOTHING:
+        if self.raises_at[0] != step or self.raises in (Raises.NOTHING, Raises.UNDER):
             return False
         if micro_batch is None or self.raises is Raises.APPLY:
             return micro_batch is None and self.raises is Raises.APPLY

@@ -208,7 +208,17 @@ class SimAgent(Process):
     def _formed(self, unit: UnitFormed) -> None:
         for worker in [worker for worker in self.workers if worker.id in unit.workers]:
             worker.take_place(unit.layout.places)
-            self._world.after("pause", worker, worker.attach)
+            self._world.after("pause", worker, self._begin, worker)
+
+    def _begin(self, worker: SimWorker) -> None:
+        """A worker's script makes its model, if it can under this layout."""
+        way = self._world.plan.fails_under(worker.places)
+        if way == 0:
+            worker.raised("Oops", looped=False)
+        elif way == 2:
+            self._kill_hung(worker.id)
+        else:
+            worker.attach()
 
     def unit_of(self, worker: str, places: int) -> SimUnit | None:
         """Return what a worker shares with the others of its unit, of so many places; None where it is alone."""

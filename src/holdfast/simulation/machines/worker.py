@@ -120,7 +120,7 @@ class SimWorker(Process):
         if self.boundary("attach"):
             return
         self.tell(attachment(self.world, self.id, self.pid, self.experts, self.places))
-        if self.world.plan.raises is Raises.BEFORE:
+        if self.world.plan.raises is Raises.BEFORE or self.world.plan.fails_under(self.places) == 1:
             self.busy = "before"
             self.world.after("start", self, self._script_raises, None)
 

@@ -1,0 +1,25 @@
+"""A script that fails under one of its layouts, before it attaches, after, or dead: all go back, and it is done."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.protocol.events import JobFinished, LayoutKept, RolledBack
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.schedules.enumeration import plan_of
+from holdfast.simulation.schedules.shrinking import failure
+
+
+@pytest.mark.parametrize(
+    "number",
+    [29_200_000_759, 29_200_000_245, 29_200_000_249, 29_200_000_085, 29_200_000_329, 29_200_000_435],
+    ids=["before", "after", "dead", "experts before", "experts after", "experts dead"],
+)
+def test_all_go_back_to_the_layout_before_and_nothing_is_undone(number: int) -> None:
+    cluster = SimCluster(plan_of(number))
+    assert failure(cluster) == ""
+    events = cluster.world.journal.events
+    kept = [event.why for event in events if isinstance(event, LayoutKept)]
+    assert any("the job failed before its first step" in why for why in kept), kept
+    assert [event for event in events if isinstance(event, JobFinished)]
+    assert not [event for event in events if isinstance(event, RolledBack)]
