@@ -308,8 +308,8 @@ class Coordinator:
             return
         if down.final:
             self.parts.closing.fail(f"{self.turn.place_of(down.worker)}: {down.detail}", down.exit_code)
-        elif down.exit_code == EXIT_BAD_INPUT:
-            self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
+        elif down.exit_code == EXIT_BAD_INPUT and self._hearing.useless(node, down.detail):
+            return
         if self.over is None and (known is not None or down.worker in self.turn.planned):
             self.parts.kept_ranks.lost([down.worker])
             self.parts.failures.take(self.parts.inquiry.ended(node, down))

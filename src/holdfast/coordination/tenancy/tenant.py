@@ -161,10 +161,11 @@ class Tenant:
         held = self._held
         return held is None or (node in held.grants and held.grants[node].standby)
 
-    def refuse(self, hello: Hello, why: str) -> None:
+    def refuse(self, node: str, why: str) -> None:
         """A node does not fit the job: the pool is not to offer it again, as it is."""
-        self._unfit.pop(hello.node, None)
-        self._unfit[hello.node] = NodeUnfit(grant=hello.grant, why=why[:_WHY_LENGTH])
+        grant = self._held.grants.get(node) if self._held is not None else None
+        self._unfit.pop(node, None)
+        self._unfit[node] = NodeUnfit(grant=grant.number if grant is not None else 0, why=why[:_WHY_LENGTH])
 
     def takes(self, node: str) -> None:
         """A node is let in: whatever was wrong with it is so no more."""
