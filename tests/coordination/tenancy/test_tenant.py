@@ -251,6 +251,27 @@ def test_a_suspended_job_goes_on_once_it_is_to_by_another_coordinator() -> None:
     assert job.sent(msg.Welcome)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "its coordinator dies before"])
+def test_a_job_that_was_suspended_and_keeps_nothing_begins_anew_and_says_so(*, again: bool) -> None:
+    """Whoever had it suspended was told so, and asked again with --force: it failed when it was to go on."""
+    job = suspended()
+    job.boot()
+    job.grants(n1=2)
+    if again:
+        job.boot()
+    job.join("n1", 2)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n1",), "start")
+    (back,) = job.said(ev.RolledBack)
+    assert back.to_step == 0
+    assert "no checkpoint is kept yet: the job begins anew" in back.why
+    job.say(msg.Entered(worker=w("n1"), generation=begun.generation, applied=0))
+    job.step(1, "n1", generation=begun.generation)
+    job.step(2, "n1", generation=begun.generation)
+    job.lose("n1")
+    assert job.machine.record.outcome == "failed", "a loss is one, as before"
+
+
 def test_a_job_that_goes_on_on_other_nodes_misses_none_of_its_old_ones() -> None:
     """They have left: for three seconds it waited for them, and then said that they were lost."""
     job = saved_and_suspended()

@@ -43,7 +43,7 @@ class Suspects:
     def __init__(self) -> None:
         self._tried: tuple[frozenset[str], int] | None = None
         #: the pairs of nodes that could not reach each other since a step was committed, and the newest step
-        self._cut: set[frozenset[str]] = set()
+        self._cut = set[frozenset[str]]()
         self._committed = 0
 
     def name(
@@ -84,7 +84,7 @@ class Suspects:
         off might be taken for that one each time. Then it is the later one.
         """
         nodes = list(dict.fromkeys(map(node_of, workers)))
-        cut = {
+        cut: set[frozenset[str]] = {
             frozenset((node_of(complaint.worker), node_of(peer)))
             for complaint in complaints.values()
             for peer in complaint.unreachable

@@ -30,6 +30,7 @@ from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT, SAVE
 from holdfast.coordination.snapshots.nearest import nearest
+from holdfast.coordination.tenancy.holding import begins_anew
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
 from holdfast.protocol.events import CorruptionFound, RolledBack
@@ -290,8 +291,8 @@ class Deciding:
     @property
     def _anew(self) -> bool:
         """Where nothing is left and there is no checkpoint, begin from the start: none was kept yet, or none may be."""
-        record = self._turn.record
-        return self._config.spec.recovery.restarts_all or (record.saves and not record.unreadable)
+        record, restarts = self._turn.record, self._config.spec.recovery.restarts_all
+        return restarts or begins_anew(record.held) or (record.saves and not record.unreadable)
 
     def _judge(self, members: tuple[str, ...]) -> bool:
         """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""
