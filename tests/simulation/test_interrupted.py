@@ -10,6 +10,7 @@ import pytest
 from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.families.storm_plans import storm_plan
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
 from holdfast.simulation.schedules.enumeration import plan_of
 from holdfast.simulation.schedules.shrinking import failure
@@ -102,3 +103,15 @@ def test_a_state_that_was_sent_to_a_generation_before_takes_nothing_from_the_one
 def test_who_is_to_save_and_cannot_reach_the_others_saves_without_them() -> None:
     """Its script had raised: that was taken for why no group ever stood, and all tried for ever (29143143743)."""
     assert not failure(SimCluster(plan_of(29143143743))), "python -m holdfast.simulation replay 29143143743"
+
+
+def test_a_job_that_waits_for_lost_nodes_does_not_when_it_is_to_end() -> None:
+    """Nodes are lost, and their places empty, while its user ends it: those who are here save what it has led to."""
+    fewer = 0
+    for seed in range(9217, 9227):
+        rng = Random(seed * 7 + 1)
+        plan = replace(storm_plan(seed), steps=10_000, checkpoint_every=rng.choice((1, 3, 1000)), on_loss="wait")
+        cluster = interrupted(replace(plan, restart=False), 0.3 + rng.uniform(0.0, 3.0))
+        begun = [event for event in cluster.world.journal.events if isinstance(event, ev.GenerationStarted)]
+        fewer += any(event.reason == "save" and event.world_size < max(b.world_size for b in begun) for event in begun)
+    assert fewer >= 2

@@ -308,7 +308,8 @@ class Coordinator:
         if down.left:
             self._finishing.left(down, known)
             return
-        self.parts.raisers.no_more(node, down)
+        if self.parts.raisers.no_more(down) and self._hearing.useless(node, down.detail):
+            return
         if self.over is None and (known is not None or down.worker in self.turn.planned):
             self.parts.kept_ranks.lost([down.worker])
             self.parts.failures.take(self.parts.inquiry.ended(node, down))

@@ -12,6 +12,7 @@ from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.costs import Cost
 from holdfast.coordination.progress.ledger import DivergedError
 from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
+from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.commit import weight
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
@@ -137,6 +138,7 @@ class Hearing:
                 self._parts.standbys.unfit(node, differing)
             else:
                 self._parts.misfit = differing
+                self.turned_away(node, differing)
             return
         self._turn.members.attach(node, attach)
         self._parts.stopping.came(attach.worker)
@@ -320,6 +322,23 @@ class Hearing:
     def expel(self, node: Node, why: str) -> None:
         """No decision can rest on what it says, and it would be told again and again: the node starts afresh."""
         self._parts.failures.take(says_nonsense(node.name, why, self._turn.now))
+
+    def useless(self, node: Node, why: str) -> bool:
+        """A node whose script cannot take what it was given ends; return whether nothing more is to be done."""
+        self._turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+        return self.turned_away(node, why)
+
+    def turned_away(self, node: Node, why: str) -> bool:
+        """A node was told to end, for it does not fit: whom the job has never known has neither failed nor left.
+
+        Returns:
+            False where the job has known it: it is lost once its connection ends.
+        """
+        if node.aside or node.told or node.returning or self._turn.planned_on(node.name):
+            return False
+        self._parts.tenant.refuse(node.name, why)
+        self._parts.departures.forget(node)
+        return True
 
     def _report_unasked(self, node: Node, report: msg.Report) -> None:
         """Kept by the agent from before this coordinator's start: the generation was being left."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.agent import CoordinatorMessage
@@ -12,6 +15,11 @@ from holdfast.protocol.record import Record
 
 if TYPE_CHECKING:
     from holdfast.coordination.experts.searching import Search  # its imports take half a second that no command needs
+
+#: instructions: any, those that write, and those that tell an event
+O = TypeVar("O")
+W = TypeVar("W")
+E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +85,40 @@ class TellPool:
 
 
 Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | PlanExperts | TellPool
+
+
+def at_once(answers: Iterable[list[Instruction]]) -> list[Instruction]:
+    """Return what the machine asks for in answer to several inputs, with one record at most: see `with_one_record`."""
+
+    def one(first: Persist, last: Persist, emits: Iterable[Emit]) -> Persist:
+        outbox = tuple(emit.event for emit in emits)
+        return Persist(msgspec.structs.replace(last.record, position=first.record.position, outbox=outbox))
+
+    return with_one_record(answers, Persist, Emit, one)
+
+
+def with_one_record(
+    answers: Iterable[list[O]], writes: type[W], tells: type[E], one: Callable[[W, W, Iterable[E]], O]
+) -> list[O]:
+    """Return the answers to several inputs with one record, in the place of the first: the last one's, for them all.
+
+    Nothing is told before the record that it rests on, as before. A crash leaves the state before all of these inputs,
+    or the one after all that have changed anything.
+
+    Args:
+        answers: one that changes the record begins with it. one: made of the first and the last record, and the events
+            from the first's transition to the last's.
+    """
+    before, after, events = list[O](), list[O](), list[E]()
+    first = last = None
+    known = 0
+    for answer in answers:
+        record = answer[0] if answer and isinstance(answer[0], writes) else None
+        rest = answer[1:] if record is not None else answer
+        first, last = first or record, record or last
+        (before if first is None else after).extend(rest)
+        if first is not None:
+            events += (said for said in rest if isinstance(said, tells))
+        if record is not None:
+            known = len(events)
+    return [*before, one(first, last, events[:known]), *after] if first is not None and last is not None else before

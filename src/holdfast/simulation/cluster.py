@@ -12,7 +12,7 @@ from holdfast.protocol.record import Record
 from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.places_taken import PlacesTaken
-from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultPlan
+from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultKind, FaultPlan
 from holdfast.simulation.faults.pool_above import PoolAbove
 from holdfast.simulation.faults.troubles import SLOWER
 from holdfast.simulation.invariants import Checker
@@ -98,13 +98,15 @@ class SimCluster:
         """A job that has not begun waits for all its nodes: one that is out comes when it is undrained.
 
         One whose nodes are all gone, and not all of them for good, waits for those, or others; and one that is to have
-        as many as before, for each that it has lost.
+        as many as before, for each that it has lost. So does one that needs all that
+        are here, of whom one is cut off for good.
         """
         record = self.world.store.record
         if record is None:
             return False
         deserted = record.generation > 0 and not any(agent.alive for agent in self.agents.values())
-        return self._lacks_nodes or deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
+        lacks = self._lacks_nodes or self._lacks_reach
+        return lacks or deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
 
     @property
     def _lacks_nodes(self) -> bool:
@@ -112,9 +114,16 @@ class SimCluster:
         shell = self.coordinator
         return self.places.waits and shell is not None and shell.alive and shell.machine.waiting.need is not None
 
+    @property
+    def _lacks_reach(self) -> bool:
+        """A job that needs the room of all who are here, of whom one is cut off for good, says that it waits."""
+        here = sum(agent.alive for agent in self.agents.values())
+        cut_off = any(fault.kind is FaultKind.PARTITION_FOR_GOOD for fault in self.plan.faults)
+        return cut_off and here <= self.plan.nodes_for_experts
+
     def _help(self) -> None:
         """Bring what the job waits for."""
-        if self._lacks_nodes:
+        if self._lacks_nodes or self._lacks_reach:
             self.injector.bring_one()
         elif any(agent.alive for agent in self.agents.values()):
             self.undrain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
-from holdfast.control.serving.turns import Turns
+from holdfast.control.serving.turns import MOST_AT_ONCE, Turns
 from holdfast.control.store.interface import StoreAwayError, StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.coordination.inputs import Disconnected, Input, Received, StoreBack, Tick
@@ -18,7 +19,7 @@ from holdfast.coordination.instructions import Broadcast, Close, Emit, EndJob, I
 from holdfast.errors import BadInputError, HoldfastError, RefusedError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics
-from holdfast.protocol.events import ActionRequested, CoordinatorRestarted, StepCommitted
+from holdfast.protocol.events import ActionRequested, AnyEvent, CoordinatorRestarted, StepCommitted
 from holdfast.protocol.messages.agent import Committed, Heartbeat, Hello
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
@@ -79,12 +80,20 @@ class GatedStore(MemoryStore):
         self.gate.set()
         self.failure: Exception | None = None
         self.tries = 0  # that have failed
+        self.writes = 0
+        self.fails_after = math.inf
+        self.outboxes: list[tuple[AnyEvent, ...]] = []
 
     def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
         assert self.gate.wait(PATIENCE_S)
         self.tries += self.failure is not None
         if self.failure is not None:
             raise self.failure
+        self.writes += 1
+        if self.fails_after <= 0:
+            raise StoreError("the server is gone")
+        self.fails_after -= 1
+        self.outboxes.append(msgspec.msgpack.decode(value, type=Record).outbox)
         return super().compare_and_swap(key, value, expected_revision)
 
 
@@ -244,7 +253,7 @@ async def _soon(condition: Callable[[], bool]) -> None:
 
 
 def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(bench: Bench) -> None:
-    connection = bench.connect(1)
+    connection, _ = bench.connect(1), bench.connect(2)
     before, after = [_say(1, 1), Emit(_event(1))], [_say(1, 2), Emit(_event(2))]
     bench.machine.answers = [
         [*before, Persist(_record(2)), *after, Persist(_record(3)), _say(1, 3)],
@@ -256,7 +265,7 @@ def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(b
         bench.store.gate.clear()
         first = asyncio.create_task(bench.shell.feed(Tick()))
         await _soon(lambda: connection.said == [1])
-        others = [asyncio.create_task(bench.shell.feed(Tick())), asyncio.create_task(bench.shell.remove(1))]
+        others = [asyncio.create_task(bench.shell.feed(Tick())), asyncio.create_task(bench.shell.remove(2))]
         looked = asyncio.create_task(bench.shell.between_turns(lambda: list(connection.said)))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -269,7 +278,106 @@ def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(b
 
     bench.run(main())
     assert (bench.journal.last_seq, bench.stored_term()) == (2, 3)
-    assert [event for event, _ in bench.machine.seen[seen:]] == [Tick(), Tick(), Disconnected(1)]
+    assert [event for event, _ in bench.machine.seen[seen:]] == [Tick(), Tick(), Disconnected(2)]
+
+
+def test_those_that_wait_for_a_write_are_written_down_at_once_and_told_after_it(bench: Bench) -> None:
+    bench.run(bench.shell.start("http://h:1", 7))
+    waiting = range(2, 2 + MOST_AT_ONCE)
+    coming = {number: FakeConnection() for number in range(1, 3 + MOST_AT_ONCE)}
+    bench.machine.answers = [[Persist(_record(10 + n)), Emit(_event(1 + n)), _say(n, n)] for n in coming]
+
+    async def main() -> None:
+        writes: list[int] = []
+        bench.store.gate.clear()
+        before = bench.store.writes
+        adding = [asyncio.create_task(bench.shell.add(n, one, HELLO)) for n, one in coming.items()]
+        while len(bench.machine.seen) < 1:
+            await asyncio.sleep(0)
+        assert not any(one.said for one in coming.values())
+        bench.store.gate.set()
+        await asyncio.gather(*adding)
+        writes.append(bench.store.writes - before)
+        assert writes == [3], "one alone, as many as a turn has, and the one that is left"
+
+    bench.run(main())
+    assert {number: one.said for number, one in coming.items()} == {number: [number] for number in coming}
+    stored = RecordKeeper(bench.store, "j").record
+    assert stored is not None
+    assert stored.term == 10 + len(coming)
+    assert [event.seq for event in bench.store.outboxes[-2]] == [1 + number for number in waiting]
+    assert bench.journal.last_seq == 1 + len(coming)
+
+
+def test_a_request_that_is_refused_among_others_harms_none_of_these(bench: Bench) -> None:
+    connection = bench.connect(1)
+    bench.machine.answers = [
+        [Persist(_record(2))],
+        [Persist(_record(3)), _say(1, 3)],
+        BadInputError("no phase"),
+        [Persist(_record(4)), _say(1, 4)],
+    ]
+
+    async def main() -> list[bool | BaseException]:
+        bench.store.gate.clear()
+        feeding = [asyncio.create_task(bench.shell.feed(Tick())) for _ in range(4)]
+        while len(bench.machine.seen) < 2:
+            await asyncio.sleep(0)
+        bench.store.gate.set()
+        return await asyncio.gather(*feeding, return_exceptions=True)
+
+    first, second, refused, fourth = bench.run(main())
+    assert (first, second, fourth) == (True, True, True)
+    assert isinstance(refused, BadInputError)
+    assert (connection.said, bench.stored_term(), bench.failed) == ([3, 4], 4, [])
+
+
+@pytest.mark.parametrize("breaks", ["the machine", "the store"])
+def test_where_something_breaks_nothing_is_told_of_those_that_were_handled_at_once(bench: Bench, breaks: str) -> None:
+    connection = bench.connect(1)
+    said: list[Instruction] = [Persist(_record(3)), _say(1, 3)]
+    bench.machine.answers = [[Persist(_record(2))], said, said if breaks == "the store" else ZeroDivisionError()]
+
+    async def main() -> list[bool | BaseException]:
+        bench.store.gate.clear()
+        feeding = [asyncio.create_task(bench.shell.feed(Tick())) for _ in range(2)]
+        feeding.append(asyncio.create_task(bench.shell.remove(1)))
+        late = FakeConnection()
+        feeding.append(asyncio.create_task(bench.shell.add(2, late, HELLO)))
+        while len(bench.machine.seen) < 2:
+            await asyncio.sleep(0)
+        if breaks == "the store":
+            bench.store.fails_after = 1
+        bench.store.gate.set()
+        outcome = await asyncio.gather(*feeding, return_exceptions=True)
+        assert late.said == (["closed"] if breaks == "the machine" else [])
+        return outcome
+
+    outcome = bench.run(main())
+    kind = StoreError if breaks == "the store" else ZeroDivisionError
+    assert outcome[0] is True
+    assert [type(one) for one in outcome[1:3]] == [kind, kind]
+    assert [type(error) for error in bench.failed] == [kind]
+    assert (connection.said, bench.stored_term()) == ([], 2)
+
+
+def test_one_that_is_cancelled_while_it_waits_is_not_handled(bench: Bench) -> None:
+    connection = bench.connect(1)
+    bench.machine.answers = [[Persist(_record(2)), _say(1, 2)], [_say(1, 3)]]
+    seen = len(bench.machine.seen)
+
+    async def main() -> None:
+        bench.store.gate.clear()
+        feeding = [asyncio.create_task(bench.shell.feed(Tick())) for _ in range(3)]
+        while len(bench.machine.seen) < seen + 1:
+            await asyncio.sleep(0)
+        feeding[1].cancel()
+        await asyncio.sleep(0)
+        bench.store.gate.set()
+        assert await asyncio.gather(feeding[0], feeding[2]) == [True, True]
+
+    bench.run(main())
+    assert (connection.said, len(bench.machine.seen)) == ([2, 3], seen + 2)
 
 
 def test_a_turn_whose_caller_is_cancelled_comes_to_its_end(bench: Bench) -> None:

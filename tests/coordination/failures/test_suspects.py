@@ -65,6 +65,21 @@ def test_of_two_that_do_not_reach_each_other_the_later_goes() -> None:
     assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
+def test_who_reaches_none_of_those_it_is_put_together_with_goes_although_it_is_the_earlier() -> None:
+    """n0 is cut off, and the job needs two: n1 and n2 took turns beside it for ever, each taken for the guilty one."""
+    suspects = Suspects()
+    gone: list[str] = []
+    for other in ("n1", "n2", "n1"):
+        pair, complaints = (w("n0"), w(other)), [complaint("n0", other), complaint(other, "n0", timed_out=True)]
+        standing = {worker: report for worker, report in reports(*REDUCING).items() if worker in pair}
+        gone += suspects.name(pair, standing, dict(complaints), 4)
+    assert gone == ["n1", "n0", "n0"]
+    complaints = [complaint("n0", "n1", timed_out=True), complaint("n1", "n0")]
+    standing = {worker: report for worker, report in reports(*REDUCING).items() if worker in (w("n0"), w("n1"))}
+    named = suspects.name((w("n0"), w("n1")), standing, dict(complaints), 5)
+    assert list(named) == ["n1"], "a step in between makes it good"
+
+
 def test_who_is_cut_off_from_several_goes_alone() -> None:
     complaints = dict(
         [complaint("n0", "n1", timed_out=True), complaint("n2", "n1", timed_out=True), complaint("n3", "n1")]

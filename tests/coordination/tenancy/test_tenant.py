@@ -101,7 +101,7 @@ def test_what_has_changed_is_told_and_nothing_twice() -> None:
     job = pooled(nodes=3).train("n0", "n1")
     job.tick(0.01)
     assert job.tick(0.01) == []
-    job.machine.parts.tenant.refuse(hello("n7"), "old")
+    job.machine.parts.tenant.refuse("n7", "old")
     job.tick(0.01)
     assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old")}]
     job.machine.turn.change(quarantined=(Quarantined(node="n8", host="h", why="broken", since=job.now),))
@@ -251,6 +251,27 @@ def test_a_suspended_job_goes_on_once_it_is_to_by_another_coordinator() -> None:
     assert job.sent(msg.Welcome)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "its coordinator dies before"])
+def test_a_job_that_was_suspended_and_keeps_nothing_begins_anew_and_says_so(*, again: bool) -> None:
+    """Whoever had it suspended was told so, and asked again with --force: it failed when it was to go on."""
+    job = suspended()
+    job.boot()
+    job.grants(n1=2)
+    if again:
+        job.boot()
+    job.join("n1", 2)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n1",), "start")
+    (back,) = job.said(ev.RolledBack)
+    assert back.to_step == 0
+    assert "no checkpoint is kept yet: the job begins anew" in back.why
+    job.say(msg.Entered(worker=w("n1"), generation=begun.generation, applied=0))
+    job.step(1, "n1", generation=begun.generation)
+    job.step(2, "n1", generation=begun.generation)
+    job.lose("n1")
+    assert job.machine.record.outcome == "failed", "a loss is one, as before"
+
+
 def test_a_job_that_goes_on_on_other_nodes_misses_none_of_its_old_ones() -> None:
     """They have left: for three seconds it waited for them, and then said that they were lost."""
     job = saved_and_suspended()
@@ -386,6 +407,17 @@ def test_a_node_with_another_script_is_told_of_with_its_grant_and_why() -> None:
     job.connect(msgspec.structs.replace(hello("n1"), grant=2, digest="another"))
     assert job.told[-1].refuses["n1"].grant == 2
     assert "script or arguments of node n1 differ" in job.told[-1].refuses["n1"].why
+
+
+def test_a_node_with_another_model_is_told_of_with_its_grant_and_why_and_no_failure_of_the_job() -> None:
+    job = pooled(1).train("n0")
+    job.grants(n0=1, n1=2)
+    job.connect(msgspec.structs.replace(hello("n1"), grant=2))
+    job.say(attach(w("n1"), model="large"))
+    assert job.told[-1].refuses["n1"].grant == 2
+    assert "model is large, the job's is small" in job.told[-1].refuses["n1"].why
+    assert job.held.numbers == {1}
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
 
 
 @pytest.mark.parametrize("leaving", [(1,), (1, 2)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,16 +46,23 @@ def stop(
         _stop_pooled(pool, server.job, now=now, no_wait=no_wait, as_json=as_json)
         return
     with server.client() as client:
-        after = client.status()["events"]
+        before = client.status()
         client.shutdown(EXIT_ENDED, _WHY, save=not now)
-        end, saved = (None, None) if no_wait else _end_of(client, after, save=not now)
+        end, saved = (None, None) if no_wait else end_of(client, before, save=not now)
     if as_json:
         steps = {"step": end.steps, "why": end.why} if end is not None else {}
         print_json({"asked": True, **steps, "saved_step": saved})
     elif end is None:
         say("the job is asked to end")
     else:
-        say(f"{describe(end)}{'' if saved is None else f'; step {saved} is saved'}")
+        say(f"{describe(end)}; {said_of(before, saved)}")
+
+
+def said_of(before: dict[str, Any], step: int | None) -> str:
+    """Say what is saved of a job that has ended; `before`: its status when it was asked to."""
+    if step is not None:
+        return f"step {step} is saved"
+    return f"nothing is saved{'' if before['saving'] else ': the job keeps no checkpoints (--checkpoint-dir)'}"
 
 
 def _stop_pooled(pool: PoolClient, name: str, *, now: bool, no_wait: bool, as_json: bool) -> None:
@@ -107,14 +114,20 @@ def _saved_beyond(client: CoordinatorClient, after: int, step: int) -> int:
     raise JobFailedError(f"the job was over before a step beyond {step} was saved")
 
 
-def _end_of(client: CoordinatorClient, after: int, *, save: bool) -> tuple[JobFinished, int | None]:
-    """Wait until the job is over; return how it ended, and the step that was saved last meanwhile.
+def end_of(client: CoordinatorClient, before: dict[str, Any], *, save: bool) -> tuple[JobFinished, int | None]:
+    """Wait until the job is over; return how it ended, and the step that was saved last, None where none is.
+
+    Where all that the job has led to was saved before it was asked to end, nothing is saved anew.
+
+    Args:
+        before: its status from before it was asked to.
 
     Raises:
         JobFailedError: it has failed meanwhile, or its end is not known.
     """
-    saved: int | None = None
-    for event in client.events(after, follow=True):
+    kept = before["checkpoints"]
+    saved: int | None = kept[-1]["step"] if kept else None
+    for event in client.events(before["events"], follow=True):
         match event:
             case CheckpointSaved(step=step):
                 saved = step

@@ -23,6 +23,7 @@ from holdfast.coordination.instructions import (
     PlanExperts,
     Send,
     TellPool,
+    at_once,
 )
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
@@ -114,6 +115,9 @@ class Shell(MachineShell[Input, Instruction, Record]):
 
     def _ask(self, event: Input) -> list[Instruction]:
         return self.machine.handle(event, self.now())
+
+    def _at_once(self, answers: list[list[Instruction]]) -> list[Instruction]:
+        return at_once(answers)
 
     def _said(self, number: int, message: AgentMessage) -> Input:
         return Received(number, message)

@@ -22,6 +22,7 @@ from holdfast.coordination.pool.instructions import (
     PoolInstruction,
     TellJob,
     TellNode,
+    at_once,
 )
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.next_plans import Foresight
@@ -83,6 +84,9 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
 
     def _ask(self, event: PoolInput) -> list[PoolInstruction]:
         return self.machine.handle(event, self.now())
+
+    def _at_once(self, answers: list[list[PoolInstruction]]) -> list[PoolInstruction]:
+        return at_once(answers)
 
     def _said(self, number: int, message: Any) -> PoolInput:
         return NodeSaid(number, message)

@@ -3,7 +3,7 @@
 An input is handled to its end before the next one is looked at: the record is swapped, the events are in the journal
 and the messages in their queues when `feed` returns. Only a write to the store takes time. It is made in a thread of
 its own; what the machine wants told after it waits for it, and so do inputs that come meanwhile, in their order
-(docs/protocol.md, Durable before told).
+(docs/protocol.md, Durable before told). Those that wait are handled in one turn, and written down at once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from holdfast.protocol.names import MAX_PART_BYTES
 
 #: What msgspec raises for bytes that are no message: bad UTF-8 and deep nesting are no DecodeError of its.
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+#: of those that wait, so many are handled in one turn: until it ends nothing else has the process
+MOST_AT_ONCE = 64
 
 T = TypeVar("T")
 #: what the machine is fed, what it asks for, and what it has written down
@@ -87,6 +90,30 @@ class Turns:
         self.give()
 
 
+class _Waiting(Generic[I]):
+    """An input that waits for its turn, or for the end of one in which it is handled with others.
+
+    Args:
+        come: called once it is handled: does what comes with it, and returns the input; None: there is none any more.
+    """
+
+    def __init__(self, come: Callable[[], I | None]) -> None:
+        self.come = come
+        #: whether it was handled
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def failed(self, error: BaseException) -> None:
+        """Something has broken, or it was refused."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # (whoever was cancelled does not look)
+
+    def handled(self, *, handled: bool) -> None:
+        """Its turn is over."""
+        if not self.done.done():
+            self.done.set_result(handled)
+
+
 class MachineShell(ABC, Generic[I, O, R]):
     """Drives one machine: what it is fed, what it asks for and what it has written down are its own.
 
@@ -109,6 +136,8 @@ class MachineShell(ABC, Generic[I, O, R]):
         self._on_failure = on_failure
         self._stopped = False
         self._turn = Turns()
+        #: inputs that no turn has begun to handle, in the order in which they wait for theirs
+        self._waiting: deque[_Waiting[I]] = deque()
         self._writer = PatientWriter(now, self._store_back)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -117,6 +146,10 @@ class MachineShell(ABC, Generic[I, O, R]):
     @abstractmethod
     def _ask(self, event: I) -> list[O]:
         """Have the machine handle an input."""
+
+    @abstractmethod
+    def _at_once(self, answers: list[list[O]]) -> list[O]:
+        """Return what the machine asks for in answer to several inputs, with one record at most."""
 
     @abstractmethod
     def _said(self, number: int, message: Any) -> I:
@@ -170,7 +203,8 @@ class MachineShell(ABC, Generic[I, O, R]):
     async def feed(self, event: I) -> bool:
         """Handle one input, after those that came before it, and carry out all that follows; once stopped, nothing.
 
-        Whoever is cancelled while its turn is under way learns of that at the turn's end.
+        Whoever is cancelled while its turn is under way learns of that at the turn's end; one that is handled in
+        another's turn learns of it at once.
 
         Returns:
             Whether it was handled.
@@ -180,8 +214,7 @@ class MachineShell(ABC, Generic[I, O, R]):
             SupersededError: another coordinator leads; nothing of this input was said to anybody.
             JournalError, StoreError: the disk fails us.
         """
-        async with self._turn:
-            return await self._handle(event)
+        return await self._in_order(lambda: event)
 
     def heard(self, number: int, message: Any) -> asyncio.Future[None] | None:
         """Handle an agent's message as `feed` does, but at once where no turn is under way.
@@ -205,20 +238,27 @@ class MachineShell(ABC, Generic[I, O, R]):
 
     async def add(self, number: int, connection: Connection, hello: Any) -> None:
         """Take in a connection with its first message."""
-        async with self._turn:
+
+        def come() -> I | None:
             if self._stopped:
                 connection.close()
-                return
+                return None
             self.connections[number] = connection
             self._on_connected(len(self.connections))
-            await self._handle(self._said(number, hello))
+            return self._said(number, hello)
+
+        await self._in_order(come)
 
     async def remove(self, number: int) -> None:
         """A connection has ended; one that never said Hello is nobody's business."""
-        async with self._turn:
-            if self.connections.pop(number, None) is not None:
-                self._on_connected(len(self.connections))
-                await self._handle(self._gone(number))
+
+        def come() -> I | None:
+            if self.connections.pop(number, None) is None:
+                return None
+            self._on_connected(len(self.connections))
+            return self._gone(number)
+
+        await self._in_order(come)
 
     async def between_turns(self, look: Callable[[], T]) -> T:
         """Look at the machine while all that it says is written down.
@@ -251,13 +291,54 @@ class MachineShell(ABC, Generic[I, O, R]):
         if not task.cancelled():
             task.exception()  # (`_failing` has told of it)
 
-    async def _handle(self, event: I) -> bool:
-        handles = not self._stopped
-        left = self._begin(event)
-        if left is not None:
+    async def _in_order(self, come: Callable[[], I | None]) -> bool:
+        """Handle an input after those that came before it, and with it those that wait behind it by then."""
+        one = _Waiting(come)
+        self._waiting.append(one)
+        try:
+            async with self._turn:
+                if not one.done.done():
+                    await self._handle_waiting()
+        except asyncio.CancelledError:
+            if one in self._waiting:
+                self._waiting.remove(one)
+            raise
+        return one.done.result()
+
+    async def _handle_waiting(self) -> None:
+        """Handle those that wait, in their order; what they have led to is written down at once."""
+        taken: list[_Waiting[I]] = []
+        try:
             with self._failing():
-                await _to_its_end(self._write_and_go_on(*left))
-        return handles
+                left = self._up_to_a_record(iter(self._at_once(self._answers_to_waiting(taken))))
+                if left is not None:
+                    await _to_its_end(self._write_and_go_on(*left))
+        except asyncio.CancelledError:
+            raise  # (all is done)
+        except BaseException as error:  # (each of those learns of it, and nobody else)
+            for one in taken:
+                one.failed(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for one in taken:
+                one.handled(handled=True)
+
+    def _answers_to_waiting(self, taken: list[_Waiting[I]]) -> list[list[O]]:
+        """Have the machine handle those that wait; `taken`: is added to by these."""
+        answers: list[list[O]] = []
+        while self._waiting and len(taken) < MOST_AT_ONCE:
+            one = self._waiting.popleft()
+            taken.append(one)
+            stopped, event = self._stopped, one.come()
+            if stopped or event is None:
+                one.handled(handled=not stopped)
+                continue
+            try:
+                answers.append(self._ask(event))
+            except (BadInputError, UnreachableError, RefusedError) as error:
+                one.failed(error)
+        return answers
 
     def _begin(self, event: I) -> tuple[R, Iterator[O]] | None:
         """Handle an input up to the first record that is to be written; return that, and what comes after it."""

@@ -23,7 +23,7 @@ from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.failures import Detector, FailureKind
-from holdfast.protocol.messages.agent import EndNode, Replace, WorkerDown
+from holdfast.protocol.messages.agent import Replace, WorkerDown
 from holdfast.protocol.messages.worker import Raised, ScriptError
 from holdfast.protocol.names import node_of
 from holdfast.protocol.record import RaisedBefore
@@ -88,12 +88,11 @@ class Raisers:
         elif not self._failing.again(message.worker, _said(message.error, message.detail)):
             self._remember(message.worker, message.error, message.detail)
 
-    def no_more(self, node: Node, down: WorkerDown) -> None:
-        """A process has ended: where its script wants no more the job ends, or its node does, whose input is bad."""
+    def no_more(self, down: WorkerDown) -> bool:
+        """A process has ended: where its script wants no more the job does; tell whether its node's input is bad."""
         if down.final:
             self._closing.fail(f"{self._turn.place_of(down.worker)}: {down.detail}", down.exit_code)
-        elif down.exit_code == EXIT_BAD_INPUT:
-            self._turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
+        return down.exit_code == EXIT_BAD_INPUT and not down.final
 
     def ended(self, down: WorkerDown) -> None:
         """A script has raised, and its process is gone."""

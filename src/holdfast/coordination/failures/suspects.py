@@ -9,6 +9,7 @@ Pure: the same evidence gives the same verdict.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.protocol.messages.worker import Complaint, Report
@@ -32,12 +33,18 @@ _ORDER = (
     Phase.APPLYING,
 )
 
+#: of the pairs of nodes that could not reach each other, so many are kept
+_KEPT = 4096
+
 
 class Suspects:
     """Remembers who has tried in vain."""
 
     def __init__(self) -> None:
         self._tried: tuple[frozenset[str], int] | None = None
+        #: the pairs of nodes that could not reach each other since a step was committed, and the newest step
+        self._cut = set[frozenset[str]]()
+        self._committed = 0
 
     def name(
         self,
@@ -58,14 +65,41 @@ class Suspects:
         late = any(complaint.timed_out or complaint.unreachable for complaint in complaints.values())
         again = self._tried == (frozenset(workers), committed)
         self._tried = (frozenset(workers), committed)
+        if committed > self._committed or len(self._cut) > _KEPT:
+            self._cut.clear()
+        self._committed = committed
         if len({node_of(worker) for worker in workers}) < 2 or not complaints or not (late or again):
             return {}
         return (
             _laggards(workers, reports, complaints)
             or some_stay(workers, dict.fromkeys(map(node_of, owing), "its address has not come, for which all waited"))
-            or _unreachable(workers, complaints)
+            or self._unreachable(workers, complaints)
             or _last_resort(workers, complaints)
         )
+
+    def _unreachable(self, workers: Sequence[str], complaints: Mapping[str, Complaint]) -> dict[str, str]:
+        """Name the fewest nodes (greedily) without which all others reach each other.
+
+        Of two equals it is who could not reach more others before: else whoever is put together with one that is cut
+        off might be taken for that one each time. Then it is the later one.
+        """
+        nodes = list(dict.fromkeys(map(node_of, workers)))
+        cut: set[frozenset[str]] = {
+            frozenset((node_of(complaint.worker), node_of(peer)))
+            for complaint in complaints.values()
+            for peer in complaint.unreachable
+        }
+        cut = {pair for pair in cut if len(pair) == 2 and pair <= set(nodes)}
+        self._cut |= cut
+        ever = Counter(node for pair in self._cut for node in pair)
+        named: dict[str, str] = {}
+        while cut:
+            now = Counter(node for pair in cut for node in pair)
+            worst = max(nodes, key=lambda node: (now[node], ever[node], nodes.index(node)))
+            peers = sorted(node for pair in cut if worst in pair for node in pair - {worst})
+            named[worst] = f"no connection between it and {', '.join(peers)}"
+            cut = {pair for pair in cut if worst not in pair}
+        return some_stay(workers, named)
 
 
 def last_on(node: str, reports: Iterable[Report]) -> Report:
@@ -88,24 +122,6 @@ def _laggards(
     behind = [worker for worker in workers if places[worker] < min(timed_out)]
     why = "its training thread stands still: it is at '{}' of step {} while the others waited for it in vain"
     named = {node_of(w): why.format(reports[w].phase, reports[w].step) for w in behind}
-    return some_stay(workers, named)
-
-
-def _unreachable(workers: Sequence[str], complaints: Mapping[str, Complaint]) -> dict[str, str]:
-    """Name the fewest nodes (greedily) without which all others reach each other; of two equals the later one."""
-    nodes = list(dict.fromkeys(map(node_of, workers)))
-    cut = {
-        frozenset((node_of(complaint.worker), node_of(peer)))
-        for complaint in complaints.values()
-        for peer in complaint.unreachable
-    }
-    cut = {pair for pair in cut if len(pair) == 2 and pair <= set(nodes)}
-    named: dict[str, str] = {}
-    while cut:
-        worst = max(nodes, key=lambda node: (sum(node in pair for pair in cut), nodes.index(node)))
-        peers = sorted(node for pair in cut if worst in pair for node in pair - {worst})
-        named[worst] = f"no connection between it and {', '.join(peers)}"
-        cut = {pair for pair in cut if worst not in pair}
     return some_stay(workers, named)
 
 

@@ -30,6 +30,7 @@ from holdfast.coordination.nodes.fitting import wanted_places
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT, SAVE
 from holdfast.coordination.snapshots.nearest import nearest
+from holdfast.coordination.tenancy.holding import begins_anew
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
 from holdfast.protocol.events import CorruptionFound, RolledBack
@@ -56,10 +57,8 @@ class Deciding:
         self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
         self._snapshots, self._layouts, self._failing = parts.snapshots, parts.layouts, parts.failing
         self._loads = parts.loads
-        self._ending = parts.ending
-        self._closing = parts.closing
-        self._raisers = parts.raisers
-        self._kept_ranks = parts.kept_ranks
+        self._ending, self._closing = parts.ending, parts.closing
+        self._raisers, self._kept_ranks = parts.raisers, parts.kept_ranks
         self._telling = parts.telling
         self._newcomers = parts.newcomers
         self._rendezvous = parts.rendezvous
@@ -80,7 +79,7 @@ class Deciding:
             return
         if self._catches_up():
             return
-        parted = self._judge(record.plan.workers)
+        parted = self._judge(record.plan)
         if record.refusal is not None and refused_again(record.refusal, stopping.reports.values()):
             self._closing.fail(f"{stopping.refused}, in an attempt too that had kept nothing from before")
             if self._ending.over is not None or turn.record.plan is None:
@@ -290,15 +289,15 @@ class Deciding:
     @property
     def _anew(self) -> bool:
         """Where nothing is left and there is no checkpoint, begin from the start: none was kept yet, or none may be."""
-        record = self._turn.record
-        return self._config.spec.recovery.restarts_all or (record.saves and not record.unreadable)
+        record, restarts = self._turn.record, self._config.spec.recovery.restarts_all
+        return restarts or begins_anew(record.held) or (record.saves and not record.unreadable)
 
-    def _judge(self, members: tuple[str, ...]) -> bool:
+    def _judge(self, plan: GenerationPlan) -> bool:
         """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""
-        reports, complaints, plan = self._stopping.reports, dict(self._stopping.complaints), self._turn.record.plan
+        members, reports, complaints = plan.workers, self._stopping.reports, dict(self._stopping.complaints)
         self._stopping.complaints.clear()
         # (whose script had raised before a generation that is to save takes part in that like the others)
-        raised = not (plan is not None and plan.last) and self._raisers.among(members)
+        raised = not plan.last and self._raisers.among(members)
         if not complaints or not set(members) <= set(reports) or raised:
             return False  # (somebody is gone, or has raised: that is why)
         if any(report.refused or report.ending for report in reports.values()):
@@ -306,7 +305,7 @@ class Deciding:
         if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
             return False  # members that are told to stop let go of groups that others still build
         now, first = self._turn.now, next(iter(complaints.values()))
-        owing = self._rendezvous.owing(plan) if plan is not None else []
+        owing = self._rendezvous.owing(plan)
         accused = some_stay(members, self._failures.accused(complaints.values()))
         named = accused or self._suspects.name(members, reports, complaints, self._ledger.committed, owing)
         if not named and not self._failures.retried(first, reports[first.worker]):

@@ -56,7 +56,7 @@ class Admission:
         why_not = self._refusal(hello)
         if why_not is not None:
             if why_not.exit_code == EXIT_BAD_INPUT:
-                self._tenant.refuse(hello, why_not.why)
+                self._tenant.refuse(hello.node, why_not.why)
             turn.send(connection, why_not)
             turn.close(connection)
             return None
@@ -143,7 +143,7 @@ class Admission:
     def _keep_out(self, hello: Hello) -> None:
         """A node finds itself unfit. A pool has others, and gives this one again once it has come anew."""
         if hello.grant:
-            self._tenant.refuse(hello, hello.unfit)
+            self._tenant.refuse(hello.node, hello.unfit)
         else:
             self._ladder.quarantine(hello.node, hello.host, hello.unfit)
         reason = "failed" if hello.grant else "quarantined"

@@ -379,7 +379,7 @@ class Departures:
         if node is not None:
             left = "has left" if one.until else "is drained"
             turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {one.node} {left}", alone=True))
-            self._forget(node)
+            self.forget(node)
         else:  # (it left while nobody coordinated, and need not come back)
             self._absences.lost(one.node)
         if not was_standby and (one.owed or node is not None):
@@ -387,7 +387,7 @@ class Departures:
 
     def depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
         """A node goes: forget it, and say so; return the workers that are gone with it."""
-        workers = self._forget(node)
+        workers = self.forget(node)
         owed = next((one for one in self._turn.record.leaving if one.owed and one.node == node.name), None)
         if owed is not None:
             self._settle(owed, detail or f"it has left: {reason}")
@@ -395,10 +395,10 @@ class Departures:
             self._turn.emit(NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
         return workers
 
-    def _forget(self, node: Node) -> tuple[str, ...]:
-        workers = self._turn.members.remove(node.name)
+    def forget(self, node: Node) -> tuple[str, ...]:
+        """A node is there no more; return its workers."""
         self._absences.lost(node.name)
-        for worker in workers:
+        for worker in (workers := self._turn.members.remove(node.name)):
             self._ledger.forget(worker)
             self._stopping.forget(worker)
         return workers

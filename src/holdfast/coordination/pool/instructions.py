@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
+from holdfast.coordination.instructions import with_one_record
 from holdfast.coordination.pool.share.next_plans import Foresight
 from holdfast.protocol.messages.pool import ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent
@@ -71,3 +75,12 @@ class Foresee:
 
 
 PoolInstruction = PersistPool | EmitPool | TellNode | CloseNode | BeginJob | TellJob | CloseJob | Foresee
+
+
+def at_once(answers: Iterable[list[PoolInstruction]]) -> list[PoolInstruction]:
+    """Return what the machine asks for in answer to several inputs, with one record at most: see `with_one_record`."""
+
+    def one(_first: PersistPool, last: PersistPool, emits: Iterable[EmitPool]) -> PersistPool:
+        return PersistPool(msgspec.structs.replace(last.record, outbox=tuple(emit.event for emit in emits)))
+
+    return with_one_record(answers, PersistPool, EmitPool, one)

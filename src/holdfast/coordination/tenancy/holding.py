@@ -77,6 +77,11 @@ def stand(held: Held, standing: JobStanding, why: str = "") -> Held:
     return replace(held if standing == "going" else give_back(held, held.grants), standing=standing, why=why)
 
 
+def begins_anew(held: Held | None) -> bool:
+    """Tell whether a job begins from its start: whoever had it suspended knew that it keeps nothing."""
+    return held is not None and held.anew
+
+
 def act(held: Held, roles: Mapping[str, bool]) -> Held:
     """These nodes wait from here on (True), or fill places."""
     changed = {node: waits for node, waits in roles.items() if held.grants[node].standby != waits}

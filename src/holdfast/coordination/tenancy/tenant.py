@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import is_
 
+import msgspec
+
 from holdfast.coordination.closing import Closing
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.ending import Ending
@@ -107,7 +109,8 @@ class Tenant:
     def begin(self) -> None:
         """A coordinator begins: nodes that were about to join are given their time anew.
 
-        Those of a job that was suspended have left, with its state saved: it begins with others, and misses none.
+        Those of a job that was suspended have left, with its state saved: it begins with others, and misses none. One
+        that keeps no checkpoints begins anew.
         """
         turn, submission = self._turn, self._config.submission
         if not submission:
@@ -116,6 +119,7 @@ class Tenant:
         assert held.submission == submission, f"the record is of submission {held.submission}, not {submission}"
         if held.standing == "suspended":
             turn.change(plan=None, pending=None, decision=None, passed=())
+            held = msgspec.structs.replace(held, anew=not turn.record.saves)
         self._write(awaited(held, self._absent(held), turn.now))
 
     def hear(self, said: PoolSaid) -> None:
@@ -161,10 +165,11 @@ class Tenant:
         held = self._held
         return held is None or (node in held.grants and held.grants[node].standby)
 
-    def refuse(self, hello: Hello, why: str) -> None:
+    def refuse(self, node: str, why: str) -> None:
         """A node does not fit the job: the pool is not to offer it again, as it is."""
-        self._unfit.pop(hello.node, None)
-        self._unfit[hello.node] = NodeUnfit(grant=hello.grant, why=why[:_WHY_LENGTH])
+        grant = self._held.grants.get(node) if self._held is not None else None
+        self._unfit.pop(node, None)
+        self._unfit[node] = NodeUnfit(grant=grant.number if grant is not None else 0, why=why[:_WHY_LENGTH])
 
     def takes(self, node: str) -> None:
         """A node is let in: whatever was wrong with it is so no more."""
@@ -184,6 +189,8 @@ class Tenant:
             if self._ending.over is not None:
                 held = self._ended(held)
             held = self._as_they_are(held)
+            if held.anew and self._turn.record.plan is not None:
+                held = msgspec.structs.replace(held, anew=False)  # (if it is lost now, that is a loss)
             self._write(held)
         self._tell(held)
 

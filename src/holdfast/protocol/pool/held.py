@@ -26,6 +26,7 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a job's record has of its pool: grants by node, and those given back of which the pool still speaks.
 
     `failure_rate`: how often a node of the pool fails, per second; 0 before it has said so.
+    `anew`: it was suspended and keeps no checkpoints: until it trains again nothing is left of what it had done.
     `term`, `heard`: of the newest shares that were heard. `standing`, `why`: what the pool is told of the job.
     """
 
@@ -38,6 +39,7 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
     standing: JobStanding = "going"
     why: str = ""
     failure_rate: float = 0.0
+    anew: bool = False
 
     @property
     def numbers(self) -> frozenset[int]:

@@ -82,6 +82,6 @@ def corrupt_plan(seed: int) -> FaultPlan:
         )
         for place in rng.choices(_LATER, k=rng.choice((0, 1, 1, 2, 3)))
     ]
-    if plan.restart or plan.ep_size or plan.slots:  # the job may need whoever is cut off for good
+    if plan.restart or plan.ep_size:  # the job may need whoever is cut off for good
         beside = [fault for fault in beside if fault.kind is not FaultKind.PARTITION_FOR_GOOD]
     return replace(plan, faults=(*plan.faults[: rng.choice((0, 0, 1, 2, 4))], wrong, *beside))

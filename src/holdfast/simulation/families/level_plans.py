@@ -199,7 +199,5 @@ def _with_experts(plan: FaultPlan, rng: Random) -> FaultPlan:
     if rng.random() >= _WITH_EXPERTS:
         return plan
     experts = rng.randint(2, 5)
-    # (cut off for good, the one who has the newest state cannot be told from the others, of whom it needs one)
-    cut_off = any(fault.kind is FaultKind.PARTITION_FOR_GOOD for fault in plan.faults)
-    slots = rng.choice((0, 0, experts, experts if cut_off else -(-experts // min(2, plan.start_nodes))))
+    slots = rng.choice((0, 0, experts, -(-experts // min(2, plan.start_nodes))))
     return replace(plan, experts=experts, slots=slots, rebalance_every=rng.randint(1, 3))

@@ -125,8 +125,6 @@ def ready_plan(seed: int) -> FaultPlan:
         )
         for boundary in rng.choices(_LATER, k=rng.choice((1, 1, 2, 3)))
     ]
-    if plan.slots:  # the job may need whoever is cut off for good
-        later = [fault for fault in later if fault.kind is not FaultKind.PARTITION_FOR_GOOD]
     return replace(
         plan,
         nodes=nodes,

@@ -51,7 +51,9 @@ class PlacesTaken:
                 if name not in self._joined:
                     raise InvariantError(f"node {name} is a member, and has not joined: {event}")
             before, self._before = self._before, event
-            if self.waits and before is not None and before.seq < event.seq and event.reason != "start":
+            # (a job that ends waits for nobody: those who are here save what it has led to)
+            waits = self.waits and event.reason not in ("start", "save")
+            if waits and before is not None and before.seq < event.seq:
                 self._as_many(before, event)
             if event.reason == "replace" and before is not None and before.seq < event.seq:
                 self._same_but_for_the_lost(before, event)

@@ -1,0 +1,104 @@
+"""Who does not fit the job is told so, and ends. The job has not known it: it has neither failed there nor left."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import Job, attach, hello, w
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.messages import any_side as msg
+
+OTHERS = {
+    "another model": {"config": {"model": "large"}},
+    "another layout": {"layout": Layout(shard=2)},
+}
+
+
+def a_job_of_two() -> Job:
+    """Two train, and there is room for a third."""
+    job = Job(nodes=2)
+    job.start()
+    job.step(1)
+    return job
+
+
+def comes(job: Job, node: str, **fields: object) -> msg.EndNode:
+    """A node comes that does not fit; return what it is told."""
+    job.connect(hello(node))
+    job.say(msgspec.structs.replace(attach(w(node)), **fields))
+    (end,) = job.sent(msg.EndNode)
+    return end
+
+
+def told_of(job: Job, node: str) -> list[str]:
+    """Return which events name a node as one that came, failed or left."""
+    told: list[str] = []
+    for event in job.events:
+        if isinstance(event, ev.FailureDetected | ev.NodeLeft | ev.NodeRepaired) and event.node == node:
+            told.append(type(event).__name__)
+        elif isinstance(event, ev.NodesJoined):
+            told += ["NodesJoined" for one in event.nodes if one.node == node]
+    return told
+
+
+@pytest.mark.parametrize("fields", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("how", ["its connection ends", "it says no more"])
+def test_one_that_does_not_fit_has_neither_failed_nor_left(fields: dict[str, object], how: str) -> None:
+    job = a_job_of_two()
+    end = comes(job, "n2", **fields)
+    assert (end.exit_code, end.alone) == (2, True)
+    assert "node n2 does not fit the job" in end.why or "takes 2 workers" in end.why
+    if how == "its connection ends":
+        job.lose("n2")
+    else:
+        for _ in range(8):  # (its lease is over)
+            job.tick(1.0)
+            job.tell("n0", msg.Heartbeat())
+            job.tell("n1", msg.Heartbeat())
+    assert told_of(job, "n2") == []
+    assert "n2" not in job.machine.members.nodes
+
+
+def test_one_that_does_not_fit_at_the_begin_is_what_the_job_waits_for() -> None:
+    job = Job(nodes=2).boot()
+    job.connect(hello("n0"))
+    job.say(attach(w("n0")))
+    comes(job, "n1", config={"model": "large"})
+    job.tick(0.5)
+    (waits,) = job.said(ev.JobWaiting)
+    assert (waits.nodes, waits.why) == (1, "node n1 does not fit the job: model is large, the job's is small")
+    job.lose("n1")
+    assert told_of(job, "n1") == []
+
+
+def test_one_whose_script_says_bad_input_has_neither_failed_nor_left() -> None:
+    job = a_job_of_two()
+    job.connect(hello("n2"))
+    why = "--data /d: there is no such folder"
+    job.tell("n2", msg.WorkerDown(worker=w("n2"), kind=FailureKind.PROCESS_EXIT, detail=why, exit_code=2))
+    (end,) = job.sent(msg.EndNode)
+    assert (end.exit_code, end.why, end.alone) == (2, why, True)
+    job.lose("n2")
+    assert told_of(job, "n2") == []
+
+
+def test_one_that_fits_once_it_comes_again_joins() -> None:
+    job = a_job_of_two()
+    comes(job, "n2", config={"model": "large"})
+    job.connect(hello("n2", session="0000beef"))
+    assert job.sent(msg.Welcome)
+    job.say(attach(w("n2", "b")))
+    assert told_of(job, "n2") == ["NodesJoined"]
+
+
+def test_a_member_that_comes_back_as_another_has_failed() -> None:
+    job = a_job_of_two()
+    down = msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="killed by SIGKILL", exit_code=1)
+    job.tell("n1", down)
+    job.say(attach(w("n1", "b"), model="large"))
+    assert job.sent(msg.EndNode)
+    job.lose("n1")
+    assert told_of(job, "n1") == ["NodesJoined", "FailureDetected", "FailureDetected", "NodeLeft"]
