@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from test_agent_machine import Bench, attach, begin_node, down, said
+from test_agent_machine import STOPPED, Bench, attach, begin_node, down, said
 
 from holdfast.coordination.agent.identity import NodeIdentity
-from holdfast.coordination.agent.instructions import Pass, StartWorker
+from holdfast.coordination.agent.instructions import KillHung, Pass, StartWorker
 from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.messages import any_side as msg
@@ -76,3 +76,11 @@ def test_once_it_is_warm_or_has_begun_its_end_is_told_as_it_was(heard: str) -> N
         bench.hear(begin_node(1, 1, bench.worker))
     before = bench.worker
     assert said(bench.die(exit_code=EXIT_BAD_INPUT)) == [down(before, EXIT_BAD_INPUT)]
+
+
+def test_a_warm_worker_that_is_stopped_for_longer_than_a_lease_is_ended_while_it_waits() -> None:
+    bench = Bench()
+    bench.order(msg.Warm(term=1))
+    bench.say(msg.Warmed(worker=bench.worker, seconds=2.0))
+    assert KillHung(bench.worker, STOPPED) not in bench.machine.tick(1.0, {bench.worker})
+    assert KillHung(bench.worker, STOPPED) in bench.machine.tick(2.1, {bench.worker})

@@ -121,6 +121,22 @@ def test_one_that_comes_again_has_the_tries_it_had_and_a_new_agent_has_all() -> 
     assert job.orders(msg.Warm)
 
 
+def test_one_whose_process_hangs_while_it_waits_is_told_of_and_warmed_up_again() -> None:
+    """Its agent ends what is stopped for longer than a lease, whether anybody waits for it or not."""
+    job = with_standby()
+    job.say(warmed())
+    hangs = msgspec.structs.replace(down(detail="the process was stopped for longer than the lease"), exit_code=-9)
+    job.tell("s0", msgspec.structs.replace(hangs, kind=FailureKind.HANG))
+    (failed,) = job.said(ev.StandbyFailed)
+    assert (failed.node, failed.why, failed.again) == ("s0", hangs.detail, True)
+    job.say(attach(w("s0", "b")))
+    for name in ("n0", "n1", "n2", "s0"):
+        job.tell(name, msg.Heartbeat())
+    job.tick(1.0)
+    assert job.orders(msg.Warm) == {w("s0", "b"): msg.Warm(term=1)}
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+
+
 def test_a_warm_up_has_a_limit() -> None:
     job = with_standby()
     limit_s = job.machine.config.warm_timeout_s

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from msgspec.structs import replace
 from played_pool import PlayedPool
 
 from holdfast.coordination.pool.inputs import Foreseen, UpdateJob
 from holdfast.coordination.pool.plans.paces import learnt
+from holdfast.coordination.pool.plans.trying_again import RETRY_S
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobPace
 
@@ -122,6 +125,37 @@ def test_a_job_that_is_slow_for_a_while_keeps_its_nodes(spell: int) -> None:
         trains(slower)
         assert len(pool.nodes_of("one")) == 4
     assert pool.record.jobs["one"].pace == replace(GROWS, step_s={1: 8.1, 2: 4.1, 3: 2.77, 4: 2.1})
+
+
+@pytest.mark.parametrize("still", [False, True], ids=["it is as fast as it should be", "it is as slow"])
+def test_a_number_of_nodes_that_was_slow_once_is_tried_again_ever_more_seldom(*, still: bool) -> None:
+    """One of four machines was slow: the job had three nodes from then on, whatever became of that machine."""
+    pool = PlayedPool(4, policy="waf")
+    pool.submit("one")
+    pool.stands("one")
+    known = {1: 8.1, 2: 4.1, 3: 2.77}
+
+    def trains(seconds: float) -> int:
+        known[len(pool.nodes_of("one"))] = seconds
+        pool.stands("one", pace=replace(GROWS, step_s=dict(known)))
+        pool.stands("one")
+        pool.tick(60.0)
+        return len(pool.nodes_of("one"))
+
+    assert trains(9.0) == 3
+    tried: list[float] = []
+    since = pool.now
+    for _ in range(500):
+        if trains((9.0 if still else 2.1) if len(pool.nodes_of("one")) == 4 else 2.77) == 4:
+            tried.append(pool.now - since)
+    if still:
+        apart = [after - before for before, after in pairwise(tried) if after - before > 600.0]
+        assert 1 <= len(apart) <= 3
+        assert min(apart) > 1.9 * RETRY_S
+        assert len(tried) < 20
+    else:
+        assert RETRY_S <= tried[0] <= RETRY_S + 300.0
+        assert len(tried) > 400, "it stays"
 
 
 def test_what_was_measured_of_other_sizes_is_taken_to_be_so_many_times_as_long_by_now() -> None:

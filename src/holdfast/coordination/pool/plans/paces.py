@@ -11,6 +11,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from holdfast.coordination.pool.plans.trying_again import TryingAgain
 from holdfast.coordination.pool.state import PoolState
 from holdfast.planning.waf.pace import StepTimes
 from holdfast.planning.waf.survival import lost_with_all, lost_with_experts
@@ -92,6 +93,7 @@ class Paces:
     def __init__(self, state: PoolState) -> None:
         self._state = state
         self._taken: dict[str, JobPace] = {}
+        self._trying_again = TryingAgain(state, _throughput)
         #: FLOP/s by job, for so many nodes, of the pace that was taken
         self._achieved: dict[str, tuple[JobPace, tuple[float, ...]]] = {}
         #: the share of its time that going back takes, by job, and what that was reckoned from
@@ -99,8 +101,9 @@ class Paces:
 
     def look(self, *, anew: bool) -> bool:
         """Take what is known by now where plans are made anew, or have to be; return whether that was because of it."""
+        again = self._trying_again.look()
         known = {job.name: job.pace for job in self._state.jobs.values() if job.pace is not None}
-        off = any(_is_off(self._taken.get(name), pace) for name, pace in known.items())
+        off = again or any(_is_off(self._taken.get(name), pace) for name, pace in known.items())
         if anew or off:
             self._taken = known
             self._achieved = {name: kept for name, kept in self._achieved.items() if name in known}
