@@ -33,6 +33,7 @@ class CoordinatorConfig:
     what it has led to. warm_timeout_s: how long the warm-up of a standby may take.
     layout_settle_s: another layout is taken once it has been the better one for so long, and longer where the last
     change was lately. layout_timeout_s: the state is put away for it within this time, or it stays as it is.
+    return_timeout_s: so long a node that alone has some of that may take to come back, with many processes to start.
     submission: the job's number in its pool, 0 outside of pools. grant_join_s: a node that was granted has so long to
     come. pool_nodes: of the pool whose server has this coordinator, as it has those of all other jobs.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
@@ -52,6 +53,7 @@ class CoordinatorConfig:
     warm_timeout_s: float = 300.0
     layout_settle_s: float = 2.0
     layout_timeout_s: float = 120.0
+    return_timeout_s: float = 30.0
     witnesses: int = 0
     submission: int = 0
     grant_join_s: float = 60.0

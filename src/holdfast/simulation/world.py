@@ -272,6 +272,7 @@ def _config(plan: FaultPlan) -> CoordinatorConfig:
         period=PeriodBounds(first_s=0.2, least_s=0.1, most_s=0.6),
         submission=1 if plan.pooled else 0,
         layout_settle_s=0.2,
+        return_timeout_s=2.0,
         layout_timeout_s=3.0,
         grant_join_s=3.0,
     )

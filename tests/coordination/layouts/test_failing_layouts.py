@@ -155,6 +155,22 @@ def test_one_that_fails_under_the_layout_before_as_well_ends() -> None:
     assert "ValueError: no" in failed.why
 
 
+def test_another_coordinator_makes_nothing_of_what_ended_under_the_layout_that_failed() -> None:
+    """The one before has died right after it had written that all go back, and nobody was told."""
+    job, parts = changed(saves=True)
+    bad_input(job, parts)
+    job.boot(takeover=True)
+    for node in parts:
+        held = msg.NodeSnapshots(host="h", port=1, parts=parts[node])
+        known = msgspec.structs.replace(hello(node, (down(w(node, 0, "b"), error=OOPS),)), workers=2)
+        job.connect(msgspec.structs.replace(known, snapshots=held))
+        assert node not in job.machine.members.nodes, "it is to come with workers of the layout in force"
+    assert (job.machine.over, job.machine.state) == (None, "waiting")
+    for node, held in parts.items():
+        job.up(node, WHOLE, "d", held)
+    assert (job.plan.last, job.plan.places) == (False, 1)
+
+
 def test_what_fails_is_waited_for_longer_each_time_and_forgotten_by_another_run() -> None:
     job, parts = changed()
     bad_input(job, parts)

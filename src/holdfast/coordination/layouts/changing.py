@@ -81,8 +81,12 @@ class LayoutChanges:
         record = self._turn.record
         if not attach.layouts or attach.layouts != record.layouts or attach.layout == record.layout:
             return False
-        self._absences.replace_workers([node.name], f"the layout in force is {said_so(record.layout)}")
+        self.replace_on(node.name)
         return True
+
+    def replace_on(self, name: str) -> None:
+        """Have a node's workers replaced, which have another layout than the one in force."""
+        self._absences.replace_workers([name], f"the layout in force is {said_so(self._turn.record.layout)}")
 
     # ---- whether to change ----
 

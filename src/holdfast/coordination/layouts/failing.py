@@ -23,7 +23,7 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.layouts.several import FailedLayout, LayoutChange, are_told, said_so
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.worker import ScriptError
-from holdfast.protocol.names import seat_of
+from holdfast.protocol.names import node_of, seat_of
 from holdfast.protocol.plan import Decision
 from holdfast.protocol.state import SnapshotKey
 
@@ -55,6 +55,8 @@ class FailingLayouts:
         self._since: SnapshotKey | None = None
         self._ended: list[str] = []
         self._ends: Counter[UnitName] = Counter()
+        #: the nodes that were told of it, or are known to have come since, after all went back
+        self._replaced: set[str] = set()
         #: the longest that a node's workers have taken to come up
         self._longest_s = 0.0
 
@@ -104,14 +106,35 @@ class FailingLayouts:
             ),
         )
         turn.change(change=msgspec.structs.replace(change, after=change.before))
+        self._replaced = set(turn.members.nodes)
         self._begin_anew(change.before, source)
         return True
 
     def ended(self, down: WorkerDown) -> bool:
-        """A process has ended, and not left its loop: undo the change where that is for good, or comes too often."""
+        """A process has ended, and not left its loop: undo the change where that is for good, or comes too often.
+
+        Returns:
+            Whether that is all that comes of it.
+        """
+        if self._is_of_before(node_of(down.worker)):
+            return True
         if not down.left and (down.final or down.exit_code == EXIT_BAD_INPUT) and self.goes_back(down.detail):
             return True
         return not down.left and self.again(down.worker, down.detail)
+
+    def _is_of_before(self, name: str) -> bool:
+        """Tell whether a node, after all went back, still has workers of the other layout: then they are replaced.
+
+        It was away when all were told, or the coordinator before this one has died meanwhile.
+        """
+        record = self._turn.record
+        change = record.change
+        went_back = change is not None and change.kept is not None and change.before == change.after
+        if not went_back or record.plan is not None or name in self._replaced:
+            return False
+        self._replaced.add(name)
+        self._changes.replace_on(name)
+        return True
 
     def again(self, worker: str, why: str) -> bool:
         """A process is to be replaced: undo the change where that comes too often; tell whether it was."""

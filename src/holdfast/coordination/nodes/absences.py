@@ -14,9 +14,6 @@ from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.messages.agent import Refused
 
-#: leases that are given to a node without which something is lost: to start many processes may take all of a machine
-PATIENCE = 10
-
 
 class Absences:
     """Who is on the way back, and since when."""
@@ -100,10 +97,10 @@ class Absences:
         for away in (self._as_they_were, self._fresh):
             away.update(dict.fromkeys(away, self._turn.now))
 
-    def overdue(self, lease_s: float, needed: Collection[str] = ()) -> list[tuple[str, float]]:
+    def overdue(self, lease_s: float, needed: Collection[str] = (), needed_s: float = 0.0) -> list[tuple[str, float]]:
         """Return those that have not come back within a lease, with the time since when they are away.
 
-        Those that are `needed` have `PATIENCE` leases to come with fresh workers: without them something is lost.
+        Those that are `needed` have `needed_s` seconds to come with fresh workers: without them something is lost.
 
         After an outage a thousand come at once, and one coordinator takes them in: as long as any of them come, nobody
         knows whether the others are gone or wait for their turn.
@@ -113,6 +110,6 @@ class Absences:
         fresh = (
             (name, since)
             for name, since in self._fresh.items()
-            if name not in needed or since < self._turn.now - PATIENCE * lease_s
+            if name not in needed or since < self._turn.now - needed_s
         )
         return [(name, since) for name, since in (*late, *fresh) if since < before]
