@@ -1,4 +1,4 @@
-"""A job whose replicas lie on several workers of a node comes to its end: found schedules."""
+"""Workers that have a replica between them end, before a job has begun and as it comes to its end: found schedules."""
 
 from __future__ import annotations
 
@@ -18,4 +18,10 @@ def test_a_place_that_comes_once_the_job_is_done_is_told_so_and_has_not_failed(n
 @pytest.mark.parametrize("number", [29_020_774_046])
 def test_who_has_left_its_place_and_hangs_does_not_keep_a_job_from_ending(number: int) -> None:
     """A worker of a node that was moved hung; the job was done, and its agent waited for that worker for ever."""
+    assert failure(SimCluster(plan_of(number))) == ""
+
+
+@pytest.mark.parametrize("number", [29_390_130_611])
+def test_a_place_that_ends_before_it_has_come_takes_with_it_those_that_have(number: int) -> None:
+    """The others of its unit were members of the first generation, with no process any more: no step was ever made."""
     assert failure(SimCluster(plan_of(number))) == ""

@@ -90,3 +90,15 @@ def test_a_standby_that_is_lost_before_it_has_a_place_leaves_none_to_be_waited_f
 def test_who_was_in_a_generation_that_left_no_state_is_not_taken_in_again(seed: int) -> None:
     """The only node lost its connection and a worker before any state was there, and had not all workers again yet."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+
+
+@pytest.mark.parametrize("seed", [23153804026])
+def test_a_standby_that_follows_nobody_makes_no_room_for_who_leaves(seed: int) -> None:
+    """A node gave its place to one standby; another's process died, and with it experts: two nodes were too few."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+
+
+@pytest.mark.parametrize("seed", [26355316214])
+def test_whoever_is_lost_as_another_follows_it_leaves_no_place_empty(seed: int) -> None:
+    """A drained node was killed once its standby was a member: the others had as many places as before."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"

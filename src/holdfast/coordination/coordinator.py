@@ -310,9 +310,8 @@ class Coordinator:
             return
         if self.parts.raisers.no_more(down) and self._hearing.useless(node, down.detail):
             return
-        if self.over is None and (known is not None or down.worker in self.turn.planned):
-            self.parts.kept_ranks.lost([down.worker])
-            self.parts.failures.take(self.parts.inquiry.ended(node, down))
+        if self.over is None:
+            self._hearing.ended(node, down, was_here=known is not None)
         self.parts.raisers.ended(down)
 
     def _worker_down_at_last(self, node: Node, down: msg.WorkerDown) -> None:

@@ -323,6 +323,14 @@ class Hearing:
         """No decision can rest on what it says, and it would be told again and again: the node starts afresh."""
         self._parts.failures.take(says_nonsense(node.name, why, self._turn.now))
 
+    def ended(self, node: Node, down: msg.WorkerDown, *, was_here: bool) -> None:
+        """A process has ended by itself: what it was for the job is lost, and the others of its unit go with it."""
+        if was_here or down.worker in self._turn.planned:
+            self._parts.kept_ranks.lost([down.worker])
+            self._parts.failures.take(self._parts.inquiry.ended(node, down))
+        else:
+            self._turn.break_unit(down.worker)  # (it had not come yet; some of the others may have)
+
     def useless(self, node: Node, why: str) -> bool:
         """A node whose script cannot take what it was given ends; return whether nothing more is to be done."""
         self._turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))

@@ -252,7 +252,7 @@ class Deciding:
         )
         without = self._without([*leavers, *theirs], verdict, reports)
         here = self._turn.members.live([*reports, *arrivals])
-        if not isinstance(without, Verdict) or not self._departures.can_go(leavers, [*here, *self._replacing.spare()]):
+        if not isinstance(without, Verdict) or not self._departures.can_go(leavers, here):
             self._departures.stay()
             return verdict, reports, arrivals
         taking = self._departures.go(leavers, without.decision.applied)

@@ -284,11 +284,11 @@ class Departures:
         if not leavers or only_with(self._turn.record, plan, leavers):
             return []
         here = [info.id for info in self._turn.members.workers()]
-        return leavers if self.can_go(leavers, [*here, *self._replacing.spare()]) else []
+        return leavers if self.can_go(leavers, here) else []
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
-        """Tell whether those of these workers that stay have room for everything."""
-        rest = [worker for worker in workers if worker not in leavers]
+        """Tell whether those of these workers that stay, and standbys that follow the leavers, have room for all."""
+        rest = [worker for worker in (*workers, *self._replacing.heirs(leavers)) if worker not in leavers]
         return bool(rest) and not lacks_slots(self._turn, self._config, rest)
 
     def stay(self) -> None:
@@ -303,7 +303,7 @@ class Departures:
         """
         turn, names = self._turn, set(map(node_of, leavers))
         leaving = [one for one in turn.record.leaving if one.node in names]
-        places = [one for one in leaving if not one.owed and not self._replacing.is_beside(one)]
+        places = self._replacing.unfollowed(names)
         followed = [one for one in leaving if not one.owed and self._replacing.is_beside(one)]
         found = self._replacing.targets(places).keys() | {one.node for one in followed}
         for one in followed:

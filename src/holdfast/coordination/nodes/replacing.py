@@ -18,6 +18,7 @@ from holdfast.coordination.progress.choosing import NodesLost, Replacement, choo
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.turn import Turn
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
+from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
 
@@ -81,12 +82,15 @@ class Replacing:
         self.why = choice.why
         return choice
 
-    def spare(self) -> list[str]:
-        """Return the workers of standbys that are warm, and may take others' places."""
-        if not self._config.spec.recovery.uses_standbys:
-            return []
-        standbys = self._turn.members.standbys
-        return [worker for name, node in standbys.items() if self._standbys.ready(name) for worker in node.workers]
+    def unfollowed(self, names: Collection[str]) -> list[Departure]:
+        """Return those of the nodes that are about to leave beside which no other has joined, to follow them."""
+        leaving = self._turn.record.leaving
+        return [one for one in leaving if one.node in names and not one.owed and not self.is_beside(one)]
+
+    def heirs(self, leavers: Iterable[str]) -> list[str]:
+        """Return the workers of warm standbys that would take the places of these workers' nodes, if they left now."""
+        taken = self.targets(self.unfollowed(set(map(node_of, leavers)))).values()
+        return [worker for name, _ in taken for worker in self._turn.members.nodes[name].workers]
 
     def goes_beside(self, one: Departure) -> bool:
         """Tell whether the standby that takes a node's place can join first, and there is time for that."""

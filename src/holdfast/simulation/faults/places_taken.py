@@ -5,7 +5,7 @@ And of a job that waits where a node is lost: it goes on with as many as before.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, NodeLeft, NodesJoined
 from holdfast.protocol.failures import Severity
@@ -25,8 +25,8 @@ class PlacesTaken:
         self._here: set[str] = set()
         self._joined: set[str] = set()
         self._before: GenerationStarted | None = None
-        #: those of them that were there for others' places, which these still had: a place of their own they had not
-        self._beside: Collection[str] = ()
+        #: those of them that were there for others' places, which these still had, and whose: they had none of their own
+        self._beside: Mapping[str, str] = {}
 
     def called(self, name: str) -> None:
         """A pool has a standby join: it may come as a node like any other, which is told of once all of it runs."""
@@ -60,7 +60,8 @@ class PlacesTaken:
             self._beside = record.beside(event.members)
 
     def _as_many(self, before: GenerationStarted, event: GenerationStarted) -> None:
-        lost = self._lost.intersection(before.members).difference(event.members, self._beside)
+        taken = {whose for name, whose in self._beside.items() if name in event.members}
+        lost = self._lost.intersection(before.members).difference(event.members, self._beside, taken)
         if len(self._here.difference(before.members)) < len(lost):
             raise InvariantError(f"a place is empty, and nobody has waited: {event}, before {before}, lost {lost}")
 
