@@ -25,7 +25,7 @@ class PlacesTaken:
         self._here: set[str] = set()
         self._joined: set[str] = set()
         self._before: GenerationStarted | None = None
-        #: those of them that were there for others' places, which these still had, and whose: they had none of their own
+        #: those of them that were there for others' places, and whose: these still had them
         self._beside: Mapping[str, str] = {}
 
     def called(self, name: str) -> None:
