@@ -113,6 +113,14 @@ def test_parameters_that_lie_in_the_same_memory() -> None:
     protect(tied)
 
 
+@pytest.fixture
+def compiles() -> Iterator[None]:
+    """Tests that come later in this process see nothing of what was given to torch.compile."""
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("compiles")
 def test_a_function_is_no_model() -> None:
     model = made()
     compiled: Any = torch.compile(lambda x: model(x), backend="eager")
@@ -120,6 +128,7 @@ def test_a_function_is_no_model() -> None:
         protect(compiled, SGD(model.parameters(), lr=0.1))
 
 
+@pytest.mark.usefixtures("compiles")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_has_the_state_of_a_plain_one(tmp_path: Path) -> None:
     """Whether all of it is compiled, one layer, or what the loop calls: a checkpoint of one is that of the other."""
