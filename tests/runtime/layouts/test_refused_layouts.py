@@ -81,6 +81,17 @@ def test_a_model_that_is_not_spread_as_the_layout_says(
     assert "\n" not in str(caught.value)
 
 
+def test_a_mesh_of_groups_that_the_script_has_destroyed() -> None:
+    """As where it made one for itself first: torch cannot even say what the mesh's groups are."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    model = made()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("own",)))
+    distributed.destroy_process_group()
+    job = Job(None, layout=Layout())
+    with pytest.raises(BadInputError, match=r"parameter '0\.weight' is spread over another mesh than the job's"):
+        protect(job, model)
+
+
 def test_what_is_spread_as_no_checkpoint_can_say() -> None:
     """Else it would be said at the first one that is due, hours later."""
     job, model = Job(None, layout=Layout()), made()

@@ -51,7 +51,6 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     Raises:
         BadInputError: it is not.
     """
-    ours = {id(group) for group in replica.groups.values()}
     _check_dimensions(model, replica)
     experts = {id(weight) for weight in expert_parameters(model)}
     for name, parameter in model.named_parameters():
@@ -67,7 +66,7 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
         if is_spread(parameter):
             untyped: Any = parameter
             mesh = untyped.device_mesh
-            if any(id(group) not in ours for group in mesh.get_all_groups()):
+            if not _of_replica(mesh, replica):
                 raise BadInputError(
                     f"parameter {uncompiled(name)!r} is spread over another mesh than the job's: give "
                     'fully_shard(..., mesh=job.mesh["shard"]) and parallelize_module(..., job.mesh["tensor"], ...)'
@@ -88,6 +87,18 @@ def check_boxes(model: torch.nn.Module, place: PlaceInUnit) -> None:
     """
     for name, parameter in model.named_parameters():
         box_of(f"parameter {uncompiled(name)!r}", parameter, place)
+
+
+def _of_replica(mesh: Any, replica: ReplicaMesh) -> bool:
+    """Tell whether all groups of a mesh are the replica's."""
+    try:
+        groups = mesh.get_all_groups()
+    except RuntimeError:
+        # torch knows one of its names no more: the script had a process group, and has destroyed it. (What operations
+        # return can have an equal mesh that is older than the one of what went in: DTensor's caches hold on to them.)
+        return False
+    ours = {id(group) for group in replica.groups.values()}
+    return all(id(group) in ours for group in groups)
 
 
 def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
