@@ -103,7 +103,7 @@ def test_descriptors_are_given_back() -> None:
     asyncio.run(story())
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(story())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 PARENT = """
