@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -334,6 +335,14 @@ def explored(stops: int) -> int:
                 todo.append(found)
     assert ends
     return len(seen)
+
+
+@pytest.mark.parametrize(("sent", "together"), [((A, B), True), ((B,), False)])
+def test_a_place_waits_only_for_places_that_are_sent_a_state_as_well(sent: tuple[str, ...], together: bool) -> None:
+    machine, source = WorkerMachine(B, samples=SAMPLES), LiveSource(members=(D,))
+    plan = msgspec.structs.replace(PLANS[1], sources=dict.fromkeys(sent, source))
+    machine.order(msg.Begin(plan=plan, decision=LATER))
+    assert machine.task == tasks.Receive(plan, together=together)
 
 
 @pytest.mark.parametrize(("stops", "states"), [(0, 50), (1, 5000)])
