@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-SHARE = "coordination/worker/share.py"
-AGREEING = "coordination/worker/agreeing.py"
+SHARE = "coordination/worker/unit/share.py"
+AGREEING = "coordination/worker/unit/agreeing.py"
+ADOPTING = "coordination/worker/unit/adopting.py"
+BOUNDARIES = "coordination/worker/boundaries.py"
 COPY = "coordination/worker/copy.py"
 ASSIGNMENT = "coordination/generations/assignment.py"
 DECISIONS = "coordination/generations/decisions.py"
@@ -49,6 +51,27 @@ UNIT_MUTANTS = (
         old="        return there and not (self._share.unwanted or self.done)\n",
         new="        return there and not (self._share.unwanted or self.done or getattr(self, 'frozen', False))\n",
         why="what all have named is promised",
+    ),
+    Mutant(
+        name="each_place_takes_the_newer_state_that_has_come",
+        file=BOUNDARIES,
+        old="together=plan.expert_plan is None and _unit_receives(worker, plan, decision)",
+        new="together=False",
+        why="the sender may be lost before all places have it, and no unit has either state whole",
+    ),
+    Mutant(
+        name="waits_on_for_its_unit_to_receive_after_a_stop",
+        file=ADOPTING,
+        old="return not (self.done or self.generations.frozen) and",
+        new="return not self.done and",
+        why="the other place may never have it, and nobody reports",
+    ),
+    Mutant(
+        name="a_unit_of_which_one_place_receives_waits_for_all",
+        file=BOUNDARIES,
+        old="    return all(isinstance(plan.source_of(place, decision), LiveSource) for place in unit)\n",
+        new="    return any(isinstance(plan.source_of(place, decision), LiveSource) for place in unit)\n",
+        why="the other one has the state, and proposes nothing",
     ),
     Mutant(
         name="a_unit_that_lags_keeps_nothing",

@@ -1,4 +1,7 @@
-"""Workers that have a replica between them end, before a job has begun and as it comes to its end: found schedules."""
+"""Workers that have a replica between them end, before a job has begun and as it comes to its end: found schedules.
+
+And who takes the places of all that have.
+"""
 
 from __future__ import annotations
 
@@ -24,4 +27,16 @@ def test_who_has_left_its_place_and_hangs_does_not_keep_a_job_from_ending(number
 @pytest.mark.parametrize("number", [29_390_130_611])
 def test_a_place_that_ends_before_it_has_come_takes_with_it_those_that_have(number: int) -> None:
     """The others of its unit were members of the first generation, with no process any more: no step was ever made."""
+    assert failure(SimCluster(plan_of(number))) == ""
+
+
+@pytest.mark.parametrize("number", [29_690_597_637])
+def test_of_two_standbys_the_one_begins_that_has_a_whole_initial_state(number: int) -> None:
+    """The warmed one came first, was sent away as it had none, and only what was heard next let the other begin."""
+    assert failure(SimCluster(plan_of(number))) == ""
+
+
+@pytest.mark.parametrize("number", [29_601_609_920])
+def test_who_is_cut_off_goes_once_it_was_put_together_with_two_others(number: int) -> None:
+    """With room for all experts on two nodes of three; the checker had time for one of the two."""
     assert failure(SimCluster(plan_of(number))) == ""

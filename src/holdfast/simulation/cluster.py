@@ -86,12 +86,14 @@ class SimCluster:
     def patience_s(self) -> float:
         """For how long a job may make no progress once nothing goes wrong any more.
 
-        Two leases, a group's time, and a step of whoever is left alone with all micro-batches.
+        Two leases, a group's time, and a step of whoever is left alone with all micro-batches. Who is cut off for good
+        is told from the others only once it was put together with two of them: that takes a group's time more.
         """
         timing = self.world.timing
         alone_s = self.plan.micro_batches * (timing.spans["micro_batch"][1] + max(SLOWER) * self.plan.work_s)
         slow_s = len(self.plan.slow_work) * self.plan.slow_work_s
-        return 2 * self.world.config.lease_s + timing.build_timeout_s + alone_s + slow_s
+        groups = 1 + any(fault.kind is FaultKind.PARTITION_FOR_GOOD for fault in self.plan.faults)
+        return 2 * self.world.config.lease_s + groups * timing.build_timeout_s + alone_s + slow_s
 
     @property
     def _waits_for_a_person(self) -> bool:

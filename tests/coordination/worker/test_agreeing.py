@@ -1,8 +1,9 @@
-"""The places of a unit agree on each micro-batch: all interleavings of two places and two micro-batches.
+"""The places of a unit agree on each micro-batch, and each state: all interleavings of two places and micro-batches.
 
 Crossing, proposing, agreeing, withdrawing, computing, Stop, report, Begin and JobDone come in every order in which they
-can. Never does one place compute what the other does not; never have they different `summed` after a Begin; and each
-comes to the end of its share, or of the job.
+can. Never does one place compute what the other does not; never have they different `summed` after a Begin; never does
+one give up the state that it keeps for a newer one that the other has not; and each comes to the end of its share, or
+of the job.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ from holdfast.coordination.worker import tasks
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.proposals import Proposal
+from holdfast.protocol.layouts.proposals import Proposal, ProposalKind, adoption
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, Phase, Role
 from holdfast.protocol.record import SCHEMA, Record
@@ -124,7 +126,7 @@ def actions(unit: Unit) -> list[str]:
                 found.append(f"{who} proposes")
             case "waiting" if about in unit.agreed:
                 found.append(f"{who} agrees")
-            case "waiting" if about is not None and not machine.still_wanted(about.number):
+            case "waiting" if about is not None and not wanted(machine, about):
                 found.append(f"{who} withdraws")
             case "computing" if mate.about == about or (mate_name(name), about) in unit.computed:
                 found.append(f"{who} has computed")
@@ -138,6 +140,12 @@ def actions(unit: Unit) -> list[str]:
         if unit.stopped and len(unit.reports) == 2:
             found += ["redo", "redo after others", "roll back", "done", "later"]
     return found
+
+
+def wanted(machine: WorkerMachine, about: Proposal) -> bool:
+    if about.kind is ProposalKind.STATE:
+        return machine.still_adopts(about.generation)
+    return machine.still_wanted(about.number)
 
 
 def mate_name(name: str) -> str:
@@ -163,10 +171,7 @@ def step(unit: Unit, name: str, place: Place, what: str) -> None:
     match what:
         case "hears":
             order = place.orders.pop(0)
-            said = machine.order(order)
-            for report in (i.message for i in said if isinstance(i, tasks.Tell)):
-                assert isinstance(report, msg.Report)
-                unit.reports[name] = report
+            hear(unit, name, machine.order(order))
             if isinstance(order, msg.Begin):
                 unit.begun[machine.generation, name] = tuple(sorted(machine._share.summed))  # pyright: ignore[reportPrivateUsage]
         case "proposes":
@@ -175,6 +180,10 @@ def step(unit: Unit, name: str, place: Place, what: str) -> None:
             if unit.page.get(mate_name(name)) == about:
                 unit.agreed |= {about}
                 unit.page.clear()
+        case "agrees" | "withdraws" if about is not None and about.kind is ProposalKind.STATE:
+            if what == "withdraws":
+                del unit.page[name]
+            settle_state(unit, name, place, adopts=what == "agrees")
         case "agrees":
             assert about is not None
             machine.agreed(about.number)
@@ -190,21 +199,38 @@ def step(unit: Unit, name: str, place: Place, what: str) -> None:
             unit.computed |= {(name, about)}
             place.doing, place.about = "", None
         case _:
-            go_on(place)
+            go_on(unit, name, place)
 
 
-def go_on(place: Place) -> None:
+def hear(unit: Unit, name: str, said: list[tasks.WorkerInstruction]) -> None:
+    for report in (i.message for i in said if isinstance(i, tasks.Tell)):
+        if isinstance(report, msg.Report):
+            unit.reports[name] = report
+
+
+def settle_state(unit: Unit, name: str, place: Place, *, adopts: bool) -> None:
+    """What was proposed of a state is settled: taken now, if the place has kept its own until now."""
+    if place.machine.phase is Phase.ADOPTING:
+        hear(unit, name, place.machine.received([], 1) if adopts else place.machine.unadopted())
+        place.sums = frozenset() if adopts else place.sums
+    place.doing, place.about = "", None
+
+
+def go_on(unit: Unit, name: str, place: Place) -> None:
     """Let the training thread do the next thing that its machine asks for."""
     machine, task = place.machine, place.machine.task
     match task:
         case tasks.Load():
             assert machine.loaded(machine.generation, 0)
             place.sums = frozenset()
-        case tasks.Receive():
+        case tasks.Receive(together=together):
+            assert together
             assert machine.pushed(machine.generation)
             assert machine.adopting(machine.generation)
-            machine.received([], 1)
-            place.sums = frozenset()
+            if not machine.keeps:
+                hear(unit, name, machine.received([], 1))
+                place.sums = frozenset()
+            place.doing, place.about = "crossed", adoption(machine.generation)
         case tasks.Enter():
             machine.entered()
         case tasks.Compute():
@@ -237,6 +263,8 @@ def coordinate(unit: Unit, action: str) -> None:
         schema=SCHEMA, job="j", term=1, micro_batches=MICRO_BATCHES, plan=PLANS[unit.generation], layout=LAYOUT
     )
     unit.generation += 1
+    states = {report.applied for report in unit.reports.values() if report.applied is not None}
+    assert len(states) <= 1, "one has given up for a newer state what the other one has"
     lags = any(report.applied == 0 for report in unit.reports.values())
     step = max(report.applied or 0 for report in unit.reports.values())
     reports, plan = dict(unit.reports), PLANS[unit.generation]
@@ -245,8 +273,6 @@ def coordinate(unit: Unit, action: str) -> None:
         decision = ROLLBACK  # (or one has not come to loading what all go back to)
     elif action == "later" and lags:
         decision, plan = LATER, SENT[unit.generation]
-    elif lags and step:  # one has received what the other has not: others send it that
-        plan = SENT[unit.generation]
     if action == "redo after others":
         # another unit, which comes before this one, has one of its micro-batches, too: that keeps it
         plan = FIRST[unit.generation] if plan is PLANS[unit.generation] else plan
@@ -309,6 +335,14 @@ def explored(stops: int) -> int:
                 todo.append(found)
     assert ends
     return len(seen)
+
+
+@pytest.mark.parametrize(("sent", "together"), [((A, B), True), ((B,), False)])
+def test_a_place_waits_only_for_places_that_are_sent_a_state_as_well(sent: tuple[str, ...], together: bool) -> None:
+    machine, source = WorkerMachine(B, samples=SAMPLES), LiveSource(members=(D,))
+    plan = msgspec.structs.replace(PLANS[1], sources=dict.fromkeys(sent, source))
+    machine.order(msg.Begin(plan=plan, decision=LATER))
+    assert machine.task == tasks.Receive(plan, together=together)
 
 
 @pytest.mark.parametrize(("stops", "states"), [(0, 50), (1, 5000)])

@@ -13,6 +13,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.announcing import Newcomers
 from holdfast.coordination.generations.planner import copies_left, lacks_slots
 from holdfast.coordination.nodes.fitting import workers_by_node
+from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.choosing import NodesLost, Replacement, choose
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
@@ -200,10 +201,12 @@ class Replacing:
         if not record.generation or not self._config.spec.recovery.uses_standbys:
             return
         while members.standbys and (members.complete_nodes < self.needed or lacks_slots(self._turn, self._config)):
-            here = [name for name, node in members.standbys.items() if node.complete]
+            here = [node for node in members.standbys.values() if node.complete]
             if not here:
                 return
-            self.promote(here[0])
+            # (without a checkpoint the job begins anew, from an initial state that is whole: who was warmed has none)
+            here.sort(key=lambda node: not (record.checkpoints or self._whole(node)))
+            self.promote(here[0].name)
 
     def grow(self, plan: GenerationPlan) -> None:
         """Where the job has fewer nodes than it had, let warm standbys join."""
@@ -223,6 +226,10 @@ class Replacing:
             self.promote(found)
 
     # ---- inside ----
+
+    def _whole(self, node: Node) -> bool:
+        """Tell whether the initial state of all workers of a node is whole."""
+        return len(self._standbys.fresh(node.workers)) == len(node.workers)
 
     def _empty(self, plan: GenerationPlan, without: Collection[str] = ()) -> list[str]:
         """Return the nodes of a plan that are gone and that nobody replaces yet, in rank order.

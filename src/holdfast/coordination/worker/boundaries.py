@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
 from holdfast.protocol.plan import Decision, GenerationPlan, Phase
-from holdfast.protocol.state import CheckpointSource, SnapshotSource
+from holdfast.protocol.state import CheckpointSource, LiveSource, SnapshotSource
 
 
 class InvalidTransitionError(Exception):
@@ -27,6 +27,7 @@ NEXT: Mapping[tuple[Place, str], Phase] = {
     (Receive, "adopting"): Phase.ADOPTING,
     (Phase.ADOPTING, "received"): Phase.ENTERING,
     (Phase.ADOPTING, "spoilt"): Phase.ENTERING,
+    (Phase.ADOPTING, "unadopted"): Phase.ENTERING,
     (Enter, "entered"): Phase.COMPUTE,
     (Phase.COMPUTE, "computing"): Phase.COMPUTE,
     (Phase.COMPUTE, "computed"): Phase.REDUCING,
@@ -66,4 +67,16 @@ def due(worker: str, plan: GenerationPlan, decision: Decision | None, copy: Stat
     send_to = plan.receivers(worker)
     if not placed:
         return Move(plan, send_to)
-    return Receive(plan) if lacking else Enter(plan, send_to)
+    if lacking:
+        return Receive(plan, together=plan.expert_plan is None and _unit_receives(worker, plan, decision))
+    return Enter(plan, send_to)
+
+
+def _unit_receives(worker: str, plan: GenerationPlan, decision: Decision | None) -> bool:
+    """Tell whether a worker is one of several places of a unit, all of which are sent the state."""
+    rank, places = plan.rank(worker), plan.places
+    if places == 1 or rank is None:
+        return False
+    first = rank - rank % places
+    unit = plan.workers[first : first + places]
+    return all(isinstance(plan.source_of(place, decision), LiveSource) for place in unit)

@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.coordination.worker import tasks
-from holdfast.coordination.worker.agreeing import Agreeing
 from holdfast.coordination.worker.boundaries import KEEPING, NEXT, UNDER_WAY, InvalidTransitionError, Place, due
 from holdfast.coordination.worker.complaints import Complaints
-from holdfast.coordination.worker.copy import StateCopy
-from holdfast.coordination.worker.generations import KnownGenerations
 from holdfast.coordination.worker.reporting import report_of, tell_entered, what_was_sent
-from holdfast.coordination.worker.share import Share
 from holdfast.coordination.worker.tasks import Build, Entering, Halt, Task, Tell, WorkerInstruction
+from holdfast.coordination.worker.unit.adopting import Adopting
+from holdfast.coordination.worker.unit.share import Share
 from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.coordination.experts.holding import HeldExperts, Rearrangement
 
 
-class WorkerMachine(Agreeing):
+class WorkerMachine(Adopting):
     """The protocol state of one worker process. Not thread-safe: the shell holds a lock around every call."""
 
     def __init__(self, worker: str, *, samples: StepSamples, holding: HeldExperts | None = None) -> None:
@@ -46,13 +44,11 @@ class WorkerMachine(Agreeing):
             holding: this worker's experts, None for a dense model. With experts, gradients of finished micro-batches
                 are of no use after a failure: the experts' lie on other ranks.
         """
-        super().__init__()
+        super().__init__(worker)
         self.holding = holding
         self.worker = worker
         self.samples = samples
-        self.generations = KnownGenerations(worker)
         self.phase = Phase.IDLE
-        self._copy = StateCopy()
         #: the generation whose placement of the experts was taken up last
         self._moved_in = 0
         self._complaints = Complaints(worker, self.generations)
@@ -197,22 +193,6 @@ class WorkerMachine(Agreeing):
         pending.prepared = True
         return [Tell(Prepared(worker=self.worker, generation=generation))]
 
-    def pushed(self, generation: int) -> bool:
-        """A peer offers the state of `generation`: True if this worker takes it (and, if pending, has entered it).
-
-        Where it `keeps` its own, what comes must be put beside that.
-        """
-        if self.frozen or not self._copy.lacking:
-            return False
-        pending = self.generations.pending_of(generation)
-        if pending is not None and self.plan is None:
-            self._swap()
-        if not self._enters(generation):
-            return False
-        if not self.keeps:
-            self._copy.spoil()
-        return True
-
     def moving(self) -> Rearrangement | None:
         """The placement of the experts is about to be taken up; None: frozen.
 
@@ -238,31 +218,6 @@ class WorkerMachine(Agreeing):
         if not self.holding.beside:
             self.holding.brought()
         return True
-
-    def adopting(self, generation: int) -> bool:
-        """A state has come whole, and is about to take the place of what is here. False: it came too late."""
-        if not self._enters(generation):
-            return False
-        self._follow("adopting")
-        return True
-
-    def received(self, passed: Sequence[Passed], step: int) -> list[WorkerInstruction]:
-        """The state of `step` is the one that is here, and the newest steps that have led to it are known.
-
-        That v is not only known where it was applied: whoever has the state can tell of it.
-        """
-        self._follow("received")
-        self._share.summed = []
-        self._copy.spoil()
-        self._copy.hold(step, passed)
-        self._copy.sent = tuple(passed)
-        return self._report()
-
-    def spoilt(self) -> list[WorkerInstruction]:
-        """What had come cannot take the place of what was here, and that is void."""
-        self._follow("spoilt")
-        self._copy.spoil()
-        return self._report()
 
     def loaded(self, generation: int, step: int) -> bool:
         """The checkpoint of `step` is loaded. False: it came too late."""

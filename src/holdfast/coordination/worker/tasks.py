@@ -87,9 +87,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Wait for the state that is on its way since `pushed`, then call `received`."""
+    """Wait for the state that is on its way since `pushed`, then call `adopting` and `received`.
+
+    together: all places of the unit do so. None gives up a state that it keeps before each has what it is sent.
+    """
 
     plan: GenerationPlan
+    together: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import logging
 
 from holdfast.coordination.worker.tasks import Enter, Forward, Leading, Load, Move, PutAway, Receive
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
+from holdfast.protocol.layouts.proposals import adoption
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import CheckpointDamaged
 from holdfast.protocol.plan import GenerationPlan
@@ -86,7 +87,7 @@ class Entrance:
                 self._move(resources, task.plan, groups)
             case Receive():
                 progress.at(Activity.RECEIVING)
-                self._receive(resources)
+                self._receive(resources, together=task.together)
             case Enter():
                 self._enter(resources)
 
@@ -166,7 +167,7 @@ class Entrance:
         if experts is not None and experts.travel is not None:
             self._passing.start_parcels(resources, plan, experts.travel)
 
-    def _receive(self, resources: Resources) -> None:
+    def _receive(self, resources: Resources, *, together: bool) -> None:
         generation = resources.generation
         receipt = self._shared.wait_for(
             generation, lambda: resources.receipt if resources.receipt and resources.receipt.ended else None
@@ -183,6 +184,11 @@ class Entrance:
             # From here on it is finished, whatever happens meanwhile: a Stop is answered at its end.
             if not machine.adopting(generation):
                 return
+            keeps = machine.keeps
+        if together and keeps and not self._all_have_it(generation):
+            with self._shared.changed:
+                self._shared.carry_out(machine.unadopted())
+            return
         if self._snapshots is not None:
             self._snapshots.settle()
         try:
@@ -196,6 +202,12 @@ class Entrance:
         with self._shared.changed:
             self._applying.forget()
             self._shared.carry_out(machine.received(header.passed, header.step))
+        if together and not keeps:
+            self._all_have_it(generation)
+
+    def _all_have_it(self, generation: int) -> bool:
+        """Wait until all places of the unit have got their state; False: the generation is over before that."""
+        return self._shared.together(adoption(generation), lambda: self._shared.machine.still_adopts(generation))
 
     def _refuse(self, receipt: Receipt, error: Exception) -> None:
         generation = receipt.ticket.plan.generation

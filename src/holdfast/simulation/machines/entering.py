@@ -5,10 +5,13 @@ And what it does while it is in none and is to be warm: shadow steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.worker import tasks
+from holdfast.protocol.layouts.proposals import adoption
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSource
 from holdfast.simulation.durable import MemoryPart
@@ -18,6 +21,7 @@ from holdfast.simulation.machines.host import WorkerHost
 from holdfast.simulation.machines.saving import Saver
 from holdfast.simulation.machines.training import SimReceipt
 from holdfast.simulation.machines.transfer import Pusher
+from holdfast.simulation.machines.unit import Consent
 
 #: of all shadow steps together
 SHADOW_MICRO_BATCHES = 4
@@ -32,6 +36,8 @@ class SimEntrance:
         self._pusher = pusher
         self._saver = saver
         self._mover = mover
+        #: asked of the unit before its places take what they are sent; None: this worker is alone
+        self.consent: Consent | None = None
         #: the generation whose experts are not moved any more: that has failed
         self._left_move = 0
 
@@ -58,7 +64,7 @@ class SimEntrance:
             case tasks.Move() if self._mover and self._left_move != generation and not worker.boundary("entering"):
                 self._mover.move(task.plan)
             case tasks.Receive():
-                self._receive(generation)
+                self._receive(generation, self.consent if task.together else None)
             case tasks.Enter() if worker.experts is not None or not worker.boundary("entering"):
                 self._entered()
             case _:
@@ -97,19 +103,38 @@ class SimEntrance:
         if not worker.boundary("entered"):
             worker.advance()
 
-    def _receive(self, generation: int) -> None:
+    def _receive(self, generation: int, consent: Consent | None) -> None:
         worker, receipt = self._worker, self._worker.receipt
         plan = worker.machine.plan
         if receipt is None or plan is None or receipt.generation != generation:
             return
         if not receipt.senders.issuperset(plan.senders(worker.id)) or not worker.machine.adopting(generation):
             return
+        if consent is not None and worker.machine.keeps:
+            self._ask(consent, generation, agreed=lambda: self._adopt(receipt, None), withdrawn=self._unadopted)
+        else:
+            self._adopt(receipt, consent)
+
+    def _ask(
+        self, consent: Consent, generation: int, *, agreed: Callable[[], object], withdrawn: Callable[[], object]
+    ) -> None:
+        """Wait until all places of the unit have what they are sent."""
+        machine = self._worker.machine
+        consent.ask(
+            adoption(generation), wanted=lambda: machine.still_adopts(generation), agreed=agreed, withdrawn=withdrawn
+        )
+
+    def _unadopted(self) -> None:
+        self._worker.obey(self._worker.machine.unadopted())
+
+    def _adopt(self, receipt: SimReceipt, consent: Consent | None) -> None:
+        worker = self._worker
         worker.busy = "adopt"
         worker.state, worker.whole = worker.world.garbage(), False
-        worker.world.after("adopt", worker, self._adopted, receipt)
+        worker.world.after("adopt", worker, self._adopted, receipt, consent)
         worker.boundary("adopting")
 
-    def _adopted(self, receipt: SimReceipt) -> None:
+    def _adopted(self, receipt: SimReceipt, consent: Consent | None) -> None:
         worker = self._worker
         if worker.hung:
             return
@@ -118,7 +143,10 @@ class SimEntrance:
         instructions = worker.machine.received(receipt.passed, receipt.step)
         worker.checker.holds(worker)
         worker.obey(instructions)
-        worker.advance()
+        if consent is None:
+            worker.advance()
+        else:
+            self._ask(consent, receipt.generation, agreed=worker.advance, withdrawn=lambda: None)
 
     def _loaded(self, task: tasks.Load) -> None:
         worker = self._worker

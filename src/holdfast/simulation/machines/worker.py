@@ -28,7 +28,7 @@ from holdfast.simulation.machines.experts.stored import StoredExperts, shape_of
 from holdfast.simulation.machines.host import attachment, told_of
 from holdfast.simulation.machines.saving import Saver, SimWriter, SnapshotCopier
 from holdfast.simulation.machines.transfer import Pusher
-from holdfast.simulation.machines.unit import Page, Work
+from holdfast.simulation.machines.unit import Consent, Page, Work
 from holdfast.simulation.process import Process, SimPage
 from holdfast.simulation.world import World
 
@@ -93,10 +93,9 @@ class SimWorker(Process):
         self.at = "starting"
         self.page = SimPage(self.world.timeline)
         self._busy = ""
-        self._builder, self._saver = Builder(self), Saver(self)
-        self.copier = SnapshotCopier(self)
-        self.take_place(self.world.plan.places)
+        self._builder, self._saver, self.copier = Builder(self), Saver(self), SnapshotCopier(self)
         self._entrance = SimEntrance(self, self._builder, self.pusher, self._saver, self._mover)
+        self.take_place(self.world.plan.places)
 
     @property
     def busy(self) -> str:
@@ -113,7 +112,9 @@ class SimWorker(Process):
     def take_place(self, places: int) -> None:
         """Be one of so many that have a replica between them."""
         self.places, self.place = places, index_of(self.id) % places
-        self._work = Work(self, self.agent.unit_of(self.id, places), self._computed)
+        page = self.agent.unit_of(self.id, places)
+        consent = self._entrance.consent = Consent(self, page) if page is not None else None
+        self._work = Work(self, consent, self._computed)
 
     def attach(self) -> None:
         """Come up and wait for a generation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
-from holdfast.coordination.worker.share import Share
+from holdfast.coordination.worker.unit.share import Share
 from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.orders import Begin
 

@@ -1,0 +1,143 @@
+"""The places of a unit that keep a state, and are sent a newer one, take it once all of them have it, or none does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.control.link.unit.proposals import ProposalTable, words_of
+from holdfast.coordination.worker import tasks
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import Decision, DecisionKind, Role
+from holdfast.protocol.state import LiveSource
+from holdfast.runtime.groups.rendezvous import Board
+from holdfast.runtime.session.entering import Entrance
+from holdfast.runtime.session.resources import Resources, Shared
+from holdfast.step_samples import StepSamples
+
+LONG = 30.0
+UNIT, OTHERS = ("n0/0/a", "n0/1/a"), ("n1/0/a", "n1/1/a")
+
+
+def plan_of(generation: int, *, sent: bool = False) -> msg.GenerationPlan:
+    members = tuple(
+        msg.Member(worker=worker, host="h", state_port=1, role=Role(place=rank % 2))
+        for rank, worker in enumerate((*UNIT, *OTHERS))
+    )
+    sources: dict[str, msg.StateSource] = {
+        place: LiveSource(members=(other,)) for place, other in zip(UNIT, OTHERS, strict=True)
+    }
+    return msg.GenerationPlan(term=1, generation=generation, members=members, sources=sources if sent else {})
+
+
+class Place:
+    """One place of the unit: its machine, and an entrance that is to receive step 1 beside the state of step 0."""
+
+    def __init__(self, worker: str, page: ProposalTable, changed: threading.Condition, *, keeps: bool) -> None:
+        self.machine = WorkerMachine(worker, samples=StepSamples(seed=1, micro_batches=4, micro_batch=6))
+        self.machine.order(msg.Begin(plan=plan_of(1), decision=Decision(kind=DecisionKind.START, applied=0)))
+        self.machine.order(msg.Stop(term=1, generation=1))
+        if not keeps:
+            self.machine._copy.spoil()  # pyright: ignore[reportPrivateUsage]
+        decision = Decision(kind=DecisionKind.REDO, applied=1)
+        self.machine.order(msg.Begin(plan=plan_of(2, sent=True), decision=decision))
+        self.changed, self.told, self.adopted = changed, list[msg.Report](), 0
+        generations: Any = SimpleNamespace(of=lambda _: self.resources, leave_before=lambda _: None)
+        self.resources = Resources(generation=2, board=Board(2, lambda _: None))
+        self.resources.groups = SimpleNamespace()  # pyright: ignore[reportAttributeAccessIssue]
+        shared = Shared(
+            changed=changed, machine=self.machine, resources=generations, carry_out=self._carry_out, proposals=page
+        )
+        workload = SimpleNamespace(state=SimpleNamespace(adopt=self._adopt))
+        applying = SimpleNamespace(forget=lambda: None)
+        made: Callable[..., Entrance] = Entrance
+        more = {"experts": None, "saver": None, "snapshots": None}
+        self.entrance = made(shared, workload, None, applying, None, **more)
+        self.thread = threading.Thread(target=self._enter, daemon=True)
+        self.thread.start()
+
+    def comes(self) -> None:
+        """What this place is sent has come whole."""
+        with self.changed:
+            assert self.machine.pushed(2)
+            header = SimpleNamespace(manifest=None, passed=(), step=1)
+            receipt: Any = SimpleNamespace(ended=True, result=lambda: header, tensors=[], adopted=lambda: None)
+            self.resources.receipt = receipt
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        with self.changed:
+            self._carry_out(self.machine.order(msg.Stop(term=1, generation=2)))
+            self.changed.notify_all()
+
+    def _enter(self) -> None:
+        task = self.machine.task
+        assert task == tasks.Receive(plan_of(2, sent=True), together=True)
+        self.entrance.take_up(task)
+
+    def _adopt(self, *_: object) -> None:
+        self.adopted += 1
+
+    def _carry_out(self, instructions: list[tasks.WorkerInstruction]) -> None:
+        told = [one.message for one in instructions if isinstance(one, tasks.Tell)]
+        self.told += [message for message in told if isinstance(message, msg.Report)]
+        self.changed.notify_all()
+
+
+@pytest.fixture
+def unit(request: pytest.FixtureRequest) -> Iterator[list[Place]]:
+    changed, lock, words = threading.Condition(), threading.Lock(), [0] * words_of(2)
+    keeping: tuple[bool, ...] = getattr(request, "param", (True, True))
+    pages = [ProposalTable(words, lock, place=number, places=2) for number in range(2)]
+    places = [
+        Place(worker, page, changed, keeps=keeps) for worker, page, keeps in zip(UNIT, pages, keeping, strict=True)
+    ]
+    yield places
+    for place in places:
+        place.stop()
+        place.thread.join(LONG)
+        assert not place.thread.is_alive()
+
+
+def test_once_all_have_it(unit: list[Place]) -> None:
+    first, second = unit
+    first.comes()
+    first.thread.join(0.05)
+    assert first.thread.is_alive(), "it has gone on alone"
+    assert not first.adopted
+    second.comes()
+    for place in unit:
+        place.thread.join(LONG)
+        assert place.adopted == 1
+        assert (place.machine.applied, place.machine.keeps) == (1, False)
+
+
+def test_none_does_where_the_generation_ends_before(unit: list[Place]) -> None:
+    first, second = unit
+    first.comes()
+    first.stop()
+    second.stop()
+    for place in unit:
+        place.thread.join(LONG)
+        assert not place.adopted
+        assert [(report.applied, report.generation) for report in place.told] == [(0, 2)]
+    assert first.machine.keeps
+
+
+@pytest.mark.parametrize("unit", [(True, False)], indirect=True)
+def test_who_has_no_state_takes_it_at_once_and_the_other_one_then(unit: list[Place]) -> None:
+    keeper, void = unit
+    void.comes()
+    with void.changed:
+        assert void.changed.wait_for(lambda: void.machine.applied == 1, LONG)
+    void.thread.join(0.05)
+    assert void.thread.is_alive(), "it has not waited for its unit"
+    keeper.comes()
+    for place in unit:
+        place.thread.join(LONG)
+        assert (place.adopted, place.machine.applied) == (1, 1)
