@@ -25,6 +25,7 @@ BOUNDARIES = "coordination/worker/boundaries.py"
 GENERATIONS = "coordination/worker/generations.py"
 COPY = "coordination/worker/copy.py"
 ASSIGNMENT = "coordination/generations/assignment.py"
+ADOPTING = "coordination/worker/unit/adopting.py"
 SHARE = "coordination/worker/unit/share.py"
 DECISIONS = "coordination/generations/decisions.py"
 DECIDING = "coordination/generations/deciding.py"
@@ -122,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         name="takes_a_torn_state",
-        file=WORKER,
+        file=ADOPTING,
         old="        self._copy.spoil()\n        return True\n",
         new="        decision = self.generations.decision\n"
         "        self._copy.hold(decision.applied if decision else 1, None)\n        return True\n",
@@ -131,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         name="torn_state_counts_as_fresh",
-        file=WORKER,
+        file=ADOPTING,
         old="        self._copy.spoil()\n        return True\n",
         new="        return True\n",
         why="a half overwritten state is nobody's initial one",

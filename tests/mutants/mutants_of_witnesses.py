@@ -10,6 +10,7 @@ PLACE = "coordination/agent/place.py"
 LEDGER = "coordination/progress/ledger.py"
 PROGRESS = "coordination/progress/announced.py"
 HEARING = "coordination/hearing.py"
+ADOPTING = "coordination/worker/unit/adopting.py"
 WORKER = "coordination/worker/machine.py"
 COPY = "coordination/worker/copy.py"
 WITNESSES = "coordination/generations/witnesses.py"
@@ -95,7 +96,7 @@ WITNESS_MUTANTS = (
     ),
     Mutant(
         name="a_joiner_knows_no_step",
-        file=WORKER,
+        file=ADOPTING,
         old="        self._copy.sent = tuple(passed)\n",
         new="        self._copy.sent = ()\n",
         why="who was sent a state may be the last one alive",
