@@ -186,6 +186,7 @@ class Entrance:
                 return
             keeps = machine.keeps
         if together and keeps and not self._all_have_it(generation):
+            receipt.let_go()  # (before the report: what comes in the next generation needs the room)
             with self._shared.changed:
                 self._shared.carry_out(machine.unadopted())
             return
@@ -198,7 +199,7 @@ class Entrance:
                 self._shared.carry_out(machine.spoilt())
             self._refuse(receipt, error)
             return
-        receipt.adopted()
+        receipt.let_go()
         with self._shared.changed:
             self._applying.forget()
             self._shared.carry_out(machine.received(header.passed, header.step))
