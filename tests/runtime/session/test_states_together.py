@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.control.link.progress_page import NoProgress
 from holdfast.control.link.unit.proposals import ProposalTable, words_of
 from holdfast.coordination.worker import tasks
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Decision, DecisionKind, Role
 from holdfast.protocol.state import LiveSource
 from holdfast.runtime.groups.rendezvous import Board
@@ -50,6 +52,16 @@ class Page(ProposalTable):
             self.lies.set()
 
 
+class Progress(NoProgress):
+    """What a place's training thread says that it is about."""
+
+    about = Activity.STARTING
+
+    def at(self, activity: Activity, micro_batch: int = -1) -> None:
+        """Keep this one."""
+        self.about = activity
+
+
 class Place:
     """One place of the unit: its machine, and an entrance that is to receive step 1 beside the state of step 0."""
 
@@ -66,8 +78,14 @@ class Place:
         generations: Any = SimpleNamespace(of=lambda _: self.resources, leave_before=lambda _: None)
         self.resources = Resources(generation=2, board=Board(2, lambda _: None))
         self.resources.groups = SimpleNamespace()  # pyright: ignore[reportAttributeAccessIssue]
+        self.progress, self.adopted_at = Progress(), Activity.STARTING
         shared = Shared(
-            changed=changed, machine=self.machine, resources=generations, carry_out=self._carry_out, proposals=page
+            changed=changed,
+            machine=self.machine,
+            resources=generations,
+            carry_out=self._carry_out,
+            proposals=page,
+            progress=self.progress,
         )
         workload = SimpleNamespace(state=SimpleNamespace(adopt=self._adopt))
         applying = SimpleNamespace(forget=lambda: None)
@@ -98,6 +116,7 @@ class Place:
 
     def _adopt(self, *_: object) -> None:
         self.adopted += 1
+        self.adopted_at = self.progress.about
 
     def _let_go(self) -> None:
         self.let_go += 1
@@ -134,6 +153,7 @@ def test_once_all_have_it(unit: list[Place]) -> None:
     for place in unit:
         place.thread.join(LONG)
         assert place.adopted == 1
+        assert place.adopted_at is Activity.RECEIVING, "who hangs there would be said to wait for others"
         assert (place.machine.applied, place.machine.keeps) == (1, False)
 
 

@@ -190,6 +190,7 @@ class Entrance:
             with self._shared.changed:
                 self._shared.carry_out(machine.unadopted())
             return
+        self._shared.progress.at(Activity.RECEIVING)  # (its own part of it, again)
         if self._snapshots is not None:
             self._snapshots.settle()
         try:
