@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from holdfast.protocol.layouts.proposals import adoption
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.machines.unit import Consent, SimUnit
 from holdfast.simulation.schedules.enumeration import plan_of
 from holdfast.simulation.schedules.shrinking import failure
 
@@ -40,3 +45,24 @@ def test_the_places_of_a_unit_take_a_newer_step_together_or_keep_the_one_before(
 def test_as_it_was_found(number: int) -> None:
     """A place of the sender stood still, the other one sent; then both were replaced."""
     assert failure(SimCluster(plan_of(number))) == ""
+
+
+def test_what_is_wanted_no_more_when_it_is_asked_is_taken_back_at_once() -> None:
+    """As a process does, which looks as long as it waits: the simulated one stood there until the next order."""
+    later, said = list[Callable[[], object]](), list[str]()
+    world = SimpleNamespace(after=lambda _, __, action, *args: later.append(lambda: action(*args)))
+    worker: Any = SimpleNamespace(
+        id="n0/0/a", world=world, hung=False, busy="", boundary=lambda _: False, advance=lambda: said.append("goes on")
+    )
+    page = SimUnit(2)
+    Consent(worker, page).ask(
+        adoption(2),
+        wanted=lambda: False,
+        agreed=lambda: said.append("agreed"),
+        withdrawn=lambda: said.append("withdrawn"),
+    )
+    while later:
+        later.pop(0)()
+    assert said == ["withdrawn", "goes on"]
+    assert worker.busy == ""
+    assert not page.withdraw(worker.id), "its proposal lies there still"
