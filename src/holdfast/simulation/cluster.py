@@ -237,6 +237,7 @@ class SimCluster:
         self.world.store.power_cut()
         self.world.journal.power_cut(self.world.rng)
         self.checker.journal_cut()
+        self.places.cut(self.world.journal.events)
 
     def connect(self, agent: SimAgent) -> SimConnection | None:
         """Connect an agent; None where nobody listens: it will be woken when somebody does."""
