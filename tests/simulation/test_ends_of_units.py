@@ -61,3 +61,24 @@ def test_what_the_journal_has_lost_with_its_machine_is_not_held_against_the_next
         faults=(hangs,),
     )
     assert failure(SimCluster(plan)) == ""
+
+
+def test_what_is_asked_while_the_store_is_slow_and_refused_as_the_job_has_ended_is_refused() -> None:
+    """It waited for its turn in the shell, from where what it was told came back to nobody."""
+    faults = (
+        Fault(kind=FaultKind.STOP_NODE, target=1, duration=1.5, boundary="reduced", step=3),
+        Fault(kind=FaultKind.SLOW_STORE, duration=1.5, boundary="adopting", step=3),
+        Fault(kind=FaultKind.DRAIN, time=3.1830834142913713, target=1),
+    )
+    plan = FaultPlan(
+        seed=195,
+        steps=3,
+        workers_per_node=4,
+        places=2,
+        micro_batches=1,
+        snapshot_every=1,
+        witnesses=2,
+        stops_at=4,
+        faults=faults,
+    )
+    assert failure(SimCluster(plan)) == ""
