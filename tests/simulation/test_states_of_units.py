@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -47,12 +48,41 @@ def test_as_it_was_found(number: int) -> None:
     assert failure(SimCluster(plan_of(number))) == ""
 
 
+def test_the_mate_of_a_place_whose_script_has_raised_is_no_copy_of_a_state() -> None:
+    """All of one unit had the step, one of whose places raised; of another one place had it, of the role of that one."""
+    faults = (
+        Fault(kind=FaultKind.STOP_NODE, target=2, duration=1.5, boundary="reduced", step=3),
+        Fault(kind=FaultKind.KILL_WORKER, target=1, boundary="voted", step=3),
+        Fault(kind=FaultKind.STOP_WORKER, duration=4.0, boundary="receiving"),
+        Fault(kind=FaultKind.RAISE, target=3, boundary="begun", step=3),
+    )
+    plan = FaultPlan(
+        seed=1642,
+        nodes=4,
+        start_nodes=4,
+        steps=3,
+        workers_per_node=2,
+        places=2,
+        micro_batches=1,
+        stops_at=3,
+        faults=faults,
+    )
+    assert failure(SimCluster(plan)) == ""
+
+
 def test_what_is_wanted_no_more_when_it_is_asked_is_taken_back_at_once() -> None:
     """As a process does, which looks as long as it waits: the simulated one stood there until the next order."""
     later, said = list[Callable[[], object]](), list[str]()
-    world = SimpleNamespace(after=lambda _, __, action, *args: later.append(lambda: action(*args)))
+
+    def after(_: str, __: object, action: Callable[..., object], *args: Any) -> None:
+        later.append(partial(action, *args))
+
+    def boundary(_: str) -> bool:
+        return False
+
+    world = SimpleNamespace(after=after)
     worker: Any = SimpleNamespace(
-        id="n0/0/a", world=world, hung=False, busy="", boundary=lambda _: False, advance=lambda: said.append("goes on")
+        id="n0/0/a", world=world, hung=False, busy="", boundary=boundary, advance=lambda: said.append("goes on")
     )
     page = SimUnit(2)
     Consent(worker, page).ask(
