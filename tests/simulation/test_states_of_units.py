@@ -49,7 +49,7 @@ def test_as_it_was_found(number: int) -> None:
 
 
 def test_the_mate_of_a_place_whose_script_has_raised_is_no_copy_of_a_state() -> None:
-    """All of one unit had the step, one of whose places raised; of another one place had it, of the role of that one."""
+    """All of one unit had the step, one of whose places raised; of another, one place of the same role had it."""
     faults = (
         Fault(kind=FaultKind.STOP_NODE, target=2, duration=1.5, boundary="reduced", step=3),
         Fault(kind=FaultKind.KILL_WORKER, target=1, boundary="voted", step=3),
