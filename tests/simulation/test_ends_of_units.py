@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.schedules.enumeration import plan_of
 from holdfast.simulation.schedules.shrinking import failure
 
@@ -40,3 +41,44 @@ def test_of_two_standbys_the_one_begins_that_has_a_whole_initial_state(number: i
 def test_who_is_cut_off_goes_once_it_was_put_together_with_two_others(number: int) -> None:
     """With room for all experts on two nodes of three; the checker had time for one of the two."""
     assert failure(SimCluster(plan_of(number))) == ""
+
+
+@pytest.mark.parametrize("seed", [11, 17, 41])
+def test_what_the_journal_has_lost_with_its_machine_is_not_held_against_the_next_coordinator(seed: int) -> None:
+    """It knew of processes that had ended, not of their node's failure; the checker had the place of that node waited
+    for."""
+    hangs = Fault(kind=FaultKind.HANG, boundary="entering", target=1, duration=0.8)
+    plan = FaultPlan(
+        seed=seed,
+        steps=2,
+        workers_per_node=4,
+        places=2,
+        micro_batches=4,
+        crashes_after_strike=(4,),
+        power_cuts=True,
+        on_loss="wait",
+        witnesses=0,
+        faults=(hangs,),
+    )
+    assert failure(SimCluster(plan)) == ""
+
+
+def test_what_is_asked_while_the_store_is_slow_and_refused_as_the_job_has_ended_is_refused() -> None:
+    """It waited for its turn in the shell, from where what it was told came back to nobody."""
+    faults = (
+        Fault(kind=FaultKind.STOP_NODE, target=1, duration=1.5, boundary="reduced", step=3),
+        Fault(kind=FaultKind.SLOW_STORE, duration=1.5, boundary="adopting", step=3),
+        Fault(kind=FaultKind.DRAIN, time=3.1830834142913713, target=1),
+    )
+    plan = FaultPlan(
+        seed=195,
+        steps=3,
+        workers_per_node=4,
+        places=2,
+        micro_batches=1,
+        snapshot_every=1,
+        witnesses=2,
+        stops_at=4,
+        faults=faults,
+    )
+    assert failure(SimCluster(plan)) == ""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from holdfast.protocol.layouts.proposals import adoption
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.machines.unit import Consent, SimUnit
 from holdfast.simulation.schedules.enumeration import plan_of
 from holdfast.simulation.schedules.shrinking import failure
 
@@ -40,3 +46,53 @@ def test_the_places_of_a_unit_take_a_newer_step_together_or_keep_the_one_before(
 def test_as_it_was_found(number: int) -> None:
     """A place of the sender stood still, the other one sent; then both were replaced."""
     assert failure(SimCluster(plan_of(number))) == ""
+
+
+def test_the_mate_of_a_place_whose_script_has_raised_is_no_copy_of_a_state() -> None:
+    """All of one unit had the step, one of whose places raised; of another, one place of the same role had it."""
+    faults = (
+        Fault(kind=FaultKind.STOP_NODE, target=2, duration=1.5, boundary="reduced", step=3),
+        Fault(kind=FaultKind.KILL_WORKER, target=1, boundary="voted", step=3),
+        Fault(kind=FaultKind.STOP_WORKER, duration=4.0, boundary="receiving"),
+        Fault(kind=FaultKind.RAISE, target=3, boundary="begun", step=3),
+    )
+    plan = FaultPlan(
+        seed=1642,
+        nodes=4,
+        start_nodes=4,
+        steps=3,
+        workers_per_node=2,
+        places=2,
+        micro_batches=1,
+        stops_at=3,
+        faults=faults,
+    )
+    assert failure(SimCluster(plan)) == ""
+
+
+def test_what_is_wanted_no_more_when_it_is_asked_is_taken_back_at_once() -> None:
+    """As a process does, which looks as long as it waits: the simulated one stood there until the next order."""
+    later, said = list[Callable[[], object]](), list[str]()
+
+    def after(_: str, __: object, action: Callable[..., object], *args: Any) -> None:
+        later.append(partial(action, *args))
+
+    def boundary(_: str) -> bool:
+        return False
+
+    world = SimpleNamespace(after=after)
+    worker: Any = SimpleNamespace(
+        id="n0/0/a", world=world, hung=False, busy="", boundary=boundary, advance=lambda: said.append("goes on")
+    )
+    page = SimUnit(2)
+    Consent(worker, page).ask(
+        adoption(2),
+        wanted=lambda: False,
+        agreed=lambda: said.append("agreed"),
+        withdrawn=lambda: said.append("withdrawn"),
+    )
+    while later:
+        later.pop(0)()
+    assert said == ["withdrawn", "goes on"]
+    assert worker.busy == ""
+    assert not page.withdraw(worker.id), "its proposal lies there still"

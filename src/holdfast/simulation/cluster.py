@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Undrain
-from holdfast.errors import EXIT_INTERRUPTED, BadInputError, RefusedError, UnreachableError
+from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import Record
 from holdfast.simulation.faults.ends import barred
@@ -188,12 +187,7 @@ class SimCluster:
     def ask(self, request: Drain | MoveNodes) -> None:
         """Ask for something of nodes; what is refused is refused."""
         if self.coordinator is not None:
-            self.coordinator.deliver(self._ask, self.coordinator, request)
-
-    @staticmethod
-    def _ask(shell: CoordinatorShell, request: Drain | MoveNodes) -> None:
-        with contextlib.suppress(BadInputError, RefusedError, UnreachableError):
-            shell.feed(request)
+            self.coordinator.deliver(self.coordinator.ask, request)
 
     def undrain(self) -> None:
         """Let a quarantined or drained node come back, and start its agent again."""
@@ -237,6 +231,7 @@ class SimCluster:
         self.world.store.power_cut()
         self.world.journal.power_cut(self.world.rng)
         self.checker.journal_cut()
+        self.places.cut(self.world.journal.events)
 
     def connect(self, agent: SimAgent) -> SimConnection | None:
         """Connect an agent; None where nobody listens: it will be woken when somebody does."""

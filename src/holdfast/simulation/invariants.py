@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.generations.roles import every_role
+from holdfast.coordination.generations.roles import every_role, unit_of
 from holdfast.coordination.inputs import Input, Received
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
@@ -412,13 +412,13 @@ class Checker:
             return
         if "live copy" not in why:
             self._fail(f"the job failed: {why}")
-        able: list[str] = []
-        for info in machine.members.workers():
-            process = self._world.worker(info.id)
-            if process is None or process.experts is not None or info.raised:
-                continue  # its dense state alone is not enough; (or nobody can go on with it)
-            able += [info.id] * (process.whole and (process.machine.applied or 0) >= self._committed > 0)
-        if every_role(able, machine.record.layout.places):
+        places, able = machine.record.layout.places, list[str]()
+        raised = {unit_of(info.id, places) for info in machine.members.workers() if info.raised}
+        for info in machine.members.workers():  # (nobody can go on with who has raised, nor with the rest of its unit)
+            process = None if unit_of(info.id, places) in raised else self._world.worker(info.id)
+            if process is not None and process.experts is None:  # (else its dense state alone is not enough)
+                able += [info.id] * (process.whole and (process.machine.applied or 0) >= self._committed > 0)
+        if every_role(able, places):
             self._fail(f"the job failed although {able} hold step {self._committed}: {why}")
         left = [name for name in self._saved if not self._world.checkpoints.files[name].damaged]
         if left or (left := self._put_away.lost(machine.members.nodes)):

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.control.link.progress_page import NoProgress
 from holdfast.control.link.unit.proposals import ProposalTable, words_of
 from holdfast.coordination.worker import tasks
 from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Decision, DecisionKind, Role
 from holdfast.protocol.state import LiveSource
 from holdfast.runtime.groups.rendezvous import Board
@@ -35,10 +38,34 @@ def plan_of(generation: int, *, sent: bool = False) -> msg.GenerationPlan:
     return msg.GenerationPlan(term=1, generation=generation, members=members, sources=sources if sent else {})
 
 
+class Page(ProposalTable):
+    """A unit's page as one place sees it, which says when that has proposed something."""
+
+    def __init__(self, words: list[int], lock: threading.Lock, *, place: int) -> None:
+        super().__init__(words, lock, place=place, places=2)
+        self.lies = threading.Event()
+
+    def propose(self, proposal: Proposal) -> bool:
+        try:
+            return super().propose(proposal)
+        finally:
+            self.lies.set()
+
+
+class Progress(NoProgress):
+    """What a place's training thread says that it is about."""
+
+    about = Activity.STARTING
+
+    def at(self, activity: Activity, micro_batch: int = -1) -> None:
+        """Keep this one."""
+        self.about = activity
+
+
 class Place:
     """One place of the unit: its machine, and an entrance that is to receive step 1 beside the state of step 0."""
 
-    def __init__(self, worker: str, page: ProposalTable, changed: threading.Condition, *, keeps: bool) -> None:
+    def __init__(self, worker: str, page: Page, changed: threading.Condition, *, keeps: bool) -> None:
         self.machine = WorkerMachine(worker, samples=StepSamples(seed=1, micro_batches=4, micro_batch=6))
         self.machine.order(msg.Begin(plan=plan_of(1), decision=Decision(kind=DecisionKind.START, applied=0)))
         self.machine.order(msg.Stop(term=1, generation=1))
@@ -46,12 +73,19 @@ class Place:
             self.machine._copy.spoil()  # pyright: ignore[reportPrivateUsage]
         decision = Decision(kind=DecisionKind.REDO, applied=1)
         self.machine.order(msg.Begin(plan=plan_of(2, sent=True), decision=decision))
-        self.changed, self.told, self.adopted = changed, list[msg.Report](), 0
+        self.page = page
+        self.changed, self.told, self.adopted, self.let_go = changed, list[msg.Report](), 0, 0
         generations: Any = SimpleNamespace(of=lambda _: self.resources, leave_before=lambda _: None)
         self.resources = Resources(generation=2, board=Board(2, lambda _: None))
         self.resources.groups = SimpleNamespace()  # pyright: ignore[reportAttributeAccessIssue]
+        self.progress, self.adopted_at = Progress(), Activity.STARTING
         shared = Shared(
-            changed=changed, machine=self.machine, resources=generations, carry_out=self._carry_out, proposals=page
+            changed=changed,
+            machine=self.machine,
+            resources=generations,
+            carry_out=self._carry_out,
+            proposals=page,
+            progress=self.progress,
         )
         workload = SimpleNamespace(state=SimpleNamespace(adopt=self._adopt))
         applying = SimpleNamespace(forget=lambda: None)
@@ -66,7 +100,7 @@ class Place:
         with self.changed:
             assert self.machine.pushed(2)
             header = SimpleNamespace(manifest=None, passed=(), step=1)
-            receipt: Any = SimpleNamespace(ended=True, result=lambda: header, tensors=[], adopted=lambda: None)
+            receipt: Any = SimpleNamespace(ended=True, result=lambda: header, tensors=[], let_go=self._let_go)
             self.resources.receipt = receipt
             self.changed.notify_all()
 
@@ -82,6 +116,10 @@ class Place:
 
     def _adopt(self, *_: object) -> None:
         self.adopted += 1
+        self.adopted_at = self.progress.about
+
+    def _let_go(self) -> None:
+        self.let_go += 1
 
     def _carry_out(self, instructions: list[tasks.WorkerInstruction]) -> None:
         told = [one.message for one in instructions if isinstance(one, tasks.Tell)]
@@ -93,7 +131,7 @@ class Place:
 def unit(request: pytest.FixtureRequest) -> Iterator[list[Place]]:
     changed, lock, words = threading.Condition(), threading.Lock(), [0] * words_of(2)
     keeping: tuple[bool, ...] = getattr(request, "param", (True, True))
-    pages = [ProposalTable(words, lock, place=number, places=2) for number in range(2)]
+    pages = [Page(words, lock, place=number) for number in range(2)]
     places = [
         Place(worker, page, changed, keeps=keeps) for worker, page, keeps in zip(UNIT, pages, keeping, strict=True)
     ]
@@ -107,6 +145,7 @@ def unit(request: pytest.FixtureRequest) -> Iterator[list[Place]]:
 def test_once_all_have_it(unit: list[Place]) -> None:
     first, second = unit
     first.comes()
+    assert first.page.lies.wait(LONG)
     first.thread.join(0.05)
     assert first.thread.is_alive(), "it has gone on alone"
     assert not first.adopted
@@ -114,12 +153,14 @@ def test_once_all_have_it(unit: list[Place]) -> None:
     for place in unit:
         place.thread.join(LONG)
         assert place.adopted == 1
+        assert place.adopted_at is Activity.RECEIVING, "who hangs there would be said to wait for others"
         assert (place.machine.applied, place.machine.keeps) == (1, False)
 
 
 def test_none_does_where_the_generation_ends_before(unit: list[Place]) -> None:
     first, second = unit
     first.comes()
+    assert first.page.lies.wait(LONG)
     first.stop()
     second.stop()
     for place in unit:
@@ -127,6 +168,7 @@ def test_none_does_where_the_generation_ends_before(unit: list[Place]) -> None:
         assert not place.adopted
         assert [(report.applied, report.generation) for report in place.told] == [(0, 2)]
     assert first.machine.keeps
+    assert (first.let_go, second.let_go) == (1, 0), "what has come lies beside the state for nothing"
 
 
 @pytest.mark.parametrize("unit", [(True, False)], indirect=True)
@@ -135,6 +177,7 @@ def test_who_has_no_state_takes_it_at_once_and_the_other_one_then(unit: list[Pla
     void.comes()
     with void.changed:
         assert void.changed.wait_for(lambda: void.machine.applied == 1, LONG)
+    assert void.page.lies.wait(LONG)
     void.thread.join(0.05)
     assert void.thread.is_alive(), "it has not waited for its unit"
     keeper.comes()

@@ -20,11 +20,13 @@ from holdfast.control.link.wire import INTRODUCTION_S, MAX_STRANGERS, TransferEr
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.plan import GenerationPlan, Member, Passed
 from holdfast.protocol.state import LiveSource
+from holdfast.runtime.groups.rendezvous import Board
+from holdfast.runtime.session.resources import Resources
 from holdfast.runtime.state import receive as inbox
 from holdfast.runtime.state import wire
 from holdfast.runtime.state.hashing import state_hash
 from holdfast.runtime.state.receive import Receipt, StateInbox
-from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.state import Manifest, TrainingState
 from holdfast.runtime.state.transfer import Push
 from holdfast.runtime.state.wire import FlatState, Ticket, stream_chunks
 
@@ -231,9 +233,60 @@ def test_what_has_come_across_is_kept_by_neither_side(sides: Callable[..., Side]
     (receipt,) = side.receipts
     received = [weakref.ref(tensor) for tensor in receipt.tensors[: len(list(side.state.model.parameters()))]]
     side.state.adopt(receipt.result().manifest, receipt.tensors)
-    receipt.adopted()
+    receipt.let_go()
     assert [ref() for ref in (*sent, *received)] == [None] * (len(sent) + len(received))
     assert receipt.nbytes == source.capture().nbytes, "what it was is still known"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_nothing_is_kept_of_what_comes_for_a_generation_that_is_left(
+    sides: Callable[..., Side], *, whole: bool
+) -> None:
+    """A place goes on with the state before where its unit has not got the newer one: it has no room for both."""
+    midway, go_on = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        midway.set()
+        assert go_on.wait(DEADLINE_S)
+
+    side, source = sides(aside=True), make(3)
+    if not whole:
+        side.midway = stand_still
+    _, outcome = push(side.plan(), source)
+    assert (side.ended if whole else midway).wait(DEADLINE_S)
+    (receipt,) = side.receipts
+    received = [weakref.ref(tensor) for tensor in receipt.tensors[: len(list(side.state.model.parameters()))]]
+    assert all(ref() is not None for ref in received)
+    left = Resources(generation=4, board=Board(4, lambda _: None), receipt=receipt)
+    left.interrupt()
+    left.leave()
+    go_on.set()
+    assert outcome.get(timeout=DEADLINE_S) == "" or not whole
+    assert receipt.wait_quiet(DEADLINE_S)
+    assert [ref() for ref in received] == [None] * len(received)
+    with pytest.raises(TransferError, match="broken off"):
+        receipt.result()
+
+
+def test_nothing_is_made_room_for_once_it_is_broken_off(sides: Callable[..., Side]) -> None:
+    side, preparing, go_on = sides(aside=True), threading.Event(), threading.Event()
+    prepare = side.state.prepare
+
+    def slowly(manifest: Manifest, *, aside: bool) -> list[torch.Tensor]:
+        preparing.set()
+        assert go_on.wait(DEADLINE_S)
+        return prepare(manifest, aside=aside)
+
+    side.state.prepare = slowly  # pyright: ignore[reportAttributeAccessIssue]
+    _, outcome = push(side.plan(), make(3))
+    assert preparing.wait(DEADLINE_S)
+    (receipt,) = side.receipts
+    receipt.abort()
+    receipt.let_go()
+    go_on.set()
+    assert outcome.get(timeout=DEADLINE_S)
+    assert receipt.wait_quiet(DEADLINE_S)
+    assert not receipt.tensors
 
 
 def test_a_state_that_comes_aside_changes_nothing_before_it_is_adopted(sides: Callable[..., Side]) -> None:

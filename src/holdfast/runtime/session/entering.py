@@ -186,9 +186,11 @@ class Entrance:
                 return
             keeps = machine.keeps
         if together and keeps and not self._all_have_it(generation):
+            receipt.let_go()  # (before the report: what comes in the next generation needs the room)
             with self._shared.changed:
                 self._shared.carry_out(machine.unadopted())
             return
+        self._shared.progress.at(Activity.RECEIVING)  # (its own part of it, again)
         if self._snapshots is not None:
             self._snapshots.settle()
         try:
@@ -198,7 +200,7 @@ class Entrance:
                 self._shared.carry_out(machine.spoilt())
             self._refuse(receipt, error)
             return
-        receipt.adopted()
+        receipt.let_go()
         with self._shared.changed:
             self._applying.forget()
             self._shared.carry_out(machine.received(header.passed, header.step))

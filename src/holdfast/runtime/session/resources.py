@@ -93,6 +93,8 @@ class Resources:
             self.groups.retire(sever=halted)
         # After a swap, peers may still be in the last operation: the groups are not severed then.
         self.interrupt()
+        if self.receipt is not None:
+            self.receipt.let_go()  # (whoever is to wait until it is quiet keeps it, maybe for hours)
 
 
 class Generations:

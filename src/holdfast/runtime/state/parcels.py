@@ -160,7 +160,7 @@ class Parcels:
         self._taken = True
         for rank, receipt in receipts.items():
             self._cargo.landed(rank, receipt.tensors)
-            receipt.adopted()
+            receipt.let_go()
 
     def _push(self, rank: int, make_wire: Callable[[socket.socket], Wire]) -> Push:
         return Push(

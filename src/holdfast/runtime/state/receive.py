@@ -111,8 +111,8 @@ class Receipt:
             raise TransferError(self._error or "it has not ended")
         return self._header
 
-    def adopted(self) -> None:
-        """Let go of the tensors: what is received is the state now, and this may be looked at for a long time."""
+    def let_go(self) -> None:
+        """Let go of the tensors: what is received is the state now, or of no use. This may be looked at for long."""
         with self._changed:
             self.tensors, self._flat = [], None
 
@@ -163,12 +163,16 @@ class Receipt:
         wire.write(ACCEPTED)
 
     def _open(self, header: Header) -> None:
-        if self._after is not None and not self._after.wait_quiet():
-            raise TransferError("an earlier transfer does not end")
+        if self._after is not None:
+            if not self._after.wait_quiet():
+                raise TransferError("an earlier transfer does not end")
+            self._after.let_go()  # (it came to nothing, though the training thread may not have left it yet)
         self._after = None
         tensors = self._prepare(header.manifest)
         flat = FlatState(tensors)
         with self._changed:
+            if self._error:
+                raise TransferError(self._error)
             self.tensors, self._flat, self._header, self.nbytes = tensors, flat, header, flat.nbytes
             self._changed.notify_all()
 

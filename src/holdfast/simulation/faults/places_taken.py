@@ -5,7 +5,7 @@ And of a job that waits where a node is lost: it goes on with as many as before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, NodeLeft, NodesJoined
 from holdfast.protocol.failures import Severity
@@ -38,15 +38,8 @@ class PlacesTaken:
         Raises:
             InvariantError: a node is a member that has not joined, or a world is another with it than before.
         """
-        if isinstance(event, NodesJoined):
-            self._joined.update(event.names)
-            self._lost.difference_update(event.names)
-            self._here.update(event.names)
-        elif isinstance(event, NodeLeft):
-            self._here.discard(event.node)
-        elif isinstance(event, FailureDetected) and event.severity is Severity.NODE:
-            self._lost.add(event.node)
-        elif isinstance(event, GenerationStarted):
+        self._follow(event)
+        if isinstance(event, GenerationStarted):
             for name in event.members:
                 if name not in self._joined:
                     raise InvariantError(f"node {name} is a member, and has not joined: {event}")
@@ -58,6 +51,26 @@ class PlacesTaken:
             if event.reason == "replace" and before is not None and before.seq < event.seq:
                 self._same_but_for_the_lost(before, event)
             self._beside = record.beside(event.members)
+
+    def cut(self, events: Iterable[AnyEvent]) -> None:
+        """The journal has only these events left: a failure that it lost was none, as far as anybody knows."""
+        self._lost.clear()
+        self._here.clear()
+        for event in events:
+            self._follow(event)
+
+    def _follow(self, event: AnyEvent) -> None:
+        if isinstance(event, NodesJoined):
+            self._joined.update(event.names)
+            self._lost.difference_update(event.names)
+            self._here.update(event.names)
+        elif isinstance(event, NodeLeft):
+            self._here.discard(event.node)
+        elif isinstance(event, FailureDetected) and event.severity is Severity.NODE:
+            self._lost.add(event.node)
+        elif isinstance(event, FailureDetected) and event.severity is Severity.PROCESS:
+            # (it is there: the coordinator that had lost it went down before that was in the record)
+            self._lost.discard(event.node)
 
     def _as_many(self, before: GenerationStarted, event: GenerationStarted) -> None:
         taken = {whose for name, whose in self._beside.items() if name in event.members}

@@ -6,6 +6,7 @@ coordinator may die meanwhile; its write may arrive all the same.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from holdfast.coordination.instructions import (
     Send,
     TellPool,
 )
-from holdfast.errors import SupersededError
+from holdfast.errors import BadInputError, RefusedError, SupersededError, UnreachableError
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import Record
@@ -106,6 +107,14 @@ class CoordinatorShell(Process):
             instructions = self.machine.handle(event, self._now)
             self._stale = self._cluster.checker.handles(event)
             self._execute(instructions)
+
+    def ask(self, request: Input) -> None:
+        """Handle what somebody asks for, in its turn; what is refused is refused."""
+        if self._waiting is not None:
+            self._waiting.append(partial(self.ask, request))
+            return
+        with contextlib.suppress(BadInputError, RefusedError, UnreachableError):
+            self.feed(request)
 
     def feed_connection(self, number: int, event: Received) -> None:
         """Handle a message of a connection that is still known, once the processor comes to it."""

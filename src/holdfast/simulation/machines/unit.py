@@ -75,7 +75,7 @@ class Consent:
         """Bring something to the page, after a while.
 
         Args:
-            wanted: asked after each order; where it says no, the proposal is taken back.
+            wanted: asked once it lies there, and after each order; where it says no, the proposal is taken back.
             agreed: all have made the same. withdrawn: it was taken back before that.
         """
         worker = self._worker
@@ -95,6 +95,7 @@ class Consent:
         if not worker.hung and self._asked is asked and not self._lies:
             self._lies = True
             self.page.propose(worker.id, asked.proposal, lambda: worker.world.after("pause", worker, self._go, asked))
+            self.look()  # (it may not have been wanted any more when it was asked)
 
     def _withdraw(self, asked: _Asked) -> None:
         if self._worker.hung or self._asked is not asked or asked.wanted():
