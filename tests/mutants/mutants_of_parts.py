@@ -170,9 +170,16 @@ PART_MUTANTS = (
     Mutant(
         name="who_never_comes_in_is_waited_for",
         file=FINISHING,
-        old="turn.is_member(down.worker) and known.entered < turn.generation:",
-        new="False:",
+        old="if known.entered < turn.generation or (plan",
+        new="if (plan",
         why="the others wait for it to enter, and it has ended",
+    ),
+    Mutant(
+        name="who_comes_as_all_leave_has_lost_the_job",
+        file=FINISHING,
+        old="    return bool(newcomers)\n",
+        new="    return False\n",
+        why="all that had the state were through with their loops",
     ),
     Mutant(
         name="others_go_on_without_who_has_left",

@@ -28,3 +28,13 @@ def test_scripts_that_leave_while_there_is_no_coordinator() -> None:
         plan = FaultPlan(seed=seed, steps=5, workers_per_node=1 + seed % 2, leaves=True, faults=(away,))
         outcome = SimCluster(plan).run()
         assert outcome.exit_code == EXIT_DONE, f"{seed}: {outcome.why}"
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 2))
+def test_a_node_that_comes_as_all_others_leave_their_loops_makes_no_job_fail(seed: int) -> None:
+    """It was to be sent the state by those that have left: there was no live copy, and so the job failed."""
+    plan = FaultPlan(
+        seed=seed, nodes=2, start_nodes=1, workers_per_node=2, steps=1 + seed % 3, micro_batches=2, leaves=True
+    )
+    outcome = SimCluster(plan).run()
+    assert outcome.exit_code == EXIT_DONE, outcome.why

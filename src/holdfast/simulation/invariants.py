@@ -357,11 +357,11 @@ class Checker:
             self._nobody_knows(step)
         elif training.told_wrongly(event, commit):
             self._fail(f"step {step} was announced as {event}, the lineage has {commit}")
-        # (The newest record may know a later generation already: one call can commit a step and swap.)
-        for worker in self._members[event.generation]:
-            process = self._world.worker(worker)
-            if process is not None and (process.machine.applied is None or process.machine.applied < step):
-                self._fail(f"step {step} was committed, but {worker} stands at {process.machine.applied}")
+        # (The newest record may know a later generation already. Where all leave, who was to be sent a state has none.)
+        here = [one for one in map(self._world.worker, self._members[event.generation]) if one is not None]
+        late = [one.id for one in here if (one.machine.applied or 0) < step]
+        if late and any(one.machine.applied is not None for one in here):
+            self._fail(f"step {step} was committed, but {late} have not applied it")
 
     def _nobody_knows(self, step: int) -> None:
         """The loss of a step is unknown: never while somebody lives who counts, and holds what it has led to."""

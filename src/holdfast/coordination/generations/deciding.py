@@ -15,7 +15,7 @@ from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
 from holdfast.coordination.generations.announcing import announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, what_counts, without_state
-from holdfast.coordination.generations.finishing import TOGETHER, left_alone, with_the_end
+from holdfast.coordination.generations.finishing import TOGETHER, left_alone, went_through, with_the_end
 from holdfast.coordination.generations.planner import (
     fills_the_seats,
     held_experts,
@@ -59,8 +59,7 @@ class Deciding:
         self._loads = parts.loads
         self._ending, self._closing = parts.ending, parts.closing
         self._raisers, self._kept_ranks = parts.raisers, parts.kept_ranks
-        self._telling = parts.telling
-        self._newcomers = parts.newcomers
+        self._telling, self._newcomers = parts.telling, parts.newcomers
         self._rendezvous = parts.rendezvous
         self._suspects = Suspects()
         #: restarts of all workers for a step that was refused
@@ -323,7 +322,8 @@ class Deciding:
             self._closing.renewed()
             verdict = self._nearest(verdict)
         if isinstance(verdict, NothingLeft):
-            self._ending.failed(self._failures.explain(verdict.why))
+            through = went_through(self._turn, self._progress)
+            self._ending.nothing_left(self._failures.explain(verdict.why), through=through)
             return
         turn, decision = self._turn, verdict.decision
         if decision.kind is DecisionKind.START and not verdict.holders:

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from holdfast.coordination.nodes.membership import WorkerInfo
+from holdfast.coordination.nodes.membership import Membership, WorkerInfo
 from holdfast.coordination.parts import JobParts, JobState
+from holdfast.coordination.progress.announced import Progress
+from holdfast.coordination.turn import Turn
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.plan import Decision, DecisionKind, Phase
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Phase
 from holdfast.protocol.record import Record
 
 TOGETHER = "all ranks must leave it after the same step"
@@ -41,8 +43,10 @@ class Finishing:
         if not begun and (turn.is_member(down.worker) or not turn.generation):
             why = "the script ended before its first step: train in a loop over job.steps()"
             self._parts.closing.fail(f"{turn.place_of(down.worker)}: {why}")
-        elif known is not None and turn.is_member(down.worker) and known.entered < turn.generation:
-            self._parts.stopping.begin(turn.now)  # the others wait for it to come in, and it never will
+        elif known is not None and turn.is_member(down.worker):
+            plan = turn.record.plan
+            if known.entered < turn.generation or (plan is not None and newcomers_alone(plan, turn.members)):
+                self._parts.stopping.begin(turn.now)  # the others wait for it, or for its state, in vain
 
     def tick(self) -> None:
         """Stop the members and ask them, where it is time."""
@@ -77,6 +81,24 @@ def with_the_end(decision: Decision, record: Record) -> Decision:
     if decision.kind is not DecisionKind.ROLLBACK or stopped is None or stopped.step != decision.applied:
         return decision
     return msgspec.structs.replace(decision, commit=stopped.commit)
+
+
+def newcomers_alone(plan: GenerationPlan, members: Membership) -> list[str]:
+    """Return the members that wait for a state, where all that had one have left their loops; [] where not all have."""
+    others = [worker for worker in plan.workers if worker not in members.left]
+    known = [members.worker(worker) for worker in others]
+    alone = len(others) < len(plan.workers) and all(info is not None and not info.entered for info in known)
+    return others if alone else []
+
+
+def went_through(turn: Turn, progress: Progress) -> bool:
+    """No live copy of the state is left: tell whether all that had it were through; then what they did is announced."""
+    plan = turn.record.plan
+    newcomers = newcomers_alone(plan, turn.members) if plan is not None else []
+    if newcomers:
+        progress.ledger.without(newcomers)
+        progress.release()
+    return bool(newcomers)
 
 
 def left_alone(

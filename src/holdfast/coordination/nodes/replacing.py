@@ -205,7 +205,7 @@ class Replacing:
             if not here:
                 return
             # (without a checkpoint the job begins anew, from an initial state that is whole: who was warmed has none)
-            here.sort(key=lambda node: not (record.checkpoints or self._whole(node)))
+            here.sort(key=lambda node: not (members.complete_nodes or record.checkpoints or self._whole(node)))
             self.promote(here[0].name)
 
     def grow(self, plan: GenerationPlan) -> None:
