@@ -1058,6 +1058,25 @@ def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_n
     assert job.machine.record.will.why.startswith(why)
 
 
+def test_a_node_that_comes_as_all_others_leave_their_loops_is_told_that_the_job_is_done() -> None:
+    """It had to wait for a state that nobody has any more, and then the job failed: no live copy was left."""
+    job = joining()
+    prepare_all(job)
+    members = ("n0", "n1", "n2")
+    for node in members:
+        job.say(applied(w(node), 1, 1, commit(1.0, msg.Flag.SWAP)))
+        job.say(msg.Entered(worker=w(node), generation=2, applied=1))
+    assert not [event for event in job.events if isinstance(event, ev.StepCommitted)]
+    for node in members:
+        assert job.machine.parts.stopping.stop is None, "others have the state"
+        job.feed(Received(job.connections[node], left(node, 1)))
+    assert "Stop" in job.kinds
+    job.report("n3", None)
+    assert [event.step for event in job.said(ev.StepCommitted)] == [1]
+    assert [(event.reason, event.steps) for event in job.said(ev.JobFinished)] == [("completed", 1)]
+    assert set(job.orders(msg.JobDone)) == {w("n3")}
+
+
 def test_that_the_store_was_away_is_in_the_journal_once_it_is_back() -> None:
     job = Job().start()
     job.feed(StoreBack(60.5))

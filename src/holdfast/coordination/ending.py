@@ -41,13 +41,6 @@ class Ending:
         turn.broadcast(starting, EndNode(exit_code=EXIT_DONE, why="the job is done"))
         self._end(EXIT_DONE, "done")
 
-    def nothing_left(self, why: str, *, through: bool) -> None:
-        """No live copy of the state is left, nor a checkpoint; `through`: all that had it have left their loops."""
-        if through:
-            self.done()
-        else:
-            self.failed(why)
-
     def failed(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> None:
         """The job cannot go on."""
         if self.over is not None:

@@ -45,8 +45,7 @@ class Deciding:
     """Asked after every input; does something only where it is time."""
 
     def __init__(self, parts: JobParts) -> None:
-        self._turn = parts.turn
-        self._config = parts.config
+        self._turn, self._config = parts.turn, parts.config
         self._progress = parts.progress
         self._ledger = parts.ledger
         self._stopping = parts.stopping
@@ -56,11 +55,10 @@ class Deciding:
         self._departures = parts.departures
         self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
         self._snapshots, self._layouts, self._failing = parts.snapshots, parts.layouts, parts.failing
-        self._loads = parts.loads
+        self._loads, self._rendezvous = parts.loads, parts.rendezvous
         self._ending, self._closing = parts.ending, parts.closing
         self._raisers, self._kept_ranks = parts.raisers, parts.kept_ranks
         self._telling, self._newcomers = parts.telling, parts.newcomers
-        self._rendezvous = parts.rendezvous
         self._suspects = Suspects()
         #: restarts of all workers for a step that was refused
         self._refusals = Budget()
@@ -321,9 +319,11 @@ class Deciding:
             # Whoever had the newest state is gone: all that was wanted of it was to go on.
             self._closing.renewed()
             verdict = self._nearest(verdict)
+        if went_through(verdict, self._turn, self._progress):
+            self._ending.done()
+            return
         if isinstance(verdict, NothingLeft):
-            through = went_through(self._turn, self._progress)
-            self._ending.nothing_left(self._failures.explain(verdict.why), through=through)
+            self._ending.failed(self._failures.explain(verdict.why))
             return
         turn, decision = self._turn, verdict.decision
         if decision.kind is DecisionKind.START and not verdict.holders:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.nodes.membership import Membership, WorkerInfo
 from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.progress.announced import Progress
@@ -91,10 +92,16 @@ def newcomers_alone(plan: GenerationPlan, members: Membership) -> list[str]:
     return others if alone else []
 
 
-def went_through(turn: Turn, progress: Progress) -> bool:
-    """No live copy of the state is left: tell whether all that had it were through; then what they did is announced."""
+def went_through(verdict: Verdict | NothingLeft, turn: Turn, progress: Progress) -> bool:
+    """Tell whether no state is left because all that had it were through; then what they did is announced.
+
+    A job that saves goes back to what it has saved, or begins anew, so that its end is saved, too.
+    """
     plan = turn.record.plan
-    newcomers = newcomers_alone(plan, turn.members) if plan is not None else []
+    anew = isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.START and not turn.record.saves
+    if plan is None or not (anew or isinstance(verdict, NothingLeft)):
+        return False
+    newcomers = newcomers_alone(plan, turn.members)
     if newcomers:
         progress.ledger.without(newcomers)
         progress.release()
