@@ -6,6 +6,7 @@ process could hold.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -199,6 +200,9 @@ def _main(
     args: tuple[Any, ...],
 ) -> None:
     die_with_parent(parent)
+    # (what the process that this one is forked from has left to be collected may have had threads, and those are not
+    # here: torch's groups crash where they are destroyed without)
+    gc.freeze()
     torch.set_num_threads(1)
     seat = Seat(rank, mailboxes, barrier)
     try:

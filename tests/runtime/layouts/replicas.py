@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import threading
@@ -56,7 +55,6 @@ def replica_of(seat: Seat, layout: Layout) -> Generator[tuple[ReplicaMesh, Conne
 @contextmanager
 def leaving_nothing(seat: Seat) -> Generator[None]:
     """Look that no thread and no descriptor is there that was not before, once the graveyard is empty."""
-    gc.collect()  # (what earlier tests have left to be collected, in the process that this one is forked from)
     seat.graveyard.bury(_Nothing())  # (its thread is there from the first burial on)
     threads, descriptors = threading.enumerate(), _descriptors()
     yield

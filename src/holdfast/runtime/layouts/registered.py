@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,24 +28,10 @@ def register_default(group: Any) -> None:
             f"torch.distributed has a default process group of {dist.get_world_size()} ranks, made before "
             "holdfast.init(layout=...): leave init_process_group() out, the layout's groups are made for the script"
         )
-    _forget_meshes()
     # (of a backend that torch does not know it would say just that to a script that calls new_group())
     _c10d.Backend.register_backend(BACKEND, refuse_group, devices=["cpu", "cuda"])
     register(group, range(group.size()))
     _c10d._update_default_pg(group)
-
-
-def _forget_meshes() -> None:
-    """Let DTensor forget what it has cached of operations.
-
-    It finds that by meshes that are equal, and returns the ones of then: of groups that the script had, and has
-    destroyed, or of a replica that was there before.
-    """
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import debug
-
-        untyped: Any = debug
-        untyped._clear_sharding_prop_cache()
 
 
 def register(group: Any, ranks: Sequence[int]) -> None:

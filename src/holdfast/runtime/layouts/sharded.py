@@ -8,7 +8,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from holdfast.errors import BadInputError
-from holdfast.protocol.layouts.layout import SHARD, TENSOR
+from holdfast.protocol.layouts.layout import DIMENSIONS, SHARD, TENSOR
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.local import dimensions_of, is_spread
 from holdfast.runtime.layouts.mesh import ReplicaMesh
@@ -94,9 +94,11 @@ def _of_replica(mesh: Any, replica: ReplicaMesh) -> bool:
     try:
         groups = mesh.get_all_groups()
     except RuntimeError:
-        # torch knows one of its names no more: the script had a process group, and has destroyed it. (What operations
-        # return can have an equal mesh that is older than the one of what went in: DTensor's caches hold on to them.)
-        return False
+        # torch knows one of its names no more: the script had a process group, and has destroyed it. Or an equal mesh
+        # was there before, and stands in what DTensor has cached of operations: it finds that by meshes that are equal.
+        names: tuple[str, ...] = mesh.mesh_dim_names or ()
+        untyped: Any = replica.mesh
+        return bool(names) and {*names} <= {*DIMENSIONS} and mesh == untyped[names]
     ours = {id(group) for group in replica.groups.values()}
     return all(id(group) in ours for group in groups)
 
