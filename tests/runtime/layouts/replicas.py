@@ -54,7 +54,7 @@ def replica_of(seat: Seat, layout: Layout) -> Generator[tuple[ReplicaMesh, Conne
 
 @contextmanager
 def leaving_nothing(seat: Seat) -> Generator[None]:
-    """Look that no thread and no descriptor is there that was not before, once the graveyard is empty."""
+    """Look that threads and descriptors are those of before, once the graveyard is empty."""
     seat.graveyard.bury(_Nothing())  # (its thread is there from the first burial on)
     threads, descriptors = threading.enumerate(), _descriptors()
     yield
@@ -63,7 +63,7 @@ def leaving_nothing(seat: Seat) -> Generator[None]:
         if thread not in threads:
             thread.join(60)  # (those that waited end with their group, a moment later)
             assert not thread.is_alive(), thread.name
-    assert _descriptors() <= descriptors
+    assert _descriptors() == descriptors
 
 
 class _Nothing:

@@ -100,6 +100,10 @@ def test_an_equal_mesh_of_before_is_as_good_as_the_jobs() -> None:
     job, model = Job(None, layout=Layout()), made()
     fully_shard(model, mesh=job.mesh["shard"])
     protect(job, model)
+    for step in job.steps(1):
+        for (inputs,) in step.micro_batches():
+            step.backward(model(inputs).square().mean())
+        assert step.apply()
 
 
 def test_what_is_spread_as_no_checkpoint_can_say() -> None:
