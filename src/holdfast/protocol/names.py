@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 11
+PROTOCOL = 12
 #: of what is sent at a time, and of a message from a worker or an agent
 MAX_MESSAGE_BYTES = 1 << 20
 #: of what a coordinator sends at a time; a larger message comes in parts
