@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
 	bench-outer bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-agreement bench-layouts bench-trees bench-layouts-peer bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
-	fuzz every-write mutants explore
+	fuzz every-write mutants explore soak
 
 # torchtitan and what its trainer imports, alone: what it asks for beside that has no release that fits transformers' hub
 TITAN := torchtitan spmd_types tyro docstring_parser typeguard torchdata dill tensorboard absl-py protobuf
@@ -50,6 +50,11 @@ every-write: install
 # wrong lines put into coordination, one at a time: each must be caught by schedules or by unit tests
 mutants: install
 	$(BIN)/python tests/mutants/run_mutants.py
+
+# all that takes too long for `make test`: 100,000 fault schedules, crashes at every write, mutants, repeated integration
+# tests. Writes benchmarks/results/soak.txt
+soak: install
+	$(BIN)/python tests/soak/run_soak.py $(SOAK)
 
 # all states of the protocol of planned moves: a minute or two; with EXPLORE=--deep hours
 EXPLORE ?=

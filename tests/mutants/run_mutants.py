@@ -44,7 +44,8 @@ def write(mutant: Mutant, place: Path) -> None:
     if text.count(mutant.old) != 1:
         times = text.count(mutant.old)
         raise StaleMutantError(f"{mutant.name}: its text is {times} times in {mutant.file}: change it with the source")
-    shutil.copytree(SOURCE, place / "holdfast", ignore=shutil.ignore_patterns("runtime", "control"))
+    unused = shutil.ignore_patterns() if mutant.tests else shutil.ignore_patterns("runtime", "control")
+    shutil.copytree(SOURCE, place / "holdfast", ignore=unused)
     text = text.replace(mutant.old, mutant.new)
     if "msgspec." in mutant.new:
         text = text.replace("\nfrom holdfast", "\nimport msgspec\n\nfrom holdfast", 1)
@@ -59,14 +60,20 @@ def caught_by(mutant: Mutant, *, quick: bool = False) -> str:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         write(mutant, place)
+        if mutant.tests:
+            return _run_tests(mutant.tests, place)
         check = str(TESTS / "mutants" / "check_schedules.py")
         said = _run([check, "0", str(QUICK_ROUNDS)], place)
         if said or quick:
             return said
-        tests = [str(TESTS / name) for name in UNIT_TESTS]
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={place}"]
-        said = _run(["-m", "pytest", *options, *tests], place)
+        said = _run_tests(UNIT_TESTS, place)
         return said or _run([check, str(QUICK_ROUNDS), str(ROUNDS)], place)
+
+
+def _run_tests(tests: tuple[str, ...], place: Path) -> str:
+    """Run test files or folders (below tests/) on the mutant; return the line that names the first failure."""
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={place}"]
+    return _run(["-m", "pytest", *options, *(str(TESTS / name) for name in tests)], place)
 
 
 def _run(command: list[str], place: Path) -> str:

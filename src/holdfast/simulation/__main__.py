@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     if options.command == "fuzz":
         families = tuple(options.family or FAMILIES)
-        return EXIT_DONE if fuzz(options.seconds, families, options.processes) else EXIT_FAILED
+        return EXIT_DONE if fuzz(options.seconds, families, options.processes, options.schedules) else EXIT_FAILED
     if options.command == "writes":
         return EXIT_DONE if writes(options.schedules, options.seed, options.processes) else EXIT_FAILED
     if options.command == "one":
@@ -52,6 +52,8 @@ def _wrong(options: argparse.Namespace) -> str:
         return f"--write {options.write}: give a number from 1 on, or 0 for none"
     if options.command == "replay" and options.power_cut and not options.write:
         return "--power-cut needs --write: it comes before that write"
+    if options.command == "fuzz" and options.schedules < 0:
+        return f"--schedules {options.schedules}: give a number from 1 on, or 0 to run for --seconds"
     if options.command == "fuzz" and options.seconds <= 0:
         return f"--seconds {options.seconds:g}: give a time above 0"
     if options.command == "writes" and options.schedules < 1:
@@ -102,6 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--small", action="store_true", help="leave out what it does not need to fail, first")
     fresh = commands.add_parser("fuzz", help="run fresh schedules, print those that fail")
     fresh.add_argument("--seconds", type=float, default=60.0, help="for how long (default: 60)")
+    fresh.add_argument(
+        "--schedules", type=int, default=0, help="how many, however long it takes (default: for --seconds)"
+    )
     fresh.add_argument("--family", action="append", choices=list(FAMILIES), help="only these (default: all)")
     every = commands.add_parser("writes", help="kill the coordinator at every single write of schedules")
     every.add_argument("--schedules", type=int, default=200, help="of how many (default: 200)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -106,11 +107,11 @@ def fresh(families: tuple[str, ...]) -> Iterator[Schedule]:
             yield Schedule(number=rng.choice(FAMILIES[family]))
 
 
-def share(seconds: float, families: tuple[str, ...]) -> Tally:
-    """Run fresh schedules for a time: what one process does."""
-    tally, until = Tally(), time.monotonic() + seconds
+def share(seconds: float, schedules: int, families: tuple[str, ...]) -> Tally:
+    """Run fresh schedules in one process: `schedules` of them, or as many as fit into `seconds` if it is 0."""
+    tally, until = Tally(), math.inf if schedules else time.monotonic() + seconds
     for schedule in fresh(families):
-        if time.monotonic() >= until:
+        if time.monotonic() >= until or (schedules and tally.schedules.total() >= schedules):
             break
         if families == ("large",) or not too_much(tally, schedule):
             tally.run(schedule)
@@ -123,12 +124,13 @@ def too_much(tally: Tally, schedule: Schedule) -> bool:
     return family_of(schedule.number) == "large" and large_s > LARGE_SHARE * sum(tally.seconds.values())
 
 
-def fuzz(seconds: float, families: tuple[str, ...] = tuple(FAMILIES), processes: int = 0) -> bool:
-    """Run fresh schedules and print what came of them; True where all is well."""
+def fuzz(seconds: float, families: tuple[str, ...] = tuple(FAMILIES), processes: int = 0, schedules: int = 0) -> bool:
+    """Run fresh schedules for `seconds`, or `schedules` of them if given, and print the results. True: none failed."""
     processes = processes or len(os.sched_getaffinity(0))
     since, tally = time.monotonic(), Tally()
     with ProcessPoolExecutor(processes) as pool:
-        for part in pool.map(share, [seconds] * processes, [families] * processes):
+        each = math.ceil(schedules / processes)
+        for part in pool.map(share, [seconds] * processes, [each] * processes, [families] * processes):
             tally.add(part)
     unseen = report(tally, time.monotonic() - since, families)
     return not tally.failed and not unseen
