@@ -17,7 +17,7 @@ EXIT_ENDED = 75
 EXIT_INTERRUPTED = 130
 
 #: what a job's process ends with after these signals, by name
-EXIT_AFTER_SIGNAL = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_ENDED}
+EXIT_AFTER_SIGNAL = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_ENDED, "SIGHUP": EXIT_ENDED}
 
 
 class HoldfastError(Exception):

@@ -18,6 +18,7 @@ from holdfast.control.processes import (
     describe_exit,
     end_all,
     is_stopped,
+    wait_or_end_frozen,
 )
 
 DEADLINE = 60.0
@@ -138,3 +139,36 @@ def test_a_child_dies_with_its_parent() -> None:
 )
 def test_exits_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+def test_a_child_that_stays_stopped_is_ended() -> None:
+    async def story() -> None:
+        child = start(SLEEP)
+        child.send_signal(signal.SIGSTOP)
+        assert await asyncio.wait_for(wait_or_end_frozen(child, 0.1), DEADLINE) == -signal.SIGKILL
+
+    asyncio.run(story())
+
+
+def test_a_child_that_wakes_up_in_time_lives_on() -> None:
+    async def story() -> None:
+        child = start(SLEEP)
+        waiting = asyncio.ensure_future(wait_or_end_frozen(child, 0.8))
+        for _ in range(4):  # together it is stopped for longer than that, but never at one stretch
+            child.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(0.3)
+            child.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.3)
+        assert not waiting.done()
+        child.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(waiting, DEADLINE) == -signal.SIGTERM
+
+    asyncio.run(story())
+
+
+def test_the_end_of_a_child_is_seen_at_once_although_it_is_looked_at_seldom() -> None:
+    async def story() -> None:
+        child = ChildProcess([sys.executable, "-c", "raise SystemExit(7)"])
+        assert await asyncio.wait_for(wait_or_end_frozen(child, 1e6), DEADLINE) == 7
+
+    asyncio.run(story())

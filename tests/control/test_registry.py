@@ -121,10 +121,18 @@ def test_a_directory_that_others_can_enter_is_refused(directory: Path, tmp_path:
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "registry").write_text("")
-    with pytest.raises(BadInputError, match="cannot be written"):
+    with pytest.raises(BadInputError, match=r"cannot be written.*XDG_RUNTIME_DIR"):
         register(tmp_path / "registry", _entry())
 
 
-def test_the_default_directory() -> None:
-    assert registry_directory({"XDG_RUNTIME_DIR": "/run/user/7"}) == Path("/run/user/7/holdfast")
-    assert registry_directory({}) == Path(f"/tmp/holdfast-{os.getuid()}")
+def test_the_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = Path(f"/tmp/holdfast-{os.getuid()}")
+    assert registry_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "holdfast"
+    assert registry_directory({}) == private
+    assert registry_directory({"XDG_RUNTIME_DIR": str(tmp_path / "missing")}) == private
+    assert not (tmp_path / "missing").exists()
+    (tmp_path / "file").write_text("")
+    assert registry_directory({"XDG_RUNTIME_DIR": str(tmp_path / "file")}) == private
+    # A test that runs as root can write everywhere: a file system that is mounted read-only says what access() says.
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    assert registry_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == private

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import select
 import signal
@@ -12,7 +13,17 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
+from holdfast.errors import EXIT_AFTER_SIGNAL
+
+_log = logging.getLogger("holdfast.processes")
+
 _PR_SET_PDEATHSIG = 1
+
+#: A process that is stopped (SIGSTOP) for this long is ended: two leases. After the first one its job goes on without
+#: it; until the end of the second one it may wake up and come back.
+FROZEN_S = 6.0
+#: looks at the process within that time
+_FROZEN_LOOKS = 8
 
 
 def die_with_parent(parent: int) -> None:
@@ -38,6 +49,18 @@ def _at_parents_end(number: int) -> None:
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
 
 
+def ending_signals() -> dict[signal.Signals, int]:
+    """Return the signals that end this process in good order, with the exit code of each.
+
+    SIGHUP is not one of them if it was inherited as ignored (nohup): the user wants the process to outlive the
+    terminal. SIGINT always is: shells start background commands with SIGINT ignored.
+    """
+    codes = {signal.Signals[name]: code for name, code in EXIT_AFTER_SIGNAL.items()}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        del codes[signal.SIGHUP]
+    return codes
+
+
 def is_stopped(pid: int) -> bool:
     """Tell whether a process is stopped by a signal (state T in /proc)."""
     try:
@@ -46,6 +69,30 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return text[text.rindex(b")") + 2 :][:1] == b"T"
+
+
+async def wait_or_end_frozen(child: ChildProcess, frozen_s: float = FROZEN_S) -> int:
+    """Wait for a child's end, as `ChildProcess.wait`; SIGKILL it if it stays stopped by a signal (SIGSTOP).
+
+    A stopped process neither ends nor does anything, so whoever starts a successor at its end would never do so.
+
+    Args:
+        frozen_s: for how long it may be stopped. Each look must find it so: time alone proves nothing if this process
+            was stopped, too.
+    """
+    ended = asyncio.ensure_future(child.wait())
+    looks = 0
+    try:
+        while not ended.done():
+            await asyncio.wait((ended,), timeout=frozen_s / _FROZEN_LOOKS)
+            looks = looks + 1 if not ended.done() and is_stopped(child.pid) else 0
+            if looks >= _FROZEN_LOOKS:
+                _log.warning("process %d was stopped for %g s: it is ended (SIGKILL)", child.pid, frozen_s)
+                child.send_signal(signal.SIGKILL)
+                looks = 0
+        return ended.result()
+    finally:
+        ended.cancel()
 
 
 def describe_exit(code: int) -> str:

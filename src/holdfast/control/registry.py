@@ -37,9 +37,10 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def registry_directory(environment: Mapping[str, str]) -> Path:
-    """Return the default directory: of the user's session where there is one, else private below /tmp."""
+    """Return the default directory: in the session's runtime directory if that can be written, else below /tmp."""
     session = environment.get("XDG_RUNTIME_DIR", "")
-    return Path(session, "holdfast") if session else Path(f"/tmp/holdfast-{os.getuid()}")
+    usable = bool(session) and os.path.isdir(session) and os.access(session, os.W_OK | os.X_OK)
+    return Path(session, "holdfast") if usable else Path(f"/tmp/holdfast-{os.getuid()}")
 
 
 def register(directory: Path, entry: JobEntry) -> Path:
@@ -59,7 +60,9 @@ def register(directory: Path, entry: JobEntry) -> Path:
             file.write(msgspec.json.encode(entry))
         draft.replace(path)
     except OSError as error:
-        raise BadInputError(f"the registry {directory} cannot be written: {error.strerror}") from None
+        raise BadInputError(
+            f"the registry {directory} cannot be written: {error.strerror}: set XDG_RUNTIME_DIR to a folder of yours"
+        ) from None
     return path
 
 
@@ -191,7 +194,10 @@ def _check_private(directory: Path) -> None:
     """Tokens lie here: nobody else may read them, or put others in their place."""
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise BadInputError(f"the registry {directory} is not a directory of yours alone (mode 0700): remove it")
+        raise BadInputError(
+            f"the registry {directory} is not a directory of yours alone (mode 0700): remove it, or "
+            "set XDG_RUNTIME_DIR to a folder of yours"
+        )
 
 
 def _birth(pid: int) -> str | None:

@@ -183,7 +183,7 @@ def test_a_killed_coordinator_is_replaced_at_the_same_address(world: World) -> N
     world.check_nothing_is_left()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
 def test_a_signal_ends_everything(world: World, number: int, code: int) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "3")) as job:
         job.wait(StepCommitted, step=3)
@@ -223,6 +223,64 @@ def test_nothing_survives_a_killed_run(world: World) -> None:
         job.process.kill()
         wait_until(lambda: not world.processes(), "all processes to end")
     wait_until(lambda: not list(world.temporary.iterdir()), "the folder to go")
+
+
+def test_the_snapshots_of_a_killed_run_go_with_it(world: World, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    options = ("--nodes", "2", "--snapshot-every", "5", "--snapshot-dir", str(memory))
+    with world.job("--steps", "1000000", options=options) as job:
+        job.wait(StepCommitted, step=3)
+        assert len(list(memory.iterdir())) == 2
+        assert job.process is not None
+        job.process.kill()
+        wait_until(lambda: not world.processes(), "all processes to end")
+    wait_until(lambda: not list(memory.iterdir()), "the snapshots to go")
+
+
+def test_what_a_killed_run_has_left_goes_with_the_next_one(world: World, tmp_path: Path) -> None:
+    """If the zygote is killed, too, nothing of the run is left that could remove its folders."""
+    memory = tmp_path / "memory"
+    options = ("--nodes", "1", "--snapshot-every", "5", "--snapshot-dir", str(memory))
+    with world.job("--steps", "1000000", options=options) as job:
+        job.wait(StepCommitted, step=3)
+        assert job.process is not None
+        for pid, command in world.processes().items():
+            if "control.agent.zygote" in command:  # and what it has forked
+                os.kill(pid, signal.SIGSTOP)
+        job.process.kill()
+        for pid in world.processes():
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not world.processes(), "all processes to end")
+    left = (*memory.iterdir(), *world.temporary.iterdir())
+    assert len(left) == 2, left
+    with world.job("--steps", "3", options=options, folder="next", warm=True) as job:
+        assert job.wait_exit() == 0
+    assert not [folder for folder in left if folder.exists()]
+    world.check_nothing_is_left()
+
+
+def test_a_standby_that_is_frozen_is_ended_and_another_one_is_started(world: World) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "1", "--standbys", "1")) as job:
+        job.wait(StepCommitted, step=3)
+        frozen = world.process("agent:standby-0")
+        os.kill(frozen, signal.SIGSTOP)
+        wait_until(lambda: any("agent:standby-1" in command for command in world.processes().values()), "another one")
+        assert frozen not in world.processes()
+
+
+def test_a_terminal_that_goes_away_ends_no_job_that_was_started_with_nohup(world: World) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
+            job.wait(StepCommitted, step=3)
+            assert job.process is not None
+            os.kill(job.process.pid, signal.SIGHUP)
+            step = job.all(StepCommitted)[-1].step
+            job.wait(StepCommitted, step=step + 20)
+            os.kill(job.process.pid, signal.SIGTERM)
+            assert job.wait_exit() == 75
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_workers_of_a_killed_agent_end_even_when_they_are_stopped(world: World) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Annotated
@@ -27,6 +25,7 @@ from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_places, check_script, script_digest
+from holdfast.control.owned_folders import owned_folder
 from holdfast.control.programs import check_program
 from holdfast.control.registry import JobEntry, find_pool, registry_directory
 from holdfast.coordination.agent.machine import TAIL_FAILED
@@ -176,13 +175,13 @@ def agent(
     server.check_job(name)
     named = job_spec({**given, "name": Given(name, "the job's name")})
     job = with_script(named, os.getcwd()).settled(os.getcwd())
-    folder = tempfile.mkdtemp(prefix="holdfast-")
-    try:
+    node_name = node.node_name or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+    with owned_folder("node", len(f"{node_name}.sock")) as folder:
         settings = AgentSettings(
             spec=job,
             coordinator=entry.url,
             token=entry.token,
-            node=node.node_name or f"{socket.gethostname().split('.')[0]}-{os.getpid()}",
+            node=node_name,
             folder=folder,
             digest=script_digest(job.script, job.args),
             advertise=node.advertise,
@@ -195,8 +194,6 @@ def agent(
             tls_ca=entry.tls_ca,
         )
         code = run_agent(settings, warn)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     raise typer.Exit(EXIT_FAILED if code == TAIL_FAILED else code)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,6 +15,7 @@ from holdfast.cli.connection import read_token
 from holdfast.cli.options import JOB, OUTPUT, RECOVERY, grouped
 from holdfast.cli.output import say, start_log, warn
 from holdfast.cli.server_options import ListenOptions, NodeOptions
+from holdfast.control.owned_folders import owned_folder
 from holdfast.control.pool.settings import PoolSettings, check_policy, default_folder
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.registry import JobEntry, check_name, registry_directory
@@ -24,6 +23,8 @@ from holdfast.environment import for_workers
 from holdfast.errors import BadInputError
 
 _MOST_HERE = 256
+#: the longest number of a grant that a folder's name is expected to hold
+_MOST_GRANT = 10**9
 
 
 def register(app: typer.Typer) -> None:
@@ -155,10 +156,9 @@ def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, l
         raise BadInputError(
             "--standby is for a job's nodes: a pool keeps nodes back for its jobs by itself (--reserve)"
         )
-    folder = tempfile.mkdtemp(prefix="holdfast-")
     name = node.node_name or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
     check_name("--node-name", name)
-    try:
+    with owned_folder("node", len(f"{_MOST_GRANT}/{name}.sock")) as folder:
         settings = PoolNodeSettings(
             pool=entry.url,
             token=entry.token,
@@ -176,5 +176,3 @@ def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, l
             passing=not node.node_name,
         )
         return run_pool_agent(settings, warn)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -31,7 +31,7 @@ from holdfast.control.link.checkpoints.spool import part_of
 from holdfast.control.link.checkpoints.store import CheckpointStore
 from holdfast.control.link.deafness import go_deaf
 from holdfast.control.link.framing import PartHanded, ToWorkerProcess
-from holdfast.control.processes import die_with_parent
+from holdfast.control.processes import die_with_parent, ending_signals
 from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.agent.instructions import (
     AdmitReaders,
@@ -53,7 +53,7 @@ from holdfast.coordination.agent.known_plans import PlanMaker
 from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
-from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
 from holdfast.protocol.layouts.unit_words import UnitWord
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.messages.orders import Inject
@@ -422,12 +422,12 @@ class Agent:
 
 
 async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]) -> int:
-    """Run an agent until its node's part in the job has ended; SIGTERM (after its grace) and SIGINT end it."""
+    """Run an agent until its part in the job has ended; SIGINT ends it, SIGTERM and SIGHUP do after its grace."""
     agent = Agent(settings, clock)
     loop = asyncio.get_running_loop()
-    for name, code in EXIT_AFTER_SIGNAL.items():
-        end = agent.told_to_end if name == "SIGTERM" else agent.end
-        loop.add_signal_handler(signal.Signals[name], partial(end, code, f"ended by {name}"))
+    for number, code in ending_signals().items():
+        end = agent.end if number is signal.SIGINT else agent.told_to_end
+        loop.add_signal_handler(number, partial(end, code, f"ended by {number.name}"))
     code = await agent.run()
     if (over := agent.machine.over) is not None and over.why and (over.alone or not settings.quiet):
         say(f"holdfast agent {settings.node}: {over.why}")

@@ -46,6 +46,8 @@ class AgentSettings:
     preflight: bool = True
     standby: bool = False
     grant: int = 0
+    #: Whether the node is part of a launched job, which ends with its launcher: no later agent uses its snapshots.
+    of_run: bool = False
 
     @property
     def parts(self) -> str:

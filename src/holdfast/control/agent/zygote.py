@@ -10,6 +10,7 @@ import argparse
 import atexit
 import contextlib
 import gc
+import glob
 import importlib
 import io
 import os
@@ -28,6 +29,7 @@ from holdfast.control.agent.worker_process import run_script
 from holdfast.control.link.forking import PRELOAD, Exited, Fork, Forked, ForkFailed, Streams, ZygoteReply
 from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
 from holdfast.control.mould import serve
+from holdfast.control.owned_folders import remove_abandoned_folders
 from holdfast.control.processes import die_with_parent, outlive_parent
 
 #: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
@@ -236,6 +238,9 @@ def main() -> int:
     way.add_argument("--mould", action="store_true", help="fork zygotes, which stdin, a socket, is asked for")
     parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first")
     parser.add_argument("--remove", default="", help="a folder to remove at the end")
+    parser.add_argument(
+        "--abandoned", default="", help="a pattern of folders to remove then, too, if no one locks them"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The lifeline is stdin: it ends when whoever started the zygote ends, however that happens.
@@ -259,7 +264,7 @@ def main() -> int:
         outlive_parent()
     live(Zygote(listener, lifeline))
     if options.remove:
-        remove(Path(options.remove))
+        remove(Path(options.remove), options.abandoned)
     return 0
 
 
@@ -274,11 +279,16 @@ def live(zygote: Zygote) -> None:
     leave(run_script(fork.script, fork.as_module))
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder in which processes that are about to end may still make files, for some seconds at the most."""
+def remove(folder: Path, abandoned: str = "") -> None:
+    """Remove a folder in which processes that are about to end may still make files, within some seconds.
+
+    Args:
+        abandoned: the pattern of folders to remove as well, once the processes that lock them have ended.
+    """
     for _ in range(_REMOVE_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        remove_abandoned_folders(abandoned)
+        if not (folder.exists() or glob.glob(abandoned)):
             return
         time.sleep(_REMOVE_PAUSE_S)
 

@@ -21,6 +21,7 @@ from holdfast.control.coordinator.job_host import JobHost
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.file_limit import raise_file_limit
+from holdfast.control.processes import ending_signals
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.doorkeeper import check_room
 from holdfast.control.serving.http import TokenCheck, TokenGate
@@ -197,7 +198,7 @@ class _Server:
     def _signals_handled(self) -> Generator[None]:
         loop = asyncio.get_running_loop()
         main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+        numbers = tuple(ending_signals()) if main else ()
         for number in numbers:
             loop.add_signal_handler(number, self._signalled, number)
         try:

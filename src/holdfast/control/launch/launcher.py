@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.control.agent.settings import AgentSettings
-from holdfast.control.agent.snapshots.keeper import remove_snapshots
+from holdfast.control.agent.snapshots.keeper import abandoned_snapshots, remove_snapshots
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
@@ -25,7 +25,15 @@ from holdfast.control.launch.refilling import Refilling
 from holdfast.control.launch.settings import LaunchSettings, script_digest
 from holdfast.control.launch.standing import Standing
 from holdfast.control.link.forking import start_zygote
-from holdfast.control.processes import ChildProcess, ProcessHandle, describe_exit, end_all
+from holdfast.control.owned_folders import remove_abandoned_folders
+from holdfast.control.processes import (
+    ChildProcess,
+    ProcessHandle,
+    describe_exit,
+    end_all,
+    ending_signals,
+    wait_or_end_frozen,
+)
 from holdfast.control.registry import live_jobs
 from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
@@ -203,6 +211,7 @@ class Launcher:
             self._zygote_path,
             environment=self.settings.environment,
             remove=str(self._sockets),
+            abandoned=abandoned_snapshots(self._spec.checkpoint.snapshot_dir),
             preload=self.settings.preload,
         )
 
@@ -243,6 +252,7 @@ class Launcher:
             parent=os.getpid(),
             quiet=True,
             standby=node in self._standbys,
+            of_run=True,
         )
 
     # ---- watching ----
@@ -252,7 +262,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         while not self._over.done():
             self._coordinator = self._start_coordinator()
-            code = await self._coordinator.wait()
+            code = await wait_or_end_frozen(self._coordinator)
             if self._over.done():
                 return
             if code >= 0 and code != EXIT_OUR_FAULT:
@@ -267,7 +277,7 @@ class Launcher:
             _log.warning("the coordinator died; another takes over")
 
     async def _await_agent(self, name: str, child: ChildProcess) -> None:
-        code = await child.wait()
+        code = await wait_or_end_frozen(child)
         if code == TAIL_FAILED:
             self._tail_failed = True
         if self._agents[name] is child:
@@ -389,7 +399,7 @@ async def launch(
     say: Callable[[str], None],
     director: Director | None = None,
 ) -> int:
-    """Run a job on this machine; return its exit code. SIGINT and SIGTERM end it, saved where it has checkpoints.
+    """Run a job on this machine; return its exit code. SIGINT, SIGTERM and SIGHUP end it, saved if it has checkpoints.
 
     Args:
         on_event: called with each event of the job, as it happens.
@@ -408,10 +418,11 @@ async def launch(
     if nodes > room:
         raise BadInputError(f"the job begins with {nodes} nodes on this machine: {few_files(room)}")
     checkpoints = intact_checkpoints(settings.spec.checkpoint.dir, say)
+    remove_abandoned_folders(abandoned_snapshots(settings.spec.checkpoint.snapshot_dir))
     with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director)
         loop = asyncio.get_running_loop()
-        numbers = [signal.Signals[name] for name in EXIT_AFTER_SIGNAL]
+        numbers = ending_signals()
         for number in numbers:
             loop.add_signal_handler(number, launcher.interrupt, number)
         try:

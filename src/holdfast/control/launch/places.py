@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 from holdfast.control.launch.settings import LaunchSettings
+from holdfast.control.owned_folders import owned_folder
 from holdfast.errors import BadInputError
+
+#: bytes of a socket's name in the job's folder, for nodes that join later
+_SOCKET_NAME = 24
 
 
 @contextlib.contextmanager
@@ -35,10 +37,10 @@ def reserved_port(port: int) -> Generator[int]:
 @contextlib.contextmanager
 def job_folders(settings: LaunchSettings) -> Generator[tuple[Path, Path]]:
     """Make the job's folder and a private, short-named one for sockets; the temporary ones go again."""
-    sockets = Path(tempfile.mkdtemp(prefix="holdfast-"))
-    try:
+    names = (*settings.start_names, *settings.standby_names)
+    longest = max(_SOCKET_NAME, *(len(f"{name}.sock") for name in names))
+    with owned_folder("run", longest) as folder:
+        sockets = Path(folder)
         if settings.job_dir is not None:
             settings.job_dir.mkdir(parents=True, exist_ok=True)
         yield settings.job_dir or sockets, sockets
-    finally:
-        shutil.rmtree(sockets, ignore_errors=True)

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
+from holdfast.control.owned_folders import temporary_base
 from holdfast.control.processes import ChildProcess, describe_exit
 from holdfast.environment import for_workers
 from holdfast.protocol.names import Text
@@ -89,7 +90,12 @@ ZygoteReply = Forked | ForkFailed | Exited
 
 
 def start_zygote(
-    socket_path: str, *, environment: Mapping[str, str], remove: str = "", preload: Sequence[str] = PRELOAD
+    socket_path: str,
+    *,
+    environment: Mapping[str, str],
+    remove: str = "",
+    abandoned: str = "",
+    preload: Sequence[str] = PRELOAD,
 ) -> ChildProcess:
     """Start a zygote that listens at once; requests wait there until its imports are done.
 
@@ -97,6 +103,7 @@ def start_zygote(
         socket_path: where it listens; the folder must be private.
         environment: the whole environment of the zygote, and so of the workers.
         remove: a folder that it removes when whoever holds its stdin has gone.
+        abandoned: with `remove`, the pattern of folders that it removes then, too, if their lock is free.
         preload: names of modules to import.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -104,7 +111,7 @@ def start_zygote(
         listener.listen(128)
         number = str(listener.fileno())
         command = [sys.executable, "-P", "-m", "holdfast.control.agent.zygote", "--listen-fd", number]
-        command += ["--preload", ",".join(preload), "--remove", remove]
+        command += ["--preload", ",".join(preload), "--remove", remove, "--abandoned", abandoned]
         return ChildProcess(command, environment=environment, stdin=subprocess.PIPE, pass_fds=(listener.fileno(),))
 
 
@@ -176,7 +183,7 @@ class ProcessSupply:
             with contextlib.suppress(OSError):  # that zygote is gone
                 return ForkedProcess(self._path, module, channel)
         self.close()
-        self._folder = tempfile.mkdtemp(prefix="holdfast-")
+        self._folder = tempfile.mkdtemp(prefix="holdfast-", dir=temporary_base(len("zygote.sock"), len("holdfast-")))
         self._path = f"{self._folder}/zygote.sock"
         environment = for_workers(os.environ)
         self._own = start_zygote(self._path, environment=environment, remove=self._folder, preload=self._preload)

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
@@ -22,16 +21,23 @@ from typing import Any
 
 import msgspec
 
+from holdfast.control.owned_folders import owned_folder
 from holdfast.control.pool.jobs_at_end import JobsAtEnd
 from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.pool_node.descendants import adopt_orphans, end_all_below
 from holdfast.control.pool_node.settings import PoolNodeSettings
-from holdfast.control.processes import ChildProcess, describe_exit, die_with_parent, end_all
+from holdfast.control.processes import (
+    ChildProcess,
+    describe_exit,
+    die_with_parent,
+    end_all,
+    ending_signals,
+    wait_or_end_frozen,
+)
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.listening import bind
 from holdfast.errors import (
-    EXIT_AFTER_SIGNAL,
     EXIT_BAD_INPUT,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -42,6 +48,8 @@ from holdfast.errors import (
     SupersededError,
 )
 
+#: bytes of a socket's path in the pool's folder: its node, its grant, and its own name
+_SOCKET_NAME = 40
 #: how long nodes may take to end in good order
 _END_S = 15.0
 #: a server that ends while the pool is about to is started again after so long
@@ -87,9 +95,9 @@ def run_local_pool(
 
     async def run() -> int:
         adopt_orphans()
-        return await _LocalPool(settings, nodes, environment, say).run()
+        return await _LocalPool(settings, nodes, environment, say, folder).run()
 
-    with _held(settings.store):
+    with _held(settings.store), owned_folder("pool", _SOCKET_NAME) as folder:
         return asyncio.run(run())
 
 
@@ -122,13 +130,18 @@ def _held(store: str) -> Generator[None]:
 
 class _LocalPool:
     def __init__(
-        self, settings: PoolSettings, nodes: int, environment: Mapping[str, str], say: Callable[[str], None]
+        self,
+        settings: PoolSettings,
+        nodes: int,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+        folder: str,
     ) -> None:
         if not settings.port:
             # the server is to come back where its nodes look for it
             with bind(settings.host, 0) as free:
                 settings = replace(settings, port=free.getsockname()[1])
-        self._folder = tempfile.mkdtemp(prefix="holdfast-pool-")
+        self._folder = folder
         if settings.store == "memory:":
             # (what lies in the server's memory would end with it)
             store = f"sqlite:{self._folder}/pool.db"
@@ -149,8 +162,8 @@ class _LocalPool:
     async def run(self) -> int:
         """Keep everything running until told to end."""
         loop = asyncio.get_running_loop()
-        for name, code in EXIT_AFTER_SIGNAL.items():
-            loop.add_signal_handler(signal.Signals[name], partial(self._told, code))
+        for number, code in ending_signals().items():
+            loop.add_signal_handler(number, partial(self._told, code))
         names = ["server", *(f"node-{index}" for index in range(self._nodes))]
         mine = self._settings.registry
         # (its commands find it while its server is being started again, too)
@@ -163,7 +176,6 @@ class _LocalPool:
             await self._end(server)
             if listed is not None:
                 unregister(listed)
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _told(self, code: int) -> None:
         if self._over.done():
@@ -224,7 +236,7 @@ class _LocalPool:
         while self._is_wanted(name):
             began = loop.time()
             child = self._children[name] = self._start(name)
-            code = await child.wait()
+            code = await wait_or_end_frozen(child)
             if not self._is_wanted(name):
                 return
             if name != "server":

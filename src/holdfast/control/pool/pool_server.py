@@ -8,7 +8,6 @@ import hashlib
 import logging
 import os
 import secrets
-import signal
 import socket
 import threading
 from collections import Counter
@@ -30,6 +29,7 @@ from holdfast.control.pool.leftovers import Leftovers, job_key
 from holdfast.control.pool.pool_api import PoolApi
 from holdfast.control.pool.pool_shell import PoolRecordKeeper, PoolShell
 from holdfast.control.pool.settings import PoolSettings
+from holdfast.control.processes import ending_signals
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.agent_channel import AgentChannel
 from holdfast.control.serving.http import HANDLERS, TokenCheck, TokenGate, error_answer
@@ -41,7 +41,7 @@ from holdfast.coordination.inputs import Tick
 from holdfast.coordination.pool.inputs import JobLinked, JobSaid
 from holdfast.coordination.pool.pool import Pool
 from holdfast.counted_log import CountedLog
-from holdfast.errors import EXIT_AFTER_SIGNAL, BadInputError, HoldfastError
+from holdfast.errors import BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import PoolJournal
 from holdfast.protocol.messages.pool import FromNode, PoolHello
@@ -239,7 +239,7 @@ class _PoolServer:
     def _signals_handled(self) -> Generator[None]:
         loop = asyncio.get_running_loop()
         main = threading.current_thread() is threading.main_thread()
-        codes = {signal.Signals[name]: code for name, code in EXIT_AFTER_SIGNAL.items()} if main else {}
+        codes = ending_signals() if main else {}
         for number, code in codes.items():
             loop.add_signal_handler(number, self._end, code)
         try:

@@ -24,7 +24,7 @@ from holdfast.control.pool_node.descendants import end_all_below, kill_all
 from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.pool_node.watched_scripts import WatchedScripts
-from holdfast.control.processes import ChildProcess
+from holdfast.control.processes import ChildProcess, wait_or_end_frozen
 from holdfast.control.serving.turns import MALFORMED
 from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.pool.fence import StartGrant
@@ -186,7 +186,7 @@ class GrantProcesses:
 
     async def _ended(self, child: ChildProcess) -> None:
         """Wait for the end of the job's agent; once the grant is over it has so long for that."""
-        ended = asyncio.ensure_future(child.wait())
+        ended = asyncio.ensure_future(wait_or_end_frozen(child))
         told = asyncio.ensure_future(self._ends.wait())
         await asyncio.wait((ended, told), return_when=asyncio.FIRST_COMPLETED)
         told.cancel()

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -28,10 +27,10 @@ from holdfast.control.pool_node.grant_processes import GrantProcesses
 from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.pool_node.watched_scripts import WatchedScripts
-from holdfast.control.processes import die_with_parent
+from holdfast.control.processes import die_with_parent, ending_signals
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding, StartGrant
 from holdfast.environment import TOKEN
-from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT
+from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.messages.pool import FromNode, LeavePool, NodeAlive, NodeGrant, NodeRefused, PoolHello, ToNode
 
 #: how often the pool hears that the node lives: three times in a lease
@@ -224,11 +223,11 @@ class PoolAgent:
 
 
 async def live(settings: PoolNodeSettings, say: Callable[[str], None]) -> int:
-    """Run a pool's node until it is told to end; SIGTERM (after its grace) and SIGINT do that."""
+    """Run a pool's node until it is told to end; SIGTERM or SIGHUP (after its grace) and SIGINT do that."""
     agent = PoolAgent(settings, say)
     loop = asyncio.get_running_loop()
-    for name, code in EXIT_AFTER_SIGNAL.items():
-        loop.add_signal_handler(signal.Signals[name], agent.told_to_end, code)
+    for number, code in ending_signals().items():
+        loop.add_signal_handler(number, agent.told_to_end, code)
     return await agent.run()
 
 

@@ -98,6 +98,18 @@ def layout_plan(seed: int) -> FaultPlan:
     """Return the plan of a seed whose replicas lie over two or four workers of a node, one or two of them on each."""
     rng = Random(seed * 131 + 71)
     plan = rng.choice((random_plan, random_plan, wide_plan, lively_plan, power_plan, standby_plan, move_plan))(seed)
+    return place_in_replica_groups(plan, rng)
+
+
+def place_in_replica_groups(
+    plan: FaultPlan, rng: Random, *, faults: tuple[Fault, ...] | None = None, snapshot_every: int = 0
+) -> FaultPlan:
+    """Return a plan whose replicas lie over several workers of a node, with faults that strike these groups.
+
+    Args:
+        faults: of the plan, those to keep; None for some of its first ones.
+        snapshot_every: of the plan, to be kept; 0 to draw it.
+    """
     nodes, span = min(max(plan.nodes, rng.choice((1, 2, 2, 3, 4))), 6), 0.15 * plan.steps + 0.3
     places = rng.choice((2, 2, 2, 4))
     struck = [
@@ -123,10 +135,11 @@ def layout_plan(seed: int) -> FaultPlan:
         ep_size=0,
         logs=False,
         micro_batches=max(plan.micro_batches, rng.randint(1, 10)),
-        faults=(*plan.faults[: rng.choice((0, 1, 2, 4))], *struck),
-        snapshot_every=rng.choice((0, 0, 0, 1, 2)),
+        faults=(*(plan.faults[: rng.choice((0, 1, 2, 4))] if faults is None else faults), *struck),
+        snapshot_every=snapshot_every or rng.choice((0, 0, 0, 1, 2)),
         fan_out=rng.choice((0, 0, 0, 2)),
     )
+    seed = plan.seed
     return _with_layouts(_with_experts(plan, Random(seed * 137 + 73)), Random(seed * 139 + 79))
 
 

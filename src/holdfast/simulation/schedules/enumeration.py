@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
+from holdfast.simulation.families.combined_plans import combined_plan
 from holdfast.simulation.families.corrupt_plans import corrupt_plan
 from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
@@ -89,6 +90,8 @@ FIRST_POOLED_SEED = 27_000_000_000
 FIRST_RESERVE_SEED = 28_000_000_000
 #: from here on, random ones whose replicas lie over several workers
 FIRST_LAYOUT_SEED = 29_000_000_000
+#: from here on, random ones that combine such replicas with the faults of the other families
+FIRST_COMBINED_SEED = 35_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -168,6 +171,7 @@ FAMILIES: dict[str, range] = {
     "pooled": range(FIRST_POOLED_SEED, FIRST_POOLED_SEED + 1_000_000_000),
     "reserve": range(FIRST_RESERVE_SEED, FIRST_RESERVE_SEED + 1_000_000_000),
     "layouts": range(FIRST_LAYOUT_SEED, FIRST_LAYOUT_SEED + 1_000_000_000),
+    "combined": range(FIRST_COMBINED_SEED, FIRST_COMBINED_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -199,6 +203,7 @@ _RANDOM_PLANS = {
     "pooled": pooled_plan,
     "reserve": reserve_plan,
     "layouts": layout_plan,
+    "combined": combined_plan,
 }
 
 

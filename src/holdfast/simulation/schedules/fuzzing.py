@@ -50,6 +50,7 @@ SHARES = {
     "pooled": 3,
     "reserve": 3,
     "layouts": 3,
+    "combined": 6,
 }
 #: of the time, at most, where others want to run too: one of these takes as long as fifty of them
 LARGE_SHARE = 0.15

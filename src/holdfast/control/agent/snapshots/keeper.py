@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
+import glob
 import logging
 import os
 import shutil
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.door import SnapshotDoor
 from holdfast.control.agent.snapshots.fetching import Fetching
 from holdfast.control.link.snapshots.files import find_parts, make_folder, path_of, remove_abandoned
+from holdfast.control.owned_folders import lock_folder, remove_abandoned_folders
 from holdfast.protocol.messages.agent import NodeSnapshots, WantedPart
 from holdfast.protocol.state import SnapshotPart
 
@@ -31,6 +31,8 @@ SHARED_MEMORY = "/dev/shm"
 LEFT_S = 24 * 3600.0
 
 _HEAD = "holdfast-"
+#: at the end of the name of a folder that no later agent takes over: its agent's launcher is gone with it
+_OF_RUN = ".run"
 
 
 def snapshot_folder(settings: AgentSettings, *, always: bool = False) -> str:
@@ -44,7 +46,13 @@ def snapshot_folder(settings: AgentSettings, *, always: bool = False) -> str:
         return ""
     origin = zlib.crc32(f"{settings.coordinator} {settings.digest}".encode())
     base = spec.checkpoint.snapshot_dir or SHARED_MEMORY
-    return f"{base}/{_HEAD}{os.getuid()}-{spec.name}-{settings.node}-{origin:08x}"
+    kind = _OF_RUN if settings.of_run else ""
+    return f"{base}/{_HEAD}{os.getuid()}-{spec.name}-{settings.node}-{origin:08x}{kind}"
+
+
+def abandoned_snapshots(snapshot_dir: str) -> str:
+    """Return the pattern of the folders, in a job's `snapshot_dir`, that are of no use once their lock is free."""
+    return f"{glob.escape(snapshot_dir or SHARED_MEMORY)}/{_HEAD}{os.getuid()}-*{_OF_RUN}"
 
 
 def remove_snapshots(settings: AgentSettings) -> None:
@@ -83,7 +91,7 @@ class SnapshotKeeper:
         try:
             make_folder(folder)
             self._lock = _lock(folder)
-            _sweep(folder.parent)
+            _sweep(str(folder.parent))
             parts = find_parts(folder, self._job, _removed)
             door = SnapshotDoor(self._host, folder, self._job, lambda: self._key)
             port = door.start()
@@ -137,23 +145,19 @@ def _lock(folder: Path) -> int:
     Raises:
         OSError: another one does.
     """
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(held)
+        return lock_folder(str(folder))
+    except FileNotFoundError:  # another process took it for abandoned, and has removed it
+        make_folder(folder)
+        return lock_folder(str(folder))
+    except BlockingIOError:
         raise OSError(f"another agent of this name uses {folder}") from None
-    return held
 
 
-def _sweep(base: Path) -> None:
-    """Remove what agents have left that were killed, long ago, and that nobody has taken over."""
-    for folder in base.glob(f"{_HEAD}{os.getuid()}-*"):
-        with contextlib.suppress(OSError):  # (somebody else is at it)
-            if time.time() - folder.stat().st_mtime > LEFT_S:
-                held = _lock(folder)
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(held)
+def _sweep(base: str) -> None:
+    """Remove what killed agents have left: that of launched jobs at once, other agents' after `LEFT_S`."""
+    remove_abandoned_folders(abandoned_snapshots(base))
+    remove_abandoned_folders(f"{glob.escape(base)}/{_HEAD}{os.getuid()}-*", older_s=LEFT_S)
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:

@@ -1,0 +1,100 @@
+"""Temporary folders whose owners hold a lock on them, and what becomes of those without an owner."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from holdfast.control import owned_folders
+from holdfast.control.owned_folders import lock_folder, owned_folder, remove_abandoned_folders
+from holdfast.errors import BadInputError
+
+#: makes a folder, tells its name, and waits to be killed
+OWNER = """
+import sys, time
+from holdfast.control.owned_folders import owned_folder
+with owned_folder("test") as folder:
+    print(folder, flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_a_folder_goes_at_the_end(temporary: Path) -> None:
+    with owned_folder("test") as folder:
+        assert Path(folder).parent == temporary
+        assert Path(folder).stat().st_mode & 0o777 == 0o700
+        with pytest.raises(BlockingIOError):
+            lock_folder(folder)
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_owner_goes_with_the_next_of_its_kind(temporary: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        left = Path(owner.stdout.readline().strip())
+        with owned_folder("test"):
+            assert left.exists(), "its owner lives"
+        owner.kill()
+    assert left.exists()
+    with owned_folder("other"):
+        assert left.exists(), "it is of another kind"
+    with owned_folder("test"):
+        assert not left.exists()
+
+
+def test_only_unlocked_folders_of_a_pattern_go(tmp_path: Path) -> None:
+    for name in ("x-locked", "x-free", "x-new", "y-free"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "x-file").write_text("")
+    (tmp_path / "x-link").symlink_to(tmp_path / "y-free")
+    held = lock_folder(str(tmp_path / "x-locked"))
+    for name in ("x-locked", "x-free"):
+        os.utime(tmp_path / name, (1.0, 1.0))
+    remove_abandoned_folders(f"{tmp_path}/x-*", older_s=60.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x-file", "x-link", "x-locked", "x-new", "y-free"]
+    remove_abandoned_folders(f"{tmp_path}/x-*")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x-file", "x-link", "x-locked", "y-free"]
+    os.close(held)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a folder away")
+def test_folders_of_other_users_stay(tmp_path: Path) -> None:
+    (tmp_path / "x-theirs").mkdir()
+    os.chown(tmp_path / "x-theirs", 4242, 4242)
+    remove_abandoned_folders(f"{tmp_path}/x-*")
+    assert (tmp_path / "x-theirs").exists()
+
+
+def test_a_folder_that_was_removed_before_it_was_locked_is_not_locked(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        lock_folder(str(tmp_path / "gone"))
+
+
+def test_sockets_that_have_no_room_below_tmpdir_lie_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with owned_folder("test", len("standby-0.sock")) as folder:
+        assert len(f"{folder}/standby-0.sock") <= 107
+        assert Path(folder).stat().st_mode & 0o777 == 0o700
+
+
+def test_the_variable_is_named_if_no_folder_can_be_used(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owned_folders, "_OTHER_BASES", ())
+    with pytest.raises(BadInputError, match=f"TMPDIR is '{temporary}': .*at most 20 "), owned_folder("test", 63):
+        pass
