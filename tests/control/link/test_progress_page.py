@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from holdfast.control.link.progress_page import SLOT_BYTES, ProgressPage, ProgressWriter
+from holdfast.control.link import progress_page
+from holdfast.control.link.progress_page import SLOT_BYTES, ProgressPage, ProgressWriter, open_progress
+from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.progress import Activity
 
 ME = os.getpid()
@@ -243,3 +248,37 @@ def test_more_than_can_be_moved_is_nothing(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 1)
     writer.moved(1 << 61, 5)
     assert page.moved(1, ME) == (0, 0)
+
+
+def test_collections_of_the_whole_heap_are_counted_while_they_run_too(page: ProgressPage) -> None:
+    def collected_s() -> float:
+        reading = page.read(0, ME)
+        assert reading is not None
+        return reading.collected_s
+
+    writer = ProgressWriter(page.path, 0)
+    writer.on_collection("stop", {"generation": 2})  # it began before there was a page
+    writer.on_collection("start", {"generation": 1})
+    time.sleep(0.01)
+    assert collected_s() == 0.0
+    writer.on_collection("start", {"generation": 2})
+    time.sleep(0.01)
+    running_s = collected_s()
+    assert running_s >= 0.01
+    writer.on_collection("stop", {"generation": 2})
+    assert (after_s := collected_s()) >= running_s
+    time.sleep(0.01)
+    assert collected_s() == after_s
+
+
+def test_a_worker_s_collections_are_on_its_page(page: ProgressPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_page, "answer_with_stacks", lambda path: None)
+    slot = open_progress(WorkerSettings(spec=JobSpec(script="x.py"), socket="", worker="n0/0/a", progress=page.path))
+    assert isinstance(slot, ProgressWriter)
+    gc.collect()
+    try:
+        reading = page.read(0, ME)
+        assert reading is not None
+        assert reading.collected_s > 0.0
+    finally:
+        gc.callbacks.remove(slot.on_collection)

@@ -79,6 +79,7 @@ from holdfast.protocol.messages.any_side import (
     WorkerMessage,
     WorkerOrder,
 )
+from holdfast.protocol.messages.progress import CountHang, EndHung
 
 COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
 #: why a worker that is stopped is killed
@@ -709,6 +710,38 @@ def test_a_node_whose_workers_die_again_and_again_leaves() -> None:
     why = "node node-0: its workers fail again and again, 6 times in 300 s: code -9"
     assert leave == Say(Leave(reason="exhausted", detail=why))
     assert bench.hear(EndNode(exit_code=EXIT_FAILED, why=why)) == [EndAgent(EXIT_FAILED, why)]
+
+
+def end_hung(bench: Bench, *, on_trial: bool) -> str:
+    """End the worker as one that hangs; return its name."""
+    old, why = bench.worker, "late"
+    assert bench.hear(EndHung(worker=old, why=why, on_trial=on_trial)) == [KillHung(old, why)]
+    hung = msgspec.structs.replace(down(old), kind=FailureKind.HANG)
+    assert isinstance(bench.machine.worker_ended(hung, bench.now, clean=False)[-1], StartWorker)
+    return old
+
+
+def test_a_worker_that_is_ended_on_trial_counts_once_the_verdict_comes() -> None:
+    """A slow sample used up a healthy node's restarts."""
+    bench = Bench()
+    ended = [end_hung(bench, on_trial=True) for _ in range(2 * MAX_RESTARTS)]
+    for worker in ended[:MAX_RESTARTS]:
+        assert bench.hear(CountHang(worker=worker, why="late")) == []
+        bench.now += 2.0
+    (leave,) = bench.hear(CountHang(worker=ended[-1], why="late"))
+    why = "node node-0: its workers fail again and again, 6 times in 300 s: late"
+    assert leave == Say(Leave(reason="exhausted", detail=why))
+    assert bench.hear(CountHang(worker=ended[-2], why="late")) == []
+
+
+def test_a_worker_that_is_ended_without_a_trial_or_dies_by_itself_counts_at_once() -> None:
+    bench = Bench()
+    for _ in range(MAX_RESTARTS - 1):
+        end_hung(bench, on_trial=False)
+        bench.now += 2.0
+    bench.hear(EndHung(worker=bench.worker, why="late", on_trial=True))
+    assert isinstance(bench.die()[-1], StartWorker)
+    assert left(bench.die()) == "exhausted"
 
 
 def test_a_node_that_leaves_says_so_until_it_is_heard_and_starts_nothing_more() -> None:

@@ -22,6 +22,7 @@ from holdfast.protocol.messages.progress import (
     Stacks,
     Stand,
     TakeStacks,
+    WatchWork,
     Whereabouts,
     WorkerStack,
 )
@@ -100,6 +101,21 @@ def test_who_is_late_while_others_wait_is_ended_and_told_of_with_where_it_stood(
     assert (failed.step, failed.phase, failed.micro_batch) == (11, "compute", 3)
     assert "micro-batch 3" in failed.detail
     assert job.orders(msg.Stop).keys() == {w(node) for node in ("n0", "n2", "n3")}
+
+
+def test_the_kill_of_a_worker_at_its_own_work_is_on_trial_and_all_nodes_watch_that_work() -> None:
+    job = trained()
+    job.tell("n1", Late(stand=stand("n1")))
+    (probe, *_) = job.sent(Probe)
+    (end,) = answer(job, probe, stand("n1"), waits("n0"), waits("n2"), waits("n3"))
+    assert end.on_trial
+    watched = job.sent(WatchWork)
+    assert len(watched) == 4
+    assert (watched[0].step, watched[0].activity, watched[0].micro_batch) == (11, Activity.COMPUTE, 3)
+    assert watched[0].for_s == stand("n1").for_s
+    job.tell("n0", Late(stand=stand("n1", for_s=9.0), ended=True))  # no node speaks for another one's worker
+    job.tell("n0", Late(stand=stand("n0", for_s=9.0), ended=True))
+    assert job.sent(Probe) == []
 
 
 def test_nothing_is_done_until_all_have_answered_that_do() -> None:

@@ -144,8 +144,12 @@ def test_a_receiver_is_not_blamed_for_what_has_not_come() -> None:
 def test_people_are_told_where_it_stands() -> None:
     late = msgspec.structs.replace(stand("a"), micro_batch=3)
     assert what_hangs(late) == (
-        "it has been at 'compute' of step 5, micro-batch 3 for 1.00 s, limit 0.50 s, while others wait for it"
+        "it has been at 'compute' of step 5, micro-batch 3 for 1.00 s, limit 0.50 s, while others wait for it; "
+        "if samples may take this long to load, load them ahead with `num_workers`; other slow code belongs between "
+        "steps, in `with job.pause(...)`"
     )
+    assert "`with job.pause(...)`" in what_hangs(stand("a", Activity.SCRIPT))
+    assert "job.pause" not in what_hangs(stand("a", Activity.APPLYING))
     assert "is stopped" in what_hangs(msgspec.structs.replace(late, stopped=True))
     assert "has not looked" in what_hangs(waits("a"))
     assert "have come in" in what_hangs(stand("a", Activity.ENTERING))

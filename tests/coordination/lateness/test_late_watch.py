@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S
-from holdfast.coordination.lateness.watch import AGAIN, LEARN_S, STALLED_S, LateWatch
+from holdfast.coordination.lateness.watch import AGAIN, EXPECTED, LEARN_S, STALLED_S, LateWatch
 from holdfast.protocol.job_spec import OWN_TIMES_S
-from holdfast.protocol.messages.progress import Activity, Late, OwnTimes
+from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, WatchWork
 
 ME = "a/0/a"
 COMPUTING = Reading(generation=1, step=5, activity=Activity.COMPUTE, micro_batch=2, since=100.0, world=4)
@@ -67,7 +67,7 @@ def test_another_activity_begins_anew() -> None:
     watch = made()
     assert len(look_until(watch, COMPUTING, 100.0, 100.6)) == 1
     following = replace(COMPUTING, micro_batch=3, since=100.6)
-    assert look_until(watch, following, 100.6, 101.0) == []
+    assert [late.ended for _, late in look_until(watch, following, 100.6, 101.0)] == [True]
     assert len(look_until(watch, following, 101.0, 101.2)) == 1
 
 
@@ -224,3 +224,66 @@ def test_times_of_one_world_are_not_those_of_another() -> None:
     assert watch.times.mean_s(Activity.COMPUTE, 4) == 0.1
     watch.learn(3.0, {ME: larger}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(24, 53.0, 5.0)})})
     assert watch.times.mean_s(Activity.COMPUTE, 8) == 0.5
+
+
+def ends(watch: LateWatch, reading: Reading, until: float) -> list[tuple[float, float]]:
+    """Let an activity last, and another one follow; return how long it took and its limit, as reported."""
+    look_until(watch, reading, reading.since, until)
+    following = replace(reading, micro_batch=None, activity=Activity.REDUCING, since=until)
+    reported = [late for _, late in look_until(watch, following, until + 0.05, until + 0.3)]
+    return [(late.stand.for_s, late.stand.limit_s) for late in reported if late.ended]
+
+
+def test_the_end_of_late_work_is_reported_with_how_long_it_took() -> None:
+    assert ends(made(), COMPUTING, 103.0) == [(pytest.approx(3.0, abs=0.001), pytest.approx(LIMIT_S))]
+    assert ends(made(), COMPUTING, 100.4) == []
+
+
+def test_the_end_of_work_at_which_another_worker_was_ended_is_reported_if_it_takes_as_long() -> None:
+    """The limit here may be longer than where the worker was ended."""
+    watch = made()
+    watch.expect(WatchWork(step=5, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
+    assert ends(watch, COMPUTING, 100.4) == [(pytest.approx(0.4, abs=0.001), pytest.approx(LIMIT_S))]
+    assert ends(watch, replace(COMPUTING, since=110.0), 110.25) == []
+    assert ends(watch, replace(COMPUTING, since=120.0, step=6), 120.4) == []
+
+
+def test_no_more_than_some_pieces_of_work_are_expected() -> None:
+    watch = made()
+    for step in range(5, 5 + EXPECTED + 1):
+        watch.expect(WatchWork(step=step, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
+    assert ends(watch, COMPUTING, 100.4) == []
+    assert len(ends(watch, replace(COMPUTING, since=110.0, step=6), 110.4)) == 1
+
+
+def first_time_s(first_s: float, done: int) -> float:
+    """Return the limit of a new process that has computed `done` times; the one before took `first_s` at first."""
+    watch = LateWatch()
+    slow = ProgressAccount(totals={Activity.COMPUTE: Total(1, first_s, first_s)})
+    watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
+    watch.learn(1.0, {ME: COMPUTING}, {ME: slow})
+    watch.learn(
+        2.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(400, first_s + 39.9, first_s)})}
+    )
+    new = "a/0/b"
+    totals = {Activity.COMPUTE: Total(done, 0.1 * done, 0.1)} if done else {}
+    watch.learn(3.0, {new: COMPUTING}, {new: ProgressAccount(totals=totals)})
+    now = 100.0
+    while not (late := watch.look(now, {new: COMPUTING})):
+        now += watch.look_s
+    return late[0].stand.limit_s
+
+
+def test_a_new_process_has_as_long_for_what_it_does_first_as_those_before_it() -> None:
+    """A worker that came back and compiled in its first step was taken for one that hung (torch.compile)."""
+    assert first_time_s(20.0, done=0) == first_time_s(20.0, done=2) == 40.0
+    assert first_time_s(20.0, done=3) < 2.0
+    assert first_time_s(0.1, done=0) < 1.0
+
+
+def test_a_garbage_collection_is_not_work() -> None:
+    """With a large heap it takes a second, on one worker at a time."""
+    watch = made()
+    look_until(watch, replace(COMPUTING, collected_s=7.0), 100.01, 100.1)
+    assert look_until(watch, replace(COMPUTING, collected_s=12.0), 100.1, 105.4) == []
+    assert look_until(watch, replace(COMPUTING, collected_s=12.0), 105.4, 105.7) != []

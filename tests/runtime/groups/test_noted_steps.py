@@ -109,6 +109,26 @@ def test_what_is_kept_brings_its_notes_along() -> None:
         assert names.taken == [(expected, [b"", b""])]
 
 
+def test_a_new_attempt_restarts_its_sources_whatever_is_kept() -> None:
+    """A value that a script logged in the attempt before would count again."""
+
+    def body(comm: Communicator) -> Names:
+        names = Names()
+        rank = Rank(comm, noted=[names])
+        kept = rank.machine.share[:2]
+        for task in (Compute(1, kept, ()), Compute(1, rank.machine.share, kept)):
+            attempt = Attempt(rank.shared, rank.workload, Faults(lambda: None), rank.apply, task, 1)
+            rank.workload.logged.log({"seen": 1.0}, "sum")
+            for number in attempt.micro_batches():
+                rank.compute(attempt, number)
+        assert attempt.commit()
+        assert rank.workload.logged.metrics == {"seen": 2.0}, "once for each rank"
+        return names
+
+    for names in run_threads(["a", "b"], body, seed=1, flat_up_to=8, fan_out=3):
+        assert [number for number, call in enumerate(names.calls) if call == "restart"] == [0, 7]
+
+
 @pytest.mark.parametrize("wrong", ["missing", "twice"])
 def test_a_step_whose_notes_do_not_add_up_is_refused_by_every_rank(wrong: str) -> None:
     def body(comm: Communicator) -> Rank:

@@ -13,6 +13,7 @@ no /dev/shm is needed. Each worker has a slot, by its index on the node:
        648  reason: why the script has paused, UTF-8
        712  link: how fast its data goes out to its peers, in bytes per second; 0: not known
        720  moved: how much state it has sent and received, in bytes
+       736  garbage collections of the whole heap: their seconds, and since when one is under way (0: none is)
 
 Times are of CLOCK_MONOTONIC, which all processes of a machine share. A store that is under way, or anything that makes
 no sense, reads as nothing. What is stored alone is stored at once, eight bytes (`struct` writes zeros first: whoever
@@ -21,6 +22,7 @@ looked in that moment, or at a process that lost its core in it, would read that
 
 from __future__ import annotations
 
+import gc
 import logging
 import mmap
 import os
@@ -58,6 +60,10 @@ _REASON_AT = _WAITS_AT + _WAITS * _WAIT.size
 _LINK_AT = _REASON_AT + _REASON_BYTES
 _MOVED = struct.Struct("=QQ")
 _MOVED_AT = _LINK_AT + _TIME.size
+_COLLECTED = struct.Struct("=dd")
+_COLLECTED_AT = _MOVED_AT + _MOVED.size
+#: A garbage collection that takes longer counts as a hang (a finalizer may be stuck).
+_MAX_COLLECTION_S = 30.0
 _ENDED_AT = _WAIT.size - _TIME.size
 #: in a slot's eight bytes each
 _LOOKED, _WAITS_SINCE = _LOOK_AT // 8, _LOOK_AT // 8 + 1
@@ -159,6 +165,8 @@ class ProgressWriter:
         self._moving = threading.Lock()
         self._sent = self._received = 0
         self.moved(0, 0)  # (a process that had this slot before may have moved some)
+        self._collected_s = self._collects_since = 0.0
+        self._set_collected(0.0)
         self._since = time.monotonic()
         self._generation = self._step = self._world = 0
         self._counts = [0] * len(ACTIVITIES)
@@ -238,6 +246,22 @@ class ProgressWriter:
             self._sent, self._received = self._sent + sent, self._received + received
             _MOVED.pack_into(self._page, self._at + _MOVED_AT, self._sent, self._received)
 
+    def on_collection(self, phase: str, info: dict[str, int]) -> None:
+        """Store when a collection of the whole heap runs, in which no thread does (`gc.callbacks`)."""
+        if info["generation"] < 2:
+            return
+        now = time.monotonic()
+        if phase == "start":
+            self._collects_since = now
+            self._set_collected(now)
+        elif self._collects_since:
+            self._collected_s += min(now - self._collects_since, _MAX_COLLECTION_S)
+            self._collects_since = 0.0
+            self._set_collected(0.0)
+
+    def _set_collected(self, since: float) -> None:
+        self._times[_COLLECTED_AT // 8], self._times[_COLLECTED_AT // 8 + 1] = self._collected_s, since
+
 
 def open_progress(settings: WorkerSettings) -> ProgressSlot:
     """Open a worker's slot of its agent's page, where there is one; nobody is watched who cannot."""
@@ -245,7 +269,9 @@ def open_progress(settings: WorkerSettings) -> ProgressSlot:
         return NoProgress()
     try:
         answer_with_stacks(settings.stacks)
-        return ProgressWriter(settings.progress, settings.local_rank)
+        writer = ProgressWriter(settings.progress, settings.local_rank)
+        gc.callbacks.append(writer.on_collection)
+        return writer
     except OSError as error:
         _log.warning("the agent's page of progress cannot be opened: %s", error)
         return NoProgress()
@@ -318,6 +344,7 @@ class ProgressPage(AgentMemory):
             world=world,
             waits_since=waits_since or None,
             looked=looked,
+            collected_s=self._collected_s(index),
         )
 
     def account(self, index: int, pid: int) -> ProgressAccount | None:
@@ -343,6 +370,13 @@ class ProgressPage(AgentMemory):
             return 0, 0
         sent, received = _MOVED.unpack_from(slot, _MOVED_AT)
         return (sent, received) if max(sent, received) < _MAX_MOVED else (0, 0)
+
+    def _collected_s(self, index: int) -> float:
+        """Return how long a process has collected garbage in its life, the collection under way included."""
+        total_s, since = _COLLECTED.unpack_from(self._page, index * SLOT_BYTES + _COLLECTED_AT)
+        if not (_is_time(total_s) and _is_time(since)):
+            return 0.0
+        return total_s + (min(max(0.0, time.monotonic() - since), _MAX_COLLECTION_S) if since else 0.0)
 
     def _slot(self, index: int, size: int) -> bytes | None:
         """Return a slot's first bytes, None where they are being written."""

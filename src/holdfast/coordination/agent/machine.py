@@ -37,6 +37,7 @@ from holdfast.coordination.agent.units.forming import Units
 from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.coordination.telling.rendezvous import PostedTooMuchError
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.layouts.unit_words import UnitWord
 from holdfast.protocol.messages.agent import (
     AgentMessage,
@@ -58,7 +59,7 @@ from holdfast.protocol.messages.agent import (
     WorkerDown,
 )
 from holdfast.protocol.messages.orders import CheckpointOrder
-from holdfast.protocol.messages.progress import EndHung, Probe, TakeMemory, TakeStacks
+from holdfast.protocol.messages.progress import CountHang, EndHung, Probe, TakeMemory, TakeStacks, WatchWork
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
@@ -107,6 +108,8 @@ class AgentMachine:
         self._welcome: Welcome | None = None
         self._unfit: Leave | None = None
         self._restarts = Restarts()
+        #: The workers that are being ended on trial.
+        self._on_trial = set[str]()
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -194,8 +197,8 @@ class AgentMachine:
         match message:
             case ToWorker():
                 return self._order(message)
-            case EndHung() | Replace():
-                return self._give_way(message, now)
+            case EndHung() | Replace() | CountHang() | WatchWork():
+                return self._on_hang_order(message, now)
             case Committed():
                 if message.term >= self.term:
                     self._steps.forget_up_to(message.step)
@@ -329,7 +332,9 @@ class AgentMachine:
                 self.units.left(index_of(place.worker))
             place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
             return [*self._tell_of_steps(now), *self._tell(place.down, now)]
-        return [*self._lost(place, down, now), *self._gone_along(mates, down.worker, now)]
+        free = down.worker in self._on_trial and down.kind is FailureKind.HANG
+        self._on_trial.discard(down.worker)
+        return [*self._lost(place, down, now, free=free), *self._gone_along(mates, down.worker, now)]
 
     def _lost(
         self, place: WorkerPlace, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
@@ -376,16 +381,42 @@ class AgentMachine:
             return [self._fill(place, index)]
         return []
 
-    def _give_way(self, message: EndHung | Replace, now: float) -> list[AgentInstruction]:
-        """End one that hangs; one whose script has raised is not needed any more, and nobody hears of its end."""
+    def _on_hang_order(self, message: EndHung | Replace | CountHang | WatchWork, now: float) -> list[AgentInstruction]:
+        match message:
+            case EndHung():
+                return self._end_hung(message)
+            case Replace():
+                return self._replace_raised(message, now)
+            case CountHang():
+                return self._count_hang(message, now)
+            case WatchWork():
+                self.watch.expect(message)
+                return []
+
+    def _end_hung(self, message: EndHung) -> list[AgentInstruction]:
+        """End a worker that hangs."""
+        if self._place_of(message.worker) is None:
+            return []
+        if message.on_trial:
+            self._on_trial.add(message.worker)
+        return [KillHung(message.worker, message.why)]
+
+    def _replace_raised(self, message: Replace, now: float) -> list[AgentInstruction]:
+        """Replace a worker whose script has raised; its end is not reported."""
         place = self._place_of(message.worker)
-        if place is not None and isinstance(message, EndHung):
-            return [KillHung(message.worker, message.why)]
         raised = place.raised_so if place is not None else None
         if place is None or raised is None:
             return []
         mates = self.units.mates(message.worker)
         return [*self._replace(place, raised, now), *self._gone_along(mates, message.worker, now)]
+
+    def _count_hang(self, message: CountHang, now: float) -> list[AgentInstruction]:
+        """Count a kill against this node, and leave if that makes too many."""
+        why = self._restarts.count(message.worker, message.why, now)
+        if not why or self._unfit is not None:
+            return []
+        self._unfit = Leave(reason="exhausted", detail=f"node {self.node.node}: {why}"[:8000])
+        return self._leave_unfit(now)
 
     def _ended_in_order(self, place: WorkerPlace, now: float, *, clean: bool) -> list[AgentInstruction]:
         place.refill("")

@@ -32,11 +32,13 @@ class Restarts:
         """
         if self.broken(down):
             return f"{self._class_of(down).status}: {down.detail}"
-        if free:
-            return ""
-        tries = self._budget.use(now, index_of(down.worker))
+        return "" if free else self.count(down.worker, down.detail, now)
+
+    def count(self, worker: str, why: str, now: float) -> str:
+        """Count a failure of a worker; return why the node must go, or "" if it may start another process."""
+        tries = self._budget.use(now, index_of(worker))
         if tries > self._most:
-            return f"its workers fail again and again, {tries} times in {self._budget.window_s:.0f} s: {down.detail}"
+            return f"its workers fail again and again, {tries} times in {self._budget.window_s:.0f} s: {why}"
         return ""
 
     def broken(self, down: WorkerDown) -> bool:

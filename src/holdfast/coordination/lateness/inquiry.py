@@ -27,7 +27,7 @@ from holdfast.coordination.turn import Turn
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.orders import LookAround
-from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stacks, Stand, Whereabouts
+from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stacks, Stand, WatchWork, Whereabouts
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
@@ -112,6 +112,9 @@ class Inquiry:
         plan, stand, question = self._turn.record.plan, late.stand, self._question
         if node_of(stand.worker) != node.name or plan is None or plan.rank(stand.worker) is None:
             return
+        if late.ended:
+            self._own_work.ended(stand)
+            return
         if question is None or question.at + FRESH_S < self._turn.now:
             self._ask()
         elif stand.worker in question.stands:
@@ -177,7 +180,7 @@ class Inquiry:
             self.stragglers.follow(turn.members.nodes.keys())
         if turn.members.entered(plan):
             self.pace.entered(turn.now)
-        self._own_work.forget_up_to(turn.position.step)
+        self._own_work.tick(turn.position.step)
 
     @property
     def _asks(self) -> bool:
@@ -266,4 +269,13 @@ class Inquiry:
             if not (stand.limit_s or stand.stopped):  # (it may have been wrong: compiling may take one far longer)
                 self._unknown_s *= AGAIN_LONGER
             self._accused[stand.worker] = _Accused(stand, turn.now)
-            turn.send(connection, EndHung(worker=stand.worker, why=what_hangs(stand)))
+            why = what_hangs(stand)
+            on_trial = self._own_work.accuse(stand, why)
+            turn.send(connection, EndHung(worker=stand.worker, why=why, on_trial=on_trial))
+            if on_trial:
+                self._watch_work(stand)
+
+    def _watch_work(self, stand: Stand) -> None:
+        """Ask all nodes to report who needs as long for the work at which a worker is ended."""
+        watch = WatchWork(step=stand.step, activity=stand.activity, for_s=stand.for_s, micro_batch=stand.micro_batch)
+        self._turn.broadcast((node.connection for node in self._turn.members.nodes.values()), watch)

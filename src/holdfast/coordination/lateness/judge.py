@@ -14,6 +14,14 @@ from holdfast.protocol.names import node_of
 
 #: Whoever is in these waits for others, though in no collective.
 WAITING = frozenset({Activity.AWAITING, Activity.ENTERING, Activity.RECEIVING, Activity.FINISHED})
+#: What a user can do if work was slow and the worker did not hang.
+_REMEDIES = {
+    Activity.COMPUTE: (
+        "if samples may take this long to load, load them ahead with `num_workers`; other slow code belongs between "
+        "steps, in `with job.pause(...)`"
+    ),
+    Activity.SCRIPT: "if the script may take this long between steps, put that code into `with job.pause(...)`",
+}
 #: How long these take for one says nothing of others.
 NOBODYS = frozenset({Activity.STARTING, Activity.PAUSED, Activity.WARMING})
 
@@ -119,4 +127,6 @@ def what_hangs(stand: Stand) -> str:
     if stand.activity in WAITING:
         return f"it has been at '{stand.activity}' for {stand.for_s:.2f} s, while others have come in and wait for it"
     limit = f"limit {stand.limit_s:.2f} s" if stand.limit_s else f"more than {FAILURE:.0f} times as long as the others"
-    return f"it has been at {where(stand)} for {stand.for_s:.2f} s, {limit}, while others wait for it"
+    said = f"it has been at {where(stand)} for {stand.for_s:.2f} s, {limit}, while others wait for it"
+    remedy = _REMEDIES.get(stand.activity)
+    return f"{said}; {remedy}" if remedy else said

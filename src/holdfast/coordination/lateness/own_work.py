@@ -1,16 +1,30 @@
-"""Work that takes its time: who is late where another was, or where several are at once, is not taken out for it."""
+"""Slow work and hung workers: a worker that is late is not ended if other workers needed as long for the same work.
+
+A *place* is one piece of work: (step, activity, micro-batch). The first worker that is late at a place is ended,
+because a hang and slow work look alike. Whether that kill counts against its node waits for a verdict (a *trial*):
+
+- another worker needs as long at the same place, or a worker of another node is late there, too: the work is slow. The
+  kill does not count, and from then on the limit of this activity covers what the work took in the end.
+- the step is committed and no worker needed as long: the worker hung. The kill counts (`CountHang`).
+
+Pure: no clocks and no I/O. The coordinator may lose all of it; it then learns again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import msgspec
 
 from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import LimitRaised
-from holdfast.protocol.messages.progress import Activity, Stand
+from holdfast.protocol.messages.progress import Activity, CountHang, Stand
 from holdfast.protocol.names import node_of
 
-#: What a worker computes there is the step's, or the script's, and another one would compute the same.
+#: Activities in which a worker computes for the step or the script, so that another worker would compute the same.
 OWN_WORK = frozenset(
     {
         Activity.SCRIPT,
@@ -21,98 +35,193 @@ OWN_WORK = frozenset(
         Activity.SAVING,
     }
 )
-#: Where several are late at once, it is more likely that they all do the same: they have so many times their limits.
+#: If several workers are late at once, slow work is more likely than several hangs: their limits are this much longer.
 SEVERAL = 3.0
-#: What a script does between steps is its own, and what nobody has learnt yet, may take any time; and a node that keeps
-#: its share computes the same again in another process: each worker that was ended there makes the limit so many times
-#: longer.
+#: Each kill on a node makes the limit of the next process there this much longer at the same place: with `hold`, that
+#: process computes the same work. The script's own code between steps has no second worker, so each kill there does so
+#: for the rest of the job.
 AGAIN_LONGER = 10.0
-#: What the work takes its time for once, it may take it for again, elsewhere (long sequences, say): within the window
-#: of nodes' budgets that activity has so many times what it took then, but no more than the factor above.
+#: The limit that covers slow work, as a multiple of the longest time that it took.
 ROOM = 1.5
+#: A verdict waits this long after the step is committed: agents report the end of slow work up to a second late.
+VERDICT_S = 3.0
+#: Places that are remembered at most.
+_MAX_PLACES = 4096
 
 Place = tuple[int, Activity, int | None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A worker that was ended, whose kill does not count yet."""
+
+    stand: Stand
+    why: str
+    agent_pid: int
+
+
+@dataclass(slots=True)
+class _PlaceState:
+    #: The workers that were late at this place.
+    late: set[str] = field(default_factory=set[str])
+    trials: list[_Trial] = field(default_factory=list[_Trial])
+    #: Whether the work is known to be slow.
+    slow: bool = False
+    #: When the verdict is due; not before the step is committed.
+    verdict_at: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class _SlowWork:
+    """The longest time that an activity took with an excuse, when it last did, and how long that is remembered."""
+
+    took_s: float
+    seen: float
+    keep_s: float
+
+
 class OwnWork:
-    """Where workers were late, since the last committed step."""
+    """Tells slow work from hung workers, by where workers were late in the newest steps."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        #: the workers that were, by place
-        self._late_at: dict[Place, set[str]] = {}
+        self._places: dict[Place, _PlaceState] = {}
         self._script_factor = 1.0
-        #: by activity: by how much the work has exceeded its limit, and when that was seen last
-        self._exceeded: dict[Activity, tuple[float, float]] = {}
+        self._slow: dict[Activity, _SlowWork] = {}
 
-    def forget_up_to(self, step: int) -> None:
-        """These steps are behind all."""
-        if self._late_at:
-            self._late_at = {place: nodes for place, nodes in self._late_at.items() if place[0] > step}
+    # ---- verdicts ----
+
+    def tick(self, step: int) -> None:
+        """Give the verdicts that are due, now that all steps up to `step` are committed."""
+        now = self._turn.now
+        for place, state in list(self._places.items()):
+            if place[0] > step:
+                continue
+            if state.verdict_at == inf:
+                state.verdict_at = now + VERDICT_S
+            elif now >= state.verdict_at:
+                del self._places[place]
+                for trial in state.trials:
+                    self._count(trial)
+
+    def accuse(self, stand: Stand, why: str) -> bool:
+        """Record that a worker is ended; return whether its kill counts only after a verdict."""
+        place, connection = _place(stand), self._turn.members.connection_of(stand.worker)
+        node = self._turn.members.nodes.get(node_of(stand.worker))
+        if place is None or connection is None or node is None:
+            return False
+        trials = self._at(place).trials
+        if all(trial.stand.worker != stand.worker for trial in trials):
+            trials.append(_Trial(stand, why, node.agent_pid))
+        return True
+
+    def ended(self, stand: Stand) -> None:
+        """Handle the end of work that took long: it clears other workers that were ended at the same place."""
+        place = _place(stand)
+        state = self._places.get(place) if place is not None else None
+        if state is None:
+            return
+        others = [trial for trial in state.trials if trial.stand.worker != stand.worker]
+        if any(stand.for_s >= trial.stand.for_s for trial in others):
+            state.slow = True
+            state.trials.clear()
+        if state.slow:
+            self._learn(stand)
+
+    def _count(self, trial: _Trial) -> None:
+        """Count a kill against its node, unless its agent was replaced meanwhile."""
+        node = self._turn.members.nodes.get(node_of(trial.stand.worker))
+        if node is not None and node.agent_pid == trial.agent_pid:
+            self._turn.send(node.connection, CountHang(worker=trial.stand.worker, why=trial.why))
+
+    # ---- who is late ----
 
     def spare(self, hung: Sequence[Stand]) -> list[Stand]:
-        """Return those of the workers that hang, as it seems, for which the work is no excuse."""
+        """Return the workers, of those that seem to hang, that slow work does not excuse, with the limits in force."""
         places = [_place(stand) for stand in hung]
         at_work = [place for place in places if place is not None]
-        left, works = list[Stand](), list[tuple[Place, Stand]]()
+        left, excused = list[Stand](), list[tuple[Place, Stand]]()
         for stand, place in zip(hung, places, strict=True):
             if place is None:
                 left.append(stand)
-            elif self._takes_its_time(place, stand, len(at_work)):
                 continue
-            elif at_work.count(place) > 1 or not self._is_first(place, stand.worker):
-                works.append((place, stand))
-            else:
-                if stand.activity is Activity.SCRIPT:
-                    self._script_factor *= AGAIN_LONGER
-                left.append(stand)
-        for place, stand in works:
-            self._raise(place, stand)
+            limit_s = self._limit_s(place, stand, len(at_work))
+            if stand.for_s <= limit_s:
+                continue
+            if at_work.count(place) > 1 or not self._is_first(place, stand.worker):
+                excused.append((place, stand))
+                continue
+            if stand.activity is Activity.SCRIPT:
+                self._script_factor *= AGAIN_LONGER
+            left.append(msgspec.structs.replace(stand, limit_s=limit_s))
+        for place, stand in excused:
+            self._excuse(place, stand)
         return left
 
-    def _takes_its_time(self, place: Place, stand: Stand, at_once: int) -> bool:
-        before, node = self._late_at.get(place, set[str]()) - {stand.worker}, node_of(stand.worker)
-        factor = max(ROOM * self._lately(stand.activity), AGAIN_LONGER ** sum(node_of(one) == node for one in before))
+    def _limit_s(self, place: Place, stand: Stand, at_once: int) -> float:
+        """Return the limit in force for a worker, 0 if none is known."""
+        state, node = self._places.get(place), node_of(stand.worker)
+        before = (state.late if state is not None else set[str]()) - {stand.worker}
+        factor = max(AGAIN_LONGER ** sum(node_of(one) == node for one in before), SEVERAL if at_once > 1 else 1.0)
         if stand.activity is Activity.SCRIPT:
             factor = max(factor, self._script_factor)
-        return stand.for_s <= stand.limit_s * max(factor, SEVERAL if at_once > 1 else 1.0)
-
-    def _lately(self, activity: Activity) -> float:
-        """Return by how much the work has exceeded the limit of an activity within the window, 0 for not at all."""
-        exceeded, seen = self._exceeded.get(activity, (0.0, 0.0))
-        return exceeded if self._turn.now - seen < WINDOW_S else 0.0
+        return max(stand.limit_s * factor, ROOM * self._slow_s(stand.activity))
 
     def _is_first(self, place: Place, worker: str) -> bool:
-        """Note that a worker is late at a place; False where one of another node was before."""
-        before = self._late_at.setdefault(place, set())
-        if any(node_of(other) != node_of(worker) for other in before):
+        """Record that a worker is late at a place; return False if a worker of another node was late there before."""
+        late = self._at(place).late
+        if any(node_of(other) != node_of(worker) for other in late):
             return False
-        before.add(worker)
+        late.add(worker)
         return True
 
-    def _raise(self, place: Place, stand: Stand) -> None:
-        """Give the work its time, and say so once for each worker."""
-        by = min(stand.for_s / stand.limit_s, AGAIN_LONGER / ROOM) if stand.limit_s else 0.0
-        self._exceeded[stand.activity] = max(by, self._lately(stand.activity)), self._turn.now
-        late, node = self._late_at.setdefault(place, set()), node_of(stand.worker)
-        others = ", ".join(sorted({node_of(worker) for worker in late} - {node})) or "others"
-        if stand.worker not in late:
-            late.add(stand.worker)
-            why = f"{others} was late there, too: it is the work that takes its time"
-            step, phase, micro_batch = stand.step, str(stand.activity), stand.micro_batch
-            self._turn.emit(
-                LimitRaised,
-                node=node,
-                step=step,
-                phase=phase,
-                micro_batch=micro_batch,
-                limit_s=stand.limit_s,
-                why=why,
-            )
+    def _excuse(self, place: Place, stand: Stand) -> None:
+        """Let a worker finish slow work, and report that once for each worker."""
+        state, node = self._at(place), node_of(stand.worker)
+        state.slow = True
+        state.trials = [trial for trial in state.trials if node_of(trial.stand.worker) == node]
+        self._learn(stand)
+        if stand.worker in state.late:
+            return
+        state.late.add(stand.worker)
+        others = ", ".join(sorted({node_of(worker) for worker in state.late} - {node})) or "others"
+        self._turn.emit(
+            LimitRaised,
+            node=node,
+            step=stand.step,
+            phase=str(stand.activity),
+            micro_batch=stand.micro_batch,
+            limit_s=stand.limit_s,
+            why=f"{others} was late there, too: it is the work that takes its time",
+        )
+
+    def _at(self, place: Place) -> _PlaceState:
+        state = self._places.setdefault(place, _PlaceState())
+        while len(self._places) > _MAX_PLACES:
+            del self._places[next(iter(self._places))]
+        return state
+
+    # ---- how long slow work takes ----
+
+    def _learn(self, stand: Stand) -> None:
+        """Remember how long slow work took.
+
+        It is forgotten after the window of the nodes' budgets. Work that is slow less often (once in an hour, say) is
+        remembered for twice the time between the last two.
+        """
+        now, known = self._turn.now, self._slow.get(stand.activity)
+        keep_s = max(WINDOW_S, 2.0 * (now - known.seen)) if known is not None else WINDOW_S
+        took_s = max(stand.for_s, self._slow_s(stand.activity))
+        self._slow[stand.activity] = _SlowWork(took_s, now, max(keep_s, known.keep_s if known is not None else 0.0))
+
+    def _slow_s(self, activity: Activity) -> float:
+        """Return the longest time that slow work of this activity took lately, 0 if there was none."""
+        known = self._slow.get(activity)
+        return known.took_s if known is not None and self._turn.now - known.seen < known.keep_s else 0.0
 
 
 def _place(stand: Stand) -> Place | None:
-    """Return where in a step a worker is late at own work; None where it is something else that holds it up."""
+    """Return the place at which a worker is late, or None if it is not at work of its own."""
     if stand.stopped or stand.waits or stand.activity not in OWN_WORK:
         return None
     return stand.step, stand.activity, stand.micro_batch

@@ -41,6 +41,7 @@ class Reading:
     last looked whether that has ended, or found that the last one had. `world`: members of its generation.
     `starved_s`: for how long in its life it was ready to run and had no core; `others_starved_s`: the same of the
     process's other threads, by number, where they were looked at: one of them may have the interpreter's lock.
+    `collected_s`: for how long the process has collected garbage in its life; no thread runs meanwhile.
     """
 
     generation: int
@@ -52,6 +53,7 @@ class Reading:
     waits_since: float | None = None
     looked: float = 0.0
     starved_s: float = 0.0
+    collected_s: float = 0.0
     others_starved_s: Mapping[int, float] = field(default_factory=dict[int, float])
 
 

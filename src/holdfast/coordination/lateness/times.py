@@ -80,6 +80,8 @@ class Times:
     def __init__(self) -> None:
         self._means: dict[tuple[Activity, int], RunningMean] = {}
         self._longest: dict[Activity, float] = {}
+        #: The longest of the first ones of a process, by activity: these compile, allocate and start loader workers.
+        self._longest_first: dict[Activity, float] = {}
         #: how often something took longer than usual, by activity
         self.warnings: Counter[Activity] = Counter()
 
@@ -91,6 +93,17 @@ class Times:
             self.warnings[activity] += new.count
         mean.add(new.count, usual_s)
         self._longest[activity] = max(self._longest.get(activity, 0.0), new.longest_s)
+
+    def add_first(self, activity: Activity, longest_s: float) -> None:
+        """Record the longest of what a process has done first."""
+        self._longest_first[activity] = max(self._longest_first.get(activity, 0.0), longest_s)
+
+    def first_limit_s(self, activity: Activity, world: int) -> float | None:
+        """Return how long an activity may last for a process that has done it fewer than `WARM_UP` times."""
+        limit_s = self.limit_s(activity, world)
+        if limit_s is None:
+            return None
+        return max(limit_s, LONGEST * self._longest_first.get(activity, 0.0))
 
     def mean_s(self, activity: Activity, world: int) -> float | None:
         """Return what an activity takes in a world of this size; None where that is not known."""

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
-from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S, RunningMean, Times
+from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S, WARM_UP, RunningMean, Times
 from holdfast.protocol.job_spec import OWN_TIMES_S
-from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, Stand
+from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, Stand, WatchWork
 
 #: an agent looks no more often than this, and ten times a second where a limit is not due sooner
 LEAST_LOOK_S, USUAL_LOOK_S = 0.02, 0.1
@@ -33,6 +33,8 @@ LEARN_S = 0.5
 TELL_SOON_S, SLOWED = 1.0, 1.08
 #: or so many times as short: a single one that was late does not make those after it that
 FASTER = 1.3
+#: pieces of work whose end is awaited, at most
+EXPECTED = 16
 #: told again each time that it has lasted so many times as long
 AGAIN = 1.5
 
@@ -41,9 +43,14 @@ AGAIN = 1.5
 class _Seen:
     """What was told of one activity of a worker."""
 
+    #: generation, step, activity, micro-batch, since
     began: tuple[int, int, Activity, int | None, float]
     #: it is told at so many times its limit
     next_at: float = 1.0
+    #: At the last look: when that was, for how long the activity had lasted, and its limit, in seconds.
+    looked: float = 0.0
+    for_s: float = 0.0
+    limit_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -66,6 +73,8 @@ class LateWatch:
         self.look_s = USUAL_LOOK_S
         #: how often workers' own times are told where nothing changes
         self.tell_s = OWN_TIMES_S
+        #: Work at which a worker was ended, with the seconds from which on its end is reported, the newest last.
+        self._expected: dict[tuple[int, Activity, int | None], float] = {}
         #: workers whose other threads are to be looked at, too: that is too much for all of them
         self.closely: frozenset[str] = frozenset()
         self._last: float | None = None
@@ -98,6 +107,10 @@ class LateWatch:
                 continue
             self._totals[worker] = reading.world, account.totals
             world, old = before.get(worker, (reading.world, {}))
+            for activity, total in account.totals.items():
+                known = old.get(activity)
+                if (known.count if known is not None else 0) < min(WARM_UP, total.count):
+                    self.times.add_first(activity, total.longest_s)
             if world == reading.world:  # (else nobody knows which of it was in which)
                 self._add(worker, world, old, account.totals)
         self._own = {worker: own for worker, own in self._own.items() if worker in accounts}
@@ -145,7 +158,7 @@ class LateWatch:
         for starved in (self._starved, self._starved_waiting):
             for worker in starved.keys() - readings.keys():
                 del starved[worker]
-        late: list[Late] = []
+        late = [ended for worker, reading in readings.items() if (ended := self._ended(worker, reading)) is not None]
         closely = set[str]()
         due, shortest = [LONGEST_LOOK_S], [USUAL_LOOK_S / LOOK_PART]
         for worker, reading in readings.items():
@@ -153,9 +166,10 @@ class LateWatch:
             self._waits_s(now, worker, reading)  # (takes note of how long it has had no core)
             if reading.waits_since is None and reading.activity in ENDLESS:
                 continue
-            known_s = self._limit_s(reading)
+            known_s = self._limit_s(worker, reading)
             limit_s = known_s or UNKNOWN_S
             seen = self._seen_of(worker, reading)
+            seen.looked, seen.for_s, seen.limit_s = now, for_s, limit_s
             if for_s > CLOSELY * limit_s:
                 closely.add(worker)
             if for_s > seen.next_at * limit_s:
@@ -168,16 +182,46 @@ class LateWatch:
         return late
 
     def _seen_of(self, worker: str, reading: Reading) -> _Seen:
-        activity = Activity.AWAITING if reading.waits_since is not None else reading.activity
-        began = (reading.generation, reading.step, activity, reading.micro_batch, reading.since)
-        seen = self._seen.get(worker)
+        began, seen = _began(reading), self._seen.get(worker)
         if seen is None or seen.began != began:
             seen = self._seen[worker] = _Seen(began)
         return seen
 
-    def _limit_s(self, reading: Reading) -> float | None:
+    def expect(self, work: WatchWork) -> None:
+        """Report the end of this work if it takes as long here."""
+        self._expected.pop(place := (work.step, work.activity, work.micro_batch), None)
+        self._expected[place] = work.for_s
+        while len(self._expected) > EXPECTED:
+            del self._expected[next(iter(self._expected))]
+
+    def _ended(self, worker: str, reading: Reading) -> Late | None:
+        """Return the report that late or expected work has ended since the last look, or None."""
+        seen = self._seen.get(worker)
+        if seen is None or seen.began == _began(reading):
+            return None
+        generation, step, activity, micro_batch, _ = seen.began
+        until = reading.since if reading.waits_since is None else reading.waits_since
+        took_s = seen.for_s + max(0.0, until - seen.looked)
+        if seen.next_at == 1.0 and took_s < self._expected.get((step, activity, micro_batch), math.inf):
+            return None
+        stand = Stand(
+            worker=worker,
+            generation=generation,
+            step=step,
+            activity=activity,
+            for_s=took_s,
+            limit_s=seen.limit_s,
+            micro_batch=micro_batch,
+        )
+        return Late(stand=stand, ended=True)
+
+    def _limit_s(self, worker: str, reading: Reading) -> float | None:
         if reading.waits_since is not None:
             return STALLED_S
+        _, totals = self._totals.get(worker, (0, dict[Activity, Total]()))
+        total = totals.get(reading.activity)
+        if total is None or total.count < WARM_UP:
+            return self.times.first_limit_s(reading.activity, reading.world)
         return self.times.limit_s(reading.activity, reading.world)
 
     def _lasts(self, now: float, worker: str, reading: Reading) -> float:
@@ -209,7 +253,7 @@ class LateWatch:
             step=reading.step,
             activity=reading.activity,
             for_s=max(0.0, self._lasts(now, worker, reading)),
-            limit_s=self._limit_s(reading) or 0.0,
+            limit_s=self._limit_s(worker, reading) or 0.0,
             micro_batch=reading.micro_batch,
             waits=reading.waits_since is not None,
             waits_s=self._waits_s(now, worker, reading),
@@ -217,12 +261,17 @@ class LateWatch:
         )
 
 
+def _began(reading: Reading) -> tuple[int, int, Activity, int | None, float]:
+    activity = Activity.AWAITING if reading.waits_since is not None else reading.activity
+    return reading.generation, reading.step, activity, reading.micro_batch, reading.since
+
+
 def _starved_s(of: dict[str, _Starved], worker: str, since: float, reading: Reading) -> float:
     """Return for how long a worker had no core since then: from the last look before on, at the most.
 
     While its thread does not run it may wait for another one of its process that has none.
     """
-    starved, total_s = of.get(worker), reading.starved_s
+    starved, total_s = of.get(worker), reading.starved_s + reading.collected_s
     if starved is None or starved.since != since:
         before_s = min(starved.total_s, total_s) if starved is not None else total_s
         starved = of[worker] = _Starved(since, before_s, total_s, {})

@@ -25,6 +25,7 @@ from holdfast.protocol.messages.orders import (
 )
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
 from holdfast.protocol.messages.progress import (
+    CountHang,
     EndHung,
     Late,
     MemoryTaken,
@@ -33,6 +34,7 @@ from holdfast.protocol.messages.progress import (
     Stacks,
     TakeMemory,
     TakeStacks,
+    WatchWork,
     Whereabouts,
 )
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
@@ -303,7 +305,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 #: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
 NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Disarm | Void | JobDone
-Ask = Probe | TakeStacks | TakeMemory | EndHung
+Ask = Probe | TakeStacks | TakeMemory | EndHung | CountHang | WatchWork
 SnapshotOrder = KeepSnapshots | DropSnapshots
 CoordinatorMessage = (
     Welcome

@@ -67,10 +67,15 @@ class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return 0.0 < self.limit_s < self.for_s
 
 
-class Late(Struct, frozen=True, kw_only=True):
-    """A worker is late."""
+class Late(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker is late.
+
+    `ended`: it is through with work that was late, or that the coordinator asked about (`WatchWork`); then the stand's
+    `for_s` is how long that took.
+    """
 
     stand: Stand
+    ended: bool = False
 
 
 class OwnTimes(Struct, frozen=True, kw_only=True):
@@ -102,11 +107,31 @@ class Whereabouts(Struct, frozen=True, kw_only=True):
     stands: Annotated[tuple[Stand, ...], Meta(max_length=1024)] = ()
 
 
-class EndHung(Struct, frozen=True, kw_only=True):
-    """The agent is to end this worker, which hangs, and to start another."""
+class EndHung(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The agent ends this worker, which seems to hang, and starts another.
+
+    `on_trial`: the work may be slow. The kill uses up none of the node's restarts, unless a `CountHang` follows.
+    """
 
     worker: WorkerId
     why: Text
+    on_trial: bool = False
+
+
+class CountHang(Struct, frozen=True, kw_only=True):
+    """The verdict on a worker that was ended `on_trial`: it hung. The agent counts the kill like any other failure."""
+
+    worker: WorkerId
+    why: Text
+
+
+class WatchWork(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker was ended at this work: each agent reports a worker that takes at least `for_s` for it."""
+
+    step: Count
+    activity: Activity
+    for_s: Seconds
+    micro_batch: Count | None = None
 
 
 class TakeStacks(Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ def work_plan(seed: int) -> FaultPlan:
         hold=rng.random() < 0.3,
         faults=plan.faults[:2] if beside else (),
         crashes=plan.crashes if beside else (),
-        max_restarts=plan.max_restarts if beside else rng.choice((len(slow), plan.max_restarts)),
+        max_restarts=plan.max_restarts if beside else rng.choice((0, plan.max_restarts)),
     )
 
 

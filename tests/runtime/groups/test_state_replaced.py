@@ -1,0 +1,52 @@
+"""What a worker found out about a state is forgotten when another state takes its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thread_rank import DATA, MICRO_BATCH, Rank
+from thread_world import run_threads
+
+from holdfast.runtime.checkpoints.best import BestChoice
+from holdfast.runtime.evaluation.evaluating import Evaluating
+from holdfast.runtime.evaluation.shards import ModelEvaluation
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.session.applying import Applying
+
+
+def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
+    """Else the best checkpoint would be chosen by what another state came to, rolled back or received, of this step."""
+
+    def body(comm: Communicator) -> None:
+        rank, measured = Rank(comm), list[int]()
+
+        def measure(batch: Any) -> dict[str, float]:
+            measured.append(len(batch))
+            return {"loss": float(len(measured))}
+
+        evaluating = Evaluating(rank.shared, rank.workload, None, None)
+        choice = BestChoice(monitor="loss", mode="min", keep=0)
+        evaluating.add(ModelEvaluation(measure, DATA, every=1, name="eval", micro_batch=MICRO_BATCH, choice=choice))
+        applying = Applying(
+            rank.shared,
+            rank.workload,
+            Faults(lambda: None),
+            experts=None,
+            saver=None,
+            snapshots=None,
+            after_apply=None,
+            give_up=lambda *_: None,
+            verify_state=0,
+            evaluating=evaluating,
+        )
+        shards = len(DATA) // MICRO_BATCH
+        for seen in (shards, shards):  # what is known is not measured again
+            assert evaluating.at(1, 1)
+            assert len(measured) == seen
+        applying.forget()
+        assert evaluating.at(1, 1)
+        assert len(measured) == 2 * shards
+        assert applying.last is None
+
+    run_threads(["a"], body, seed=1, flat_up_to=8, fan_out=3)
