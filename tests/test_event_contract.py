@@ -95,6 +95,7 @@ CONTRACT = {
     "corruption_found": {"step", "what", "detail"},
     "checkpoint_saved": {"step", "save_s", "saved_bytes", "stall_s", "period_s"},
     "checkpoint_failed": {"node", "step", "why", "tries"},
+    "output_lost": {"file", "why", "node"},
     "checkpoint_rejected": {"name", "why"},
     "snapshot_saved": {"step", "save_s", "saved_bytes", "stall_s", "fault_threshold"},
     "snapshot_failed": {"node", "step", "why"},

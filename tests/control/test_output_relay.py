@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -142,3 +143,57 @@ def test_one_that_ends_without_having_opened_its_streams_keeps_nobody_waiting_fo
 )
 def test_lines_are_cut_where_they_end(data: bytes, at_end: bool, lines: list[bytes]) -> None:
     assert cut(data, at_end=at_end) == lines
+
+
+def test_a_log_on_a_full_disk_costs_lines_and_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A worker that wrote its log itself failed with it; a log that was cut was reported nowhere."""
+    lost: list[tuple[str, str]] = []
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "n0.0.log"
+    relay = OutputRelay(
+        "n0", str(tmp_path), log_folder=str(log.parent), on_lost=lambda file, why: lost.append((file, why))
+    )
+    out, err = process(relay, W0)
+    full, real = threading.Event(), os.write
+
+    def write(number: int, data: bytes) -> int:
+        if full.is_set() and os.path.samestat(os.fstat(number), log.stat()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(number, data)
+
+    monkeypatch.setattr(os, "write", write)
+    shown = ""
+    for number, line in enumerate(("first", "lost", "lost too", "last")):
+        (full.set if number in (1, 2) else full.clear)()
+        os.write(out, f"{line}\n".encode())
+        while line not in shown:
+            shown += capfd.readouterr().out
+    os.close(out)
+    os.close(err)
+    relay.ended(W0, failed=False)
+    relay.close(DEADLINE_S)
+    assert lost == [(str(log), os.strerror(errno.ENOSPC))]
+    missing = f"[holdfast: 2 lines are missing here: {os.strerror(errno.ENOSPC)}]"
+    assert log.read_text().splitlines() == ["first", "", missing, "last"]
+
+
+def test_a_worker_starts_although_its_log_cannot_be_opened(tmp_path: Path) -> None:
+    """Its start was tried again for ever."""
+    lost: list[str] = []
+    relay = OutputRelay(
+        "n0", str(tmp_path), log_folder=str(tmp_path / "none"), which="none", on_lost=lambda file, _: lost.append(file)
+    )
+    for worker in (W0, "n0/0/cc"):
+        prints(relay, worker, "said\n")
+    relay.close(DEADLINE_S)
+    assert lost == [str(tmp_path / "none" / "n0.0.log")]
+
+
+def test_what_is_shown_to_nobody_is_logged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    relay = OutputRelay("n0", str(tmp_path), log_folder=str(tmp_path), which="none")
+    prints(relay, W0, "said\n", failed=True)
+    relay.close(DEADLINE_S)
+    assert capfd.readouterr() == ("", "")
+    assert (tmp_path / "n0.0.log").read_text() == "said\n"

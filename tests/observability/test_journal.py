@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
+from holdfast.observability import journal_file
 from holdfast.observability.journal import Journal, JournalError, JournalTakenError
 from holdfast.observability.journal_file import FileJournal
 from holdfast.protocol import events as ev
@@ -376,7 +378,6 @@ _FULL = """
 import resource, signal, sys
 from pathlib import Path
 import msgspec
-from holdfast.observability.journal import JournalError
 from holdfast.observability.journal_file import FileJournal
 
 class Event(msgspec.Struct, tag_field="event", tag="something"):
@@ -384,23 +385,76 @@ class Event(msgspec.Struct, tag_field="event", tag="something"):
     time: float = 0.0
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-journal = FileJournal(Path(sys.argv[1]))
-try:
-    for seq in range(1, 100):
-        journal.append(Event(seq))
-except JournalError as error:
-    print(journal.last_seq, error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+path, goes_on = Path(sys.argv[1]), sys.argv[2] == "goes on"
+journal, lost = FileJournal(path, recent=8), []
+journal.on_lost = lambda file, why: lost.append((file, why))
+for seq in range(1, 100):
+    journal.append(Event(seq))
+    journal.sync()
+assert len(lost) == 1 and lost[0][0] == str(path), lost
+read = [msgspec.json.decode(line)["seq"] for line in journal.read(0)]
+assert read == list(range(1, 100)), read
+assert [msgspec.json.decode(line)["seq"] for line in journal.read(50, 10)] == list(range(51, 61))
+whole = path.read_bytes()
+assert whole.endswith(b"}\\n") and len(whole) <= 1000
+if goes_on:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    journal.append(Event(100))
+    assert [msgspec.json.decode(line)["seq"] for line in journal.read(0)] == list(range(1, 101))
+journal.close()
 """
 
 
-def test_a_full_disk_is_an_error_and_tears_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("way", "last"), [("stays", None), ("goes on", 100)])
+def test_a_full_disk_is_reported_once_and_events_wait_in_memory(tmp_path: Path, way: str, last: int | None) -> None:
+    """It ended the job."""
     path = tmp_path / "events.jsonl"
-    out = subprocess.run([sys.executable, "-c", _FULL, path], capture_output=True, text=True, timeout=60, check=True)
-    last, _, error = out.stdout.partition(" ")
-    assert "cannot be written" in error
-    assert path.read_bytes().endswith(b"}\n")
-    assert _numbers(path.read_bytes().splitlines()) == list(range(1, int(last) + 1))
+    subprocess.run([sys.executable, "-c", _FULL, path, way], timeout=60, check=True)
     again = FileJournal(path)
-    assert again.last_seq == int(last)
+    assert _numbers(path.read_bytes().splitlines()) == list(range(1, again.last_seq + 1))
+    assert last is None or again.last_seq == last
     again.close()
+
+
+def test_a_file_that_too_many_events_wait_for_ends_without_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, recent = tmp_path / "events.jsonl", 8
+    journal = FileJournal(path, recent=recent)
+    journal.append(Event(seq=1))
+    monkeypatch.setattr(journal_file, "MAX_PENDING_BYTES", 1000)
+    monkeypatch.setattr(os, "write", _no_space)
+    for seq in range(2, 50):
+        journal.append(Event(seq=seq))
+    monkeypatch.undo()
+    journal.append(Event(seq=50))
+    assert _numbers(journal.read(0)) == [1, *range(51 - recent, 51)], "the newest in memory"
+    assert _numbers(path.read_bytes().splitlines()) == [1]
+    journal.close()
+    again = FileJournal(path)
+    assert again.last_seq == 1
+    again.append(Event(seq=2))
+    again.close()
+
+
+def test_a_journal_that_is_replaced_while_its_disk_is_full_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events.jsonl"
+    old = FileJournal(path)
+    old.append(Event(seq=1))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", _no_space)
+        old.append(Event(seq=2))
+    new = FileJournal(path)
+    new.append(Event(seq=2))
+    new.close()
+    with pytest.raises(JournalTakenError):
+        old.append(Event(seq=3))
+    old.close()
+    assert _numbers(path.read_bytes().splitlines()) == [1, 2]
+
+
+def _no_space(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Generator, Sequence
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
@@ -40,8 +41,54 @@ def say(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Print one line now, where errors go."""
-    print(line, file=sys.stderr, flush=True)
+    """Print one line now, where errors go; on a full disk it is lost."""
+    _print_if_possible(sys.stderr, line)
+
+
+@contextlib.contextmanager
+def lasting_output() -> Generator[Callable[[str], None]]:
+    """Give a `say` for a command that must go on although its output goes to a full disk; that is reported once."""
+    failed = False
+
+    def say_if_possible(line: str) -> None:
+        nonlocal failed
+        why = _print_if_possible(sys.stdout, line)
+        if why and not failed:
+            failed = True
+            warn(f"holdfast: the output cannot be written: {why}; the job goes on")
+
+    try:
+        yield say_if_possible
+    finally:
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            _give_up_unwritten(number, stream)
+
+
+def _print_if_possible(stream: TextIO, line: str) -> str:
+    """Print one line; return why it cannot be written, or "". A reader that has hung up is an error as before.
+
+    Raises:
+        BrokenPipeError: nobody reads it.
+    """
+    try:
+        print(line, file=stream, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _give_up_unwritten(number: int, stream: TextIO) -> None:
+    """Drop what a full disk has not taken: Python would write it at the exit, and fail the process."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        pass
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
 
 
 def on_one_line(text: str) -> str:

@@ -11,7 +11,7 @@ import os
 import selectors
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -19,7 +19,7 @@ from typing import Literal
 
 from holdfast.protocol.names import index_of
 
-Which = Literal["all", "rank0", "failed"]
+Which = Literal["all", "rank0", "failed", "none"]
 
 _CHUNK = 1 << 16
 #: a line that is longer is cut
@@ -33,11 +33,21 @@ _MOST_KNOWN = 8
 
 
 @dataclass(slots=True)
+class _Log:
+    """A worker's log file. `lost`: lines that could not be written since it failed, and why."""
+
+    path: str
+    file: int
+    lost: int = 0
+    why: str = ""
+
+
+@dataclass(slots=True)
 class _Printer:
     """One process. `open`: how many of its streams have not ended; `failed`: None until it has ended itself."""
 
     worker: str
-    log: int | None
+    log: _Log | None
     open: int = 2
     failed: bool | None = None
     kept: deque[tuple[int, bytes]] = field(default_factory=lambda: deque[tuple[int, bytes]](maxlen=KEPT_LINES))
@@ -58,15 +68,27 @@ class OutputRelay:
     """Reads what the workers of one node print until `close`. Its methods only pass on to its thread what they are
     told, and never wait; all else is the thread's."""
 
-    def __init__(self, node: str, folder: str, *, log_folder: str = "", which: Which = "all", places: int = 1) -> None:
+    def __init__(
+        self,
+        node: str,
+        folder: str,
+        *,
+        log_folder: str = "",
+        which: Which = "all",
+        places: int = 1,
+        on_lost: Callable[[str, str], object] = lambda _file, _why: None,
+    ) -> None:
         """Read nothing yet.
 
         Args:
             folder: a private one, for the pipes. log_folder: for a file of each place, "" for none; kept across
                 restarts of its processes, and of jobs.
-            which: whose lines are printed: everybody's; those of rank 0; the last ones of processes that fail.
+            which: whose lines are printed: everybody's; those of rank 0; the last ones of processes that fail; none.
             places: how many workers the node has.
+            on_lost: called once for each log that cannot be written, with its path and the reason. Any thread.
         """
+        self._on_lost = on_lost
+        self._reported = set[str]()
         self._node, self._folder, self._log_folder = node, folder, log_folder
         self._which: Which = which
         self._named_places = places > 1
@@ -86,16 +108,26 @@ class OutputRelay:
         """Make the pipes of a process that is about to start; return where it is to write stdout and stderr.
 
         Raises:
-            OSError: they cannot be made, or its file cannot be written.
+            OSError: they cannot be made.
         """
-        log = None
-        if self._log_folder:
-            path = log_path(self._log_folder, self._node, index_of(worker))
-            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        printer = _Printer(worker, log)
+        printer = _Printer(worker, self._open_log(worker) if self._log_folder else None)
         out, err = (self._pipe(printer, number) for number in (1, 2))
         self._tell(partial(self._opened, printer, out, err))
         return out.path, err.path
+
+    def _open_log(self, worker: str) -> _Log | None:
+        """Open a worker's log; without one, the worker is started all the same."""
+        path = log_path(self._log_folder, self._node, index_of(worker))
+        try:
+            return _Log(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            self._report(path, error)
+            return None
+
+    def _report(self, path: str, error: OSError) -> None:
+        if path not in self._reported:
+            self._reported.add(path)
+            self._on_lost(path, error.strerror or str(error))
 
     def knows(self, generation: int, leader: str) -> None:
         """The plan of a generation names this worker first."""
@@ -170,7 +202,7 @@ class OutputRelay:
         data = os.read(pipe.source, _CHUNK)
         *lines, pipe.rest = cut(pipe.rest + data, at_end=not data)
         if printer.log is not None:
-            _write(printer.log, b"".join(lines))
+            self._write_log(printer.log, lines)
         if self._which == "all" or (self._which == "rank0" and self._leader == printer.worker):
             self._print(printer, pipe.number, lines)
         elif self._which == "failed" or self._leader is None:
@@ -182,6 +214,17 @@ class OutputRelay:
             printer.open -= 1
             self._settle(printer)
 
+    def _write_log(self, log: _Log, lines: Sequence[bytes]) -> None:
+        """Write lines; if that fails, count them, and say in the log how many are missing once it can be written."""
+        mark = f"\n[holdfast: {log.lost} lines are missing here: {log.why}]\n".encode() if log.lost else b""
+        try:
+            _write_all(log.file, mark + b"".join(lines))
+        except OSError as error:
+            log.lost, log.why = log.lost + len(lines), error.strerror or str(error)
+            self._report(log.path, error)
+        else:
+            log.lost = 0
+
     def _settle(self, printer: _Printer) -> None:
         """Forget a process that has ended and has nothing more to say; show the end of it, where it has failed."""
         if printer.failed is None or printer.open > 0:
@@ -189,7 +232,7 @@ class OutputRelay:
         if self._which == "failed":
             self._show_kept(printer, TAIL_LINES if printer.failed else 0)
         if printer.log is not None:
-            os.close(printer.log)
+            os.close(printer.log.file)
         self._printers.pop(printer.worker, None)
 
     def _show_kept(self, printer: _Printer, most: int) -> None:
@@ -222,7 +265,11 @@ def cut(data: bytes, *, at_end: bool) -> list[bytes]:
 
 def _write(number: int, data: bytes) -> None:
     """Write all; a reader who has hung up, or a full disk, gets nothing more of it."""
-    left = memoryview(data)
     with contextlib.suppress(OSError):
-        while left:
-            left = left[os.write(number, left) :]
+        _write_all(number, data)
+
+
+def _write_all(number: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(number, left) :]

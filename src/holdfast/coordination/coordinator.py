@@ -17,7 +17,7 @@ from holdfast.coordination.failures.seen import node_lost
 from holdfast.coordination.generations.deciding import Deciding
 from holdfast.coordination.generations.finishing import Finishing
 from holdfast.coordination.hearing import Heard, Hearing
-from holdfast.coordination.inputs import REQUESTS, Disconnected, Failure, Input, Received, Request, Tick
+from holdfast.coordination.inputs import REQUESTS, Disconnected, Failure, FileFailed, Input, Received, Request, Tick
 from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.nodes.admission import Admission
 from holdfast.coordination.nodes.learnt_lease import least_lease_s
@@ -324,6 +324,9 @@ class Coordinator:
         if not self.parts.ending.takes(failure.node) and failure.node in self.members.nodes:
             self.parts.failures.take(failure)
 
+    def _file_failed(self, failed: FileFailed) -> None:
+        self.turn.emit(ev.OutputLost, file=failed.file, why=failed.why)
+
     def _asked(self, request: Request) -> None:
         grant(self.parts, request)
 
@@ -332,6 +335,7 @@ class Coordinator:
         Disconnected: row(_disconnected, _disconnected, _disconnected, _disconnected_at_last),
         Tick: row(_tick, _tick, _tick, _tick_at_last),
         Failure: always(_failed),
+        FileFailed: while_it_goes_on(_file_failed),
         **dict.fromkeys(REQUESTS, always(_asked)),
     }
 
@@ -342,6 +346,7 @@ class Coordinator:
         msg.AskPlan: while_it_goes_on(_asks),
         msg.Posts: while_it_goes_on(_hear),
         **dict.fromkeys((msg.AppliedSteps, msg.NodeSnapshots, msg.EndNotice, msg.MemoryTaken), while_it_goes_on(_hear)),
+        **dict.fromkeys((msg.OutputFailed, msg.ClockOffset), while_it_goes_on(_hear)),
         **dict.fromkeys((msg.Late, msg.Whereabouts, msg.Stacks, msg.OwnTimes), while_it_goes_on(_hear)),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),

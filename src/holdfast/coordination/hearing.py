@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from holdfast.coordination.experts.blobs import unreadable
@@ -14,13 +15,26 @@ from holdfast.coordination.progress.ledger import DivergedError
 from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.commit import weight
+from holdfast.protocol.events import OutputLost
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 
 #: A page that brings the news of so many steps shows that its node is not silent, but has more to tell than a report.
 MUCH_NEWS = msg.PAGE_STEPS // 2
+#: Files of nodes that cannot be written, reported at most.
+_MAX_LOST_OUTPUTS = 256
 #: what agents say of their workers
-Heard = msg.FromWorker | msg.Posts | msg.AppliedSteps | msg.Heartbeat | msg.Seen | msg.NodeSnapshots | msg.EndNotice
+Heard = (
+    msg.FromWorker
+    | msg.Posts
+    | msg.AppliedSteps
+    | msg.Heartbeat
+    | msg.Seen
+    | msg.NodeSnapshots
+    | msg.EndNotice
+    | msg.ClockOffset
+    | msg.OutputFailed
+)
 
 
 class Hearing:
@@ -29,6 +43,8 @@ class Hearing:
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
         self._turn = parts.turn
+        #: The files that nodes cannot write, as far as that was reported.
+        self._lost_outputs = set[tuple[str, str]]()
 
     def hear(self, node: Node, message: Heard) -> None:
         """Take in what an agent says of its workers."""
@@ -48,6 +64,12 @@ class Hearing:
                 self._parts.snapshots.hold(node, message)
             case msg.EndNotice():
                 self._noticed(node, message)
+            case msg.ClockOffset():
+                # Delays of a loaded machine are no offset of its clock.
+                known = math.isfinite(message.ahead_s) and abs(message.ahead_s) > message.uncertainty_s
+                node.clock_off_s = message.ahead_s if known else 0.0
+            case msg.OutputFailed():
+                self._on_output_failed(node, message)
         ledger, ending = self._parts.progress.ledger, self._parts.ending
         if ledger.differing and ending.over is None and (why := ledger.diverged()):
             ending.failed(f"replicas diverged: {why}")
@@ -67,6 +89,13 @@ class Hearing:
             case msg.OwnTimes():
                 inquiry.stragglers.told(node.name, message)
                 self._parts.straggling.told(node.name, message)
+
+    def _on_output_failed(self, node: Node, message: msg.OutputFailed) -> None:
+        """Report a file that a node cannot write, once."""
+        key = node.name, message.file
+        if key not in self._lost_outputs and len(self._lost_outputs) < _MAX_LOST_OUTPUTS:
+            self._lost_outputs.add(key)
+            self._turn.emit(OutputLost, node=node.name, file=message.file, why=message.why)
 
     def _noticed(self, node: Node, message: msg.EndNotice) -> None:
         """A node will end; where the job cannot go on without it, it is saved before."""

@@ -128,6 +128,14 @@ class StoreBack:
 
 
 @dataclass(frozen=True, slots=True)
+class FileFailed:
+    """An output file of the coordinator cannot be written."""
+
+    file: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSaid:
     """The pool in which the job runs says which nodes are its own, and what it is to do with them."""
 
@@ -137,4 +145,4 @@ class PoolSaid:
 #: what users, the shell and the pool ask for
 Request = InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown | Planned | StoreBack | PoolSaid
 REQUESTS = (InjectFault, Drain, MoveNodes, Undrain, SaveState, Shutdown, Planned, StoreBack, PoolSaid)
-Input = Received | Disconnected | Tick | Failure | Request
+Input = Received | Disconnected | Tick | Failure | FileFailed | Request

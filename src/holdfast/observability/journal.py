@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 
 import msgspec
@@ -23,7 +24,7 @@ RECENT = 4096
 
 
 class JournalError(HoldfastError):
-    """The journal cannot be written, or an event does not follow the one before it."""
+    """An event does not follow the one before it, or comes after the end."""
 
 
 class JournalTakenError(JournalError):
@@ -49,6 +50,8 @@ class Journal:
         self._encoder = msgspec.json.Encoder()
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
+        #: Called with the journal's file and the reason, the first time that it cannot be written.
+        self.on_lost: Callable[[str, str], object] = lambda _file, _why: None
 
     @property
     def last_seq(self) -> int:
@@ -67,7 +70,7 @@ class Journal:
             False where the journal has it already, by its number.
 
         Raises:
-            JournalError: its number is not the next one, or the journal is closed or cannot be written.
+            JournalError: its number is not the next one, or the journal is closed.
             JournalTakenError: somebody else writes to the file.
         """
         seq = event.seq
@@ -84,11 +87,7 @@ class Journal:
         return True
 
     def sync(self) -> None:
-        """Have all events that were appended outlive a power cut; in memory there is nothing to do.
-
-        Raises:
-            JournalError: the file cannot be written.
-        """
+        """Have all events that are in the file outlive a power cut; in memory there is nothing to do."""
 
     def read(self, after: int, limit: int = 1000) -> list[bytes]:
         """Return up to `limit` events with numbers above `after`, each a line of JSON with its newline.

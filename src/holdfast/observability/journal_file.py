@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 import time
 from bisect import bisect_right
@@ -15,16 +17,20 @@ import msgspec
 
 from holdfast.errors import BadInputError
 from holdfast.observability.event_lines import NoEventError, decode_event
-from holdfast.observability.journal import RECENT, Journal, JournalError, JournalTakenError, first_of
+from holdfast.observability.journal import RECENT, Journal, JournalTakenError, first_of
 from holdfast.protocol.events import ReadEvent
 from holdfast.protocol.pool.events import AnyPoolEvent
 
 #: Every so many lines the place of one in the file is remembered, to read older events without reading all.
 _BLOCK = 256
+#: Events that wait until the file can be written again, in bytes.
+MAX_PENDING_BYTES = 64 << 20
 _BEGINNING = b'{"event":"'
 _LOCK_TRIES = 200
 _LOCK_PAUSE_S = 0.01
 
+
+_log = logging.getLogger(__name__)
 
 _POOL = msgspec.json.Decoder(AnyPoolEvent)
 
@@ -35,6 +41,10 @@ class FileJournal(Journal):
     A damaged end is what a process that is killed or a power cut may leave: a line that is not complete, or NULs where
     the disk never got the data, and all after them. Between coordinators the file is fenced by its length: who finds
     it longer than he left it has been replaced.
+
+    If the file cannot be written (a full disk), events wait in memory until it can, `MAX_PENDING_BYTES` at most. Beyond
+    that the file stays as it is while this process lives: a beginning of the journal without a gap, which the next
+    coordinator repairs from its record.
 
     `job` and `term` are those of the newest event, "" and 0 where there is none; `damaged` is how many bytes are.
 
@@ -59,6 +69,11 @@ class FileJournal(Journal):
         #: blocks of events whose numbers have no gap: the first one's number and its place in the file
         self._blocks: list[tuple[int, int]] = []
         self._size = 0
+        #: The newest event in the file, and those that wait for it, with their numbers.
+        self._written = 0
+        self._pending: list[tuple[int, bytes]] = []
+        self._pending_bytes = 0
+        self._fails = self._reported = self._abandoned = False
         try:
             if path.exists():
                 self._check(path.is_file(), "is not a file")
@@ -81,14 +96,23 @@ class FileJournal(Journal):
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise JournalError(f"the events file {self._path} cannot be written: {error.strerror}") from error
-        self._synced = True
+            self._note_failure(error)
+        else:
+            self._synced = True
 
     def read(self, after: int, limit: int = 1000) -> list[bytes]:
         """Return up to `limit` events with numbers above `after`, however old."""
         after = max(after, 0)
         if after >= self._last - len(self._lines):
             return super().read(after, limit)
+        out = self._read_file(after, limit) if after < self._written else []
+        if len(out) < limit:
+            start = bisect_right(self._pending, after, key=lambda pending: pending[0])
+            out += [line for _, line in self._pending[start : start + limit]]
+            out += self._lines if self._abandoned else ()
+        return out[:limit]
+
+    def _read_file(self, after: int, limit: int) -> list[bytes]:
         first = max(bisect_right(self._blocks, after, key=lambda block: block[0]) - 1, 0)
         ends = [*(place for _, place in self._blocks[first + 1 :]), self._size]
         out: list[bytes] = []
@@ -104,20 +128,55 @@ class FileJournal(Journal):
     def close(self) -> None:
         """Say that no event will follow, and let go of the file."""
         super().close()
+        self.on_lost = lambda _file, _why: None  # nobody could be told any more
+        if self._pending:
+            with contextlib.suppress(JournalTakenError):
+                self._write_pending()
         if self._file is not None:
             self.sync()
             os.close(self._file)
             self._file = None
 
     def _write(self, line: bytes, seq: int) -> None:
+        if self._abandoned:
+            return
+        self._pending.append((seq, line))
+        self._pending_bytes += len(line)
+        self._write_pending()
+        if self._pending_bytes > MAX_PENDING_BYTES:
+            _log.error("the events file %s ends with event %d: too many events wait for it", self._path, self._written)
+            self._abandoned, self._pending, self._pending_bytes = True, [], 0
+
+    def _write_pending(self) -> None:
+        """Write the events that wait, as many as the file takes."""
+        count = 0
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
                 sync_directory(self._path.parent)
             with _locked(self._file, self._path):
-                self._append(self._file, line, seq)
+                for seq, line in self._pending:
+                    self._append(self._file, line, seq)
+                    self._pending_bytes -= len(line)
+                    count += 1
         except OSError as error:
-            raise JournalError(f"the events file {self._path} cannot be written: {error.strerror}") from error
+            self._note_failure(error)
+        else:
+            if self._fails:
+                _log.warning("the events file %s is written again", self._path)
+            self._fails = False
+        finally:
+            del self._pending[:count]
+
+    def _note_failure(self, error: OSError) -> None:
+        """Report that the file cannot be written, once; log each time that it begins."""
+        why = error.strerror or str(error)
+        if not self._fails:
+            _log.warning("the events file %s cannot be written: %s; its events wait in memory", self._path, why)
+        self._fails = True
+        if not self._reported:
+            self._reported = True
+            self.on_lost(str(self._path), why)
 
     def _append(self, file: int, line: bytes, seq: int) -> None:
         size = os.fstat(file).st_size
@@ -132,14 +191,15 @@ class FileJournal(Journal):
         self._synced = False
         if os.write(file, line) != len(line):
             os.ftruncate(file, self._size)
-            raise JournalError(f"the events file {self._path} cannot be written: the disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._note(line, seq)
 
     def _note(self, line: bytes, seq: int) -> None:
         """A line is in the file."""
-        if seq != self._last + 1 or not self._blocks or seq - self._blocks[-1][0] >= _BLOCK:
+        if seq != self._written + 1 or not self._blocks or seq - self._blocks[-1][0] >= _BLOCK:
             self._blocks.append((seq, self._size))
         self._size += len(line)
+        self._written = seq
 
     def _load(self) -> None:
         """Read what is there and remember where the last good line ends."""

@@ -100,6 +100,8 @@ class LineFile:
     ) -> None:
         """Go on with the file, or begin it.
 
+        If a method raises `OSError` (a full disk), it can be called again with the same step.
+
         Args:
             lines_of: makes a step's lines. amended: as `Rows.amend`, of a step's lines.
 
@@ -109,18 +111,24 @@ class LineFile:
         self._lines_of, self._amended = lines_of, amended
         #: each step, and the place of its first line, in the file's order
         self._places: list[tuple[int, int]] = []
+        #: The end of the file that could not be written yet, and its place.
+        self._unwritten: tuple[int, bytes] | None = None
         try:
             self._file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise BadInputError(f"the file {path} cannot be written: {error.strerror}; give another") from None
         try:
             self._read(path, step_of, head)
+        except OSError as error:
+            self._file.close()
+            raise BadInputError(f"the file {path} cannot be written: {error.strerror}; give another") from None
         except BaseException:
             self._file.close()
             raise
 
     def cut(self, step: int) -> None:
         """Take out the rows of this step and of later ones."""
+        self._write_rest()
         cut_at = None
         while self._places and self._places[-1][0] >= step:
             cut_at = self._places.pop()[1]
@@ -130,11 +138,13 @@ class LineFile:
 
     def add(self, event: StepCommitted) -> None:
         """Add the rows of a step."""
+        self._write_rest()
         self._places.append((event.step, self._file.tell()))
         self._write(self._lines_of(event))
 
     def amend(self, step: int, time: float, values: Values) -> None:
         """Add values to a step's rows, and write those of later ones again."""
+        self._write_rest()
         number = next((number for number, (at, _) in enumerate(self._places) if at == step), None)
         if number is None:
             return
@@ -145,13 +155,21 @@ class LineFile:
         lines = self._amended(tail[:end], time, values)
         later = [(at, place + len(lines) - end) for at, place in self._places[number + 1 :]]
         self._places[number + 1 :] = later
-        self._file.truncate(places[0])
-        self._file.seek(places[0])
-        self._write(lines + tail[end:])
+        self._unwritten = places[0], lines + tail[end:]
+        self._write_rest()
 
     def close(self) -> None:
         """All is written already."""
         self._file.close()
+
+    def _write_rest(self) -> None:
+        """Write the end of the file that could not be written before."""
+        if self._unwritten is not None:
+            at, lines = self._unwritten
+            self._file.truncate(at)
+            self._file.seek(at)
+            self._write(lines)
+            self._unwritten = None
 
     def _write(self, lines: bytes) -> None:
         left = memoryview(lines)

@@ -279,6 +279,17 @@ class CheckpointFailed(Event, frozen=True, kw_only=True, tag_field="event", tag=
     tries: int
 
 
+class OutputLost(Event, frozen=True, kw_only=True, tag_field="event", tag="output_lost"):
+    """An output file cannot be written, as on a full disk; training goes on. Reported once for each file.
+
+    `node`: whose file it is, "" for the coordinator's. Events wait in memory, up to a bound; lines of logs are lost.
+    """
+
+    file: str
+    why: str
+    node: str = ""
+
+
 class CheckpointRejected(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_rejected"):
     """A checkpoint cannot be read; the one before it is used."""
 
@@ -412,6 +423,7 @@ AnyEvent = (
     | CorruptionFound
     | CheckpointSaved
     | CheckpointFailed
+    | OutputLost
     | CheckpointRejected
     | SnapshotSaved
     | SnapshotFailed

@@ -105,7 +105,8 @@ class ExpertShape(Struct, frozen=True, kw_only=True):
 class JoinedNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that has joined, and its processes; `worker_pids` by index on the node.
 
-    `clock_off_s`: how much further its clock was than the coordinator's. Nothing is decided by it.
+    `clock_off_s`: how far its clock was ahead of the coordinator's; 0 if that is less than the measurement's own
+    uncertainty, or not known yet. Nothing is decided by it.
     """
 
     node: str

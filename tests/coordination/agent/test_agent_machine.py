@@ -27,6 +27,7 @@ from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind, FailureRule, Severity
 from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.agent import ClockOffset
 from holdfast.protocol.messages.any_side import (
     MAX_KEY_BYTES,
     MAX_MESSAGE_BYTES,
@@ -864,3 +865,23 @@ def test_who_has_just_said_something_sends_no_heartbeat() -> None:
     assert bench.machine.tick(10.06, set()) == [Say(Heartbeat())]
     bench.machine.disconnected()
     assert bench.machine.tick(20.0, set()) == []
+
+
+@pytest.mark.parametrize("ahead_s", [-3.0, 0.0, 120.0])
+@pytest.mark.parametrize(("up_s", "down_s"), [(0.01, 0.01), (2.3, 0.1), (0.0, 4.0)])
+def test_how_far_the_clock_is_ahead_is_within_half_a_round_trip(ahead_s: float, up_s: float, down_s: float) -> None:
+    """One-way delays of a loaded machine were taken for an offset of its clock."""
+    bench = Bench()
+    bench.machine.connected(50.0, wall=1_000_000.0 + ahead_s)
+    welcomed = msgspec.structs.replace(welcome(1), time=1_000_000.0 + up_s)
+    told = bench.machine.hear(welcomed, 50.0 + up_s + down_s)
+    (offset,) = [one.message for one in told if isinstance(one, Say) and isinstance(one.message, ClockOffset)]
+    assert offset.uncertainty_s == pytest.approx((up_s + down_s) / 2)
+    assert abs(offset.ahead_s - ahead_s) <= offset.uncertainty_s + 1e-6
+
+
+def test_nothing_is_said_of_a_clock_that_is_not_known() -> None:
+    bench = Bench()
+    bench.machine.connected(50.0)
+    told = bench.machine.hear(msgspec.structs.replace(welcome(1), time=1.0), 51.0)
+    assert not any(isinstance(one, Say) and isinstance(one.message, ClockOffset) for one in told)

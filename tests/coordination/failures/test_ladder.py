@@ -300,15 +300,24 @@ def test_a_node_that_finds_itself_unfit_does_not_join() -> None:
     assert "n3" not in job.machine.members.nodes
 
 
-@pytest.mark.parametrize("off", [-86_400.0, 0.25, 7200.0])
-def test_how_far_a_nodes_clock_is_off_is_said_and_nothing_is_decided_by_it(off: float) -> None:
+@pytest.mark.parametrize(
+    ("off", "uncertain_s", "told"),
+    [(-86_400.0, 0.01, -86_400.0), (0.25, 0.01, 0.25), (7200.0, 3.0, 7200.0), (-2.25, 2.5, 0.0), (2.25, 2.5, 0.0)],
+)
+def test_how_far_a_nodes_clock_is_off_is_said_and_nothing_is_decided_by_it(
+    off: float, uncertain_s: float, told: float
+) -> None:
+    """Nodes of one loaded machine were "2.3 s behind": that was how long their first words took."""
     job = Job(nodes=2).boot()
     for node in ("n0", "n1"):
         shown = job.now + off if node == "n1" else job.now
-        job.connect(msgspec.structs.replace(hello(node, (attach(w(node)),)), wall=shown, clock=shown))
+        job.connect(msgspec.structs.replace(hello(node), clock=shown))
+        (welcome,) = job.sent(msg.Welcome)
+        job.tell(node, msg.ClockOffset(ahead_s=shown - welcome.time, uncertainty_s=uncertain_s))
+        job.say(attach(w(node)))
     job.tick(0.2)
     joined = [node for event in job.events if isinstance(event, ev.NodesJoined) for node in event.nodes]
-    assert {node.node: node.clock_off_s for node in joined} == {"n0": 0.0, "n1": off}
+    assert {node.node: node.clock_off_s for node in joined} == {"n0": 0.0, "n1": told}
     for node in ("n0", "n1"):
         job.say(msg.Entered(worker=w(node), generation=1, applied=0))
     job.step(1, "n0", "n1")

@@ -98,6 +98,11 @@ def _all_joined(event: ev.NodesJoined) -> str:
     )
 
 
+def _output_lost(event: ev.OutputLost) -> str:
+    of = f" of {event.node}" if event.node else ""
+    return f"the file {event.file}{of} cannot be written: {event.why}; training goes on"
+
+
 def _limit(event: ev.LimitRaised) -> str:
     place = "" if event.micro_batch is None else f", micro-batch {event.micro_batch}"
     return f"{event.phase} of step {event.step}{place} takes its time, {event.limit_s:.1f} s at most: {event.why}"
@@ -154,6 +159,7 @@ _WORDS = dict(
         _line(ev.RolledBack, lambda e: f"rolled back to step {e.to_step}: {e.why}"),
         _line(ev.CheckpointSaved, _saved),
         _line(ev.CheckpointFailed, lambda e: f"the checkpoint of step {e.step} failed on {e.node}: {e.why}"),
+        _line(ev.OutputLost, _output_lost),
         _line(ev.SnapshotSaved, _snapshot),
         _line(ev.SnapshotFailed, lambda e: f"no snapshot of step {e.step}: {e.node}: {e.why}"),
         _line(ev.SnapshotRejected, lambda e: f"snapshot of step {e.step}{f' on {e.node}' * bool(e.node)}: {e.why}"),

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,15 @@ from rich.console import Console
 
 from holdfast.cli.job.live import LiveProgress
 from holdfast.cli.job.progress import PlainProgress
-from holdfast.cli.output import say, warn
+from holdfast.cli.output import lasting_output, warn
 from holdfast.control.launch.settings import LaunchSettings
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
-from holdfast.observability.metric_rows import writer_for
-from holdfast.protocol.events import OtherEvent, ReadEvent
+from holdfast.observability.metric_rows import MetricWriter, writer_for
+from holdfast.protocol.events import Evaluated, OtherEvent, ReadEvent, RolledBack, StepCommitted
 
 _TAIL_LINES = 20
+#: Events that wait for the metrics file.
+_WAITING = 1 << 16
 
 OnEvent = Callable[[ReadEvent], None]
 #: runs a job with these settings, tells each event, and returns the exit code
@@ -44,15 +47,16 @@ def run_shown(settings: LaunchSettings, job: RunJob, shown: Shown) -> int:
     Returns:
         The job's exit code.
     """
-    if shown.as_json:
-        code, failure = _run_for_json(settings, job)
-    elif sys.stdout.isatty() and not shown.plain:
-        code, failure = _run_live(settings, job)
-    else:
-        progress = PlainProgress(say)
-        code, failure = asyncio.run(job(settings, progress)), progress.failure
-    if code in (EXIT_FAILED, EXIT_BAD_INPUT) and failure:
-        warn(f"holdfast: {failure}")
+    with lasting_output() as say:
+        if shown.as_json:
+            code, failure = _run_for_json(settings, job, say)
+        elif sys.stdout.isatty() and not shown.plain:
+            code, failure = _run_live(settings, job)
+        else:
+            progress = PlainProgress(say)
+            code, failure = asyncio.run(job(settings, progress)), progress.failure
+        if code in (EXIT_FAILED, EXIT_BAD_INPUT) and failure:
+            warn(f"holdfast: {failure}")
     return code
 
 
@@ -69,7 +73,7 @@ def _run_live(settings: LaunchSettings, job: RunJob) -> tuple[int, str]:
     return code, progress.failure
 
 
-def _run_for_json(settings: LaunchSettings, job: RunJob) -> tuple[int, str]:
+def _run_for_json(settings: LaunchSettings, job: RunJob, say: Callable[[str], None]) -> tuple[int, str]:
     """Run with nothing but events on stdout: what the workers print goes to files."""
     progress = PlainProgress(warn)
 
@@ -89,7 +93,7 @@ def writing_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
     if not file:
         yield on_event
         return
-    writer = writer_for(Path(file))
+    writer = _PatientWriter(writer_for(Path(file)), file)
 
     def told(event: ReadEvent) -> None:
         writer.take(event)
@@ -97,6 +101,46 @@ def writing_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
 
     with contextlib.closing(writer):
         yield told
+
+
+class _PatientWriter:
+    """Writes a job's metrics; if the file cannot be written, events wait in memory, `_WAITING` at most."""
+
+    def __init__(self, writer: MetricWriter, file: str) -> None:
+        self._writer, self._file = writer, file
+        self._waiting: deque[ReadEvent] = deque()
+        self._lost = 0
+        self._why = ""
+
+    def take(self, event: ReadEvent) -> None:
+        """Write what an event says of the metrics, after those that wait."""
+        if not isinstance(event, StepCommitted | Evaluated | RolledBack):
+            return
+        self._waiting.append(event)
+        if len(self._waiting) > _WAITING:
+            self._waiting.popleft()
+            self._lost += 1
+        try:
+            while self._waiting:
+                self._writer.take(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            if not self._why:
+                self._why = error.strerror or str(error)
+                warn(f"holdfast: the metrics file {self._file} cannot be written: {self._why}; training goes on")
+
+    def close(self) -> None:
+        """Write what is not written yet, and say what is missing."""
+        try:
+            self._writer.close()
+        except OSError as error:
+            self._why = self._why or error.strerror or str(error)
+        if self._waiting or self._lost:
+            missing = len(self._waiting) + self._lost
+            warn(
+                f"holdfast: the metrics file {self._file} lacks {missing} events ({self._why}); "
+                "`holdfast export` writes it again from the events file"
+            )
 
 
 def event_json(event: ReadEvent) -> bytes:

@@ -55,7 +55,7 @@ from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
 from holdfast.protocol.layouts.unit_words import UnitWord
-from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
+from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, OutputFailed, WorkerDown
 from holdfast.protocol.messages.orders import Inject
 from holdfast.protocol.messages.progress import MemoryTaken, Probe, TakeMemory, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import CheckpointNews, WorkerMessage
@@ -155,7 +155,8 @@ class Agent:
         #: this node's link is down: fault injection
         self._silent = False
         self._wall_ahead_s = clock.time() - clock.monotonic()
-        self._exit: asyncio.Future[EndAgent] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[EndAgent] = self._loop.create_future()
 
     async def run(self) -> int:
         """Live through the job."""
@@ -338,6 +339,13 @@ class Agent:
     def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
         """A worker's process ended."""
         self._obey(self.machine.worker_ended(down, self.clock.monotonic(), clean=clean))
+
+    def on_output_lost(self, file: str, why: str) -> None:
+        """A worker's log cannot be written: report it. Any thread."""
+        _log.warning("the log %s cannot be written: %s; lines are lost", file, why)
+        failed = OutputFailed(file=file[-8192:], why=why)
+        with contextlib.suppress(RuntimeError):  # the agent has ended
+            self._loop.call_soon_threadsafe(lambda: self._obey(self.machine.seen(failed, now=self.clock.monotonic())))
 
     def _on_part(self, part: SnapshotPart) -> None:
         self._obey(self.machine.fetched(part, self.clock.monotonic()))

@@ -23,7 +23,7 @@ from holdfast.control.link.framing import Crashed, FromWorkerProcess, PartHanded
 from holdfast.control.link.progress_page import ProgressPage
 from holdfast.control.link.unit.page import ProposalPage
 from holdfast.control.link.worker_settings import WorkerSettings
-from holdfast.control.output_relay import OutputRelay, log_path
+from holdfast.control.output_relay import OutputRelay
 from holdfast.control.processes import ProcessHandle, is_stopped
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.errors import EXIT_DONE
@@ -58,6 +58,10 @@ class WorkforceOwner(Protocol):
         """The process in a place ended, as `down` says; `clean`: with exit code 0, or an unknown one."""
         ...
 
+    def on_output_lost(self, file: str, why: str) -> None:
+        """A worker's log cannot be written. Any thread."""
+        ...
+
 
 class Workforce:
     """The places of one node, and the processes that fill them."""
@@ -87,7 +91,7 @@ class Workforce:
         self._early_exits: dict[int, int] = {}
         #: processes that were killed and replaced, until their exits are told
         self._given_up: set[int] = set()
-        #: prints what they print; None where each writes to its file, and nobody is shown anything
+        #: Reads what they print; None if that is neither shown nor logged.
         self._relay: OutputRelay | None = None
         self._zygotes = ZygoteSupply(
             shared=settings.zygote,
@@ -105,13 +109,15 @@ class Workforce:
         loop, settings = asyncio.get_running_loop(), self.settings
         if settings.log_folder:
             os.makedirs(settings.log_folder, exist_ok=True)
-        if settings.shows:
+        if settings.shows or settings.log_folder:
+            # A worker that writes to its log itself would fail with a full disk.
             self._relay = OutputRelay(
                 settings.node,
                 settings.folder,
                 log_folder=settings.log_folder,
-                which=settings.spec.output.print,
+                which=settings.spec.output.print if settings.shows else "none",
                 places=settings.spec.workers_per_node,
+                on_lost=self._owner.on_output_lost,
             )
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket_path)
@@ -335,11 +341,7 @@ class Workforce:
 
     def _output_of(self, worker: str) -> tuple[str, str]:
         """Return where a process that is about to start is to write stdout and stderr; "" for ours."""
-        if self._relay is not None:
-            return self._relay.open(worker)
-        folder = self.settings.log_folder
-        path = log_path(folder, self.settings.node, index_of(worker)) if folder else ""
-        return path, path
+        return self._relay.open(worker) if self._relay is not None else ("", "")
 
     def _heard_last(self, worker: str, *, failed: bool) -> None:
         if self._relay is not None and worker:

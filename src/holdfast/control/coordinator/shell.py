@@ -12,7 +12,7 @@ from holdfast.control.serving.stored_record import StoredRecord
 from holdfast.control.serving.turns import MachineShell, in_parts
 from holdfast.control.store.interface import Store
 from holdfast.coordination.experts.searching import Search
-from holdfast.coordination.inputs import Disconnected, Input, Received, StoreBack
+from holdfast.coordination.inputs import Disconnected, FileFailed, Input, Received, StoreBack
 from holdfast.coordination.instructions import (
     Broadcast,
     Close,
@@ -92,6 +92,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         self.machine = machine
         self.journal = journal
         self.metrics = metrics
+        journal.on_lost = self._on_journal_lost
         self._keeper = keeper
         self._on_request = on_request
         self._on_plan = on_plan
@@ -109,6 +110,10 @@ class Shell(MachineShell[Input, Instruction, Record]):
             SupersededError, JournalError, StoreError: as `feed`.
         """
         await self.begin(lambda: self.machine.start(self.now(), url, pid, checkpoints))
+
+    def _on_journal_lost(self, file: str, why: str) -> None:
+        """Have the machine report it, once the turn that found it is over."""
+        self.feed_later(FileFailed(file, why))
 
     def refused(self) -> None:
         self.metrics.refused()

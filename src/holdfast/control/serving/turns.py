@@ -282,7 +282,11 @@ class MachineShell(ABC, Generic[I, O, R]):
 
     def _store_back(self, away_s: float) -> None:
         """Have the machine hear that the store answers, once the turn is over that has waited for it."""
-        task = asyncio.get_running_loop().create_task(self._in_turn(self._answers(away_s)))
+        self.feed_later(self._answers(away_s))
+
+    def feed_later(self, event: I) -> None:
+        """Handle an input after the turn that is under way."""
+        task = asyncio.get_running_loop().create_task(self._in_turn(event))
         self._tasks.add(task)
         task.add_done_callback(self._heard_of_store)
 

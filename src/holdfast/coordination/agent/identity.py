@@ -46,15 +46,14 @@ class NodeIdentity:
         term: int,
         kept: tuple[Kept, ...],
         now: float,
-        wall: float,
         unfit: str,
         snapshots: NodeSnapshots | None = None,
     ) -> Hello:
         """Return what begins a connection.
 
         Args:
-            kept: what the coordinator must know of the workers. now, wall: what the node's clocks show. unfit: why it
-                should not train, "" where it may. snapshots: of which parts it holds.
+            kept: what the coordinator must know of the workers. now: what the node's clock shows. unfit: why it should
+                 not train, "" where it may. snapshots: of which parts it holds.
         """
         return Hello(
             protocol=PROTOCOL,
@@ -73,7 +72,6 @@ class NodeIdentity:
             grant=self.grant,
             kept=kept,
             clock=now,
-            wall=wall,
             unfit=unfit[:1000],
             snapshots=snapshots,
         )

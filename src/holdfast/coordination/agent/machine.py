@@ -41,6 +41,7 @@ from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.layouts.unit_words import UnitWord
 from holdfast.protocol.messages.agent import (
     AgentMessage,
+    ClockOffset,
     Committed,
     CoordinatorMessage,
     EndNode,
@@ -50,6 +51,7 @@ from holdfast.protocol.messages.agent import (
     Leave,
     NodeOrder,
     NodeSnapshots,
+    OutputFailed,
     Refused,
     Replace,
     Seen,
@@ -108,6 +110,8 @@ class AgentMachine:
         self._welcome: Welcome | None = None
         self._unfit: Leave | None = None
         self._restarts = Restarts()
+        #: When it has said Hello last, by the agent's clock and by its wall clock (0: not known).
+        self._hello_at = 0.0, 0.0
         #: The workers that are being ended on trial.
         self._on_trial = set[str]()
 
@@ -154,7 +158,7 @@ class AgentMachine:
                 out.append(KillHung(place.worker, "the process was stopped for longer than the lease"))
         return out + self.units.late(now, self.workers)
 
-    def seen(self, *messages: Seen, now: float) -> list[AgentInstruction]:
+    def seen(self, *messages: Seen | OutputFailed, now: float) -> list[AgentInstruction]:
         """Something was seen of the workers."""
         return [said for message in messages for said in self._tell(message, now)]
 
@@ -175,7 +179,8 @@ class AgentMachine:
         self._connected, self._welcome = True, None
         replay = self._replay()
         kept, rest = fitting(replay)
-        hello = self.node.hello(self.session, self.term, kept, now, wall, unfit, self._snapshots.told)
+        self._hello_at = now, wall
+        hello = self.node.hello(self.session, self.term, kept, now, unfit, self._snapshots.told)
         out = self._tell(hello, now)
         if rest is not None:
             out.append(Replay(envelopes(chain((rest,), replay))))
@@ -222,7 +227,20 @@ class AgentMachine:
         self._welcome, self.ever_welcomed = welcome, True
         self._restarts.allowed(welcome.max_restarts, welcome.rules)
         self._plans.told_anew(welcome.members)
-        return [*self._admit(), *self.units.informed(welcome, now), *self._leave_unfit(now)]
+        return [
+            *self._report_clock(welcome, now),
+            *self._admit(),
+            *self.units.informed(welcome, now),
+            *self._leave_unfit(now),
+        ]
+
+    def _report_clock(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
+        """Report how far the wall clock is ahead: Welcome was made half a round trip ago, give or take that half."""
+        said, wall = self._hello_at
+        if not (wall and welcome.time):
+            return []
+        half_s = max(0.0, now - said) / 2
+        return self._tell(ClockOffset(ahead_s=wall + half_s - welcome.time, uncertainty_s=half_s), now)
 
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
         if not refused.retry:

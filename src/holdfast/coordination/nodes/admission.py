@@ -84,6 +84,7 @@ class Admission:
             snapshot_key=self._snapshots.key,
             layout=turn.record.layout if turn.record.layouts else None,
             nodes=config.spec.nodes_to_begin,
+            time=turn.now,
         )
         turn.send(connection, welcome)
         return node

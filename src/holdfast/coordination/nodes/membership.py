@@ -66,7 +66,7 @@ class Node:
     place: int = 0
     #: the coordinator's clock less the node's, in seconds
     ahead_s: float = 0.0
-    #: how much further its wall clock is than the coordinator's, in seconds
+    #: how far its wall clock is ahead of the coordinator's, in seconds; 0 if that is not known, or as good as nothing
     clock_off_s: float = 0.0
     #: known from before this coordinator's start
     returning: bool = False
@@ -199,7 +199,6 @@ class Membership:
             host=hello.host,
             came=now,
             ahead_s=now - hello.clock,
-            clock_off_s=hello.wall - now if hello.wall else 0.0,
             seen=now,
             lease=LearntLease(word=now, began=now),
             place=self._came,

@@ -142,7 +142,6 @@ class Hello(Struct, frozen=True, kw_only=True):
     digest: Text  # of script and arguments
     clock: float = 0.0
     host: Annotated[str, Meta(max_length=256)] = ""  # the machine's name
-    wall: float = 0.0  # what its clock shows, unix seconds: nothing is decided by it
     unfit: Text = ""  # why this node should not train, as it finds itself
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
     zone: Rack = ""  # nodes of one zone are near each other; "": in none
@@ -198,10 +197,38 @@ class Leave(Struct, frozen=True, kw_only=True):
         return self.reason in ("quarantined", "exhausted")
 
 
+class ClockOffset(Struct, frozen=True, kw_only=True):
+    """How far this node's wall clock is ahead of the coordinator's, by one round trip (Hello, Welcome).
+
+    The truth is within `uncertainty_s` of it, half of the round trip, however long messages waited on a loaded machine.
+    """
+
+    ahead_s: float
+    uncertainty_s: Seconds
+
+
+class OutputFailed(Struct, frozen=True, kw_only=True):
+    """A log of this node's workers cannot be written: lines are lost. Said once for each file."""
+
+    file: Text
+    why: Text
+
+
 Farewell = EndNotice | Leave
 Seen = Late | Whereabouts | Stacks | OwnTimes | MemoryTaken
 AgentMessage = (
-    Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Seen | NodeSnapshots | Farewell
+    Hello
+    | Heartbeat
+    | FromWorker
+    | AppliedSteps
+    | WorkerDown
+    | AskPlan
+    | Posts
+    | Seen
+    | NodeSnapshots
+    | ClockOffset
+    | OutputFailed
+    | Farewell
 )
 
 
@@ -214,6 +241,7 @@ class Welcome(Struct, frozen=True, kw_only=True):
     `members`: the node's workers that the generation in force or the pending one names. `rules`: the site's own classes
     of failures: agents and the coordinator class alike. `max_restarts`: of the node's processes, within a window.
     `layout`: the one in force, None as long as nobody has said which the job has: it begins with that for `nodes`.
+    `time`: the coordinator's clock when it handled Hello, unix seconds; 0: not told.
     """
 
     term: Count
@@ -226,6 +254,7 @@ class Welcome(Struct, frozen=True, kw_only=True):
     snapshot_key: Annotated[bytes, Meta(max_length=64)] = b""
     layout: Layout | None = None
     nodes: Count = 0
+    time: float = 0.0
 
 
 class Refused(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,32 @@
+"""Output files that cannot be written: reported once, and nothing else."""
+
+from __future__ import annotations
+
+from machinery import Job
+
+from holdfast.coordination.inputs import FileFailed
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages.agent import OutputFailed
+
+
+def test_a_log_that_a_node_cannot_write_is_reported_once_for_each_file() -> None:
+    job = Job(nodes=2).start()
+    for node, file in (("n0", "a"), ("n0", "a"), ("n0", "b"), ("n1", "a")):
+        job.tell(node, OutputFailed(file=file, why="No space left on device"))
+    lost = [event for event in job.events if isinstance(event, ev.OutputLost)]
+    assert [(event.node, event.file) for event in lost] == [("n0", "a"), ("n0", "b"), ("n1", "a")]
+    assert {event.why for event in lost} == {"No space left on device"}
+
+
+def test_what_a_node_can_have_reported_is_bounded() -> None:
+    job = Job(nodes=2).start()
+    for number in range(1000):
+        job.tell("n0", OutputFailed(file=f"{number}", why="full"))
+    assert sum(isinstance(event, ev.OutputLost) for event in job.events) == 256
+
+
+def test_the_coordinators_own_file_has_no_node() -> None:
+    job = Job(nodes=2).start()
+    job.feed(FileFailed("events.jsonl", "full"))
+    (lost,) = job.said(ev.OutputLost)
+    assert (lost.node, lost.file, lost.why) == ("", "events.jsonl", "full")
