@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 
 import pytest
+
+from holdfast import cli
+from holdfast.errors import EXIT_FAILED
 
 _JOB = """
 import sys
@@ -34,3 +39,17 @@ def test_so_it_does_where_errors_cannot_be_written_either(both: bool) -> None:
         ended = subprocess.run([sys.executable, "-c", _JOB], stdout=stdout, stderr=full, text=True, timeout=60)
     assert ended.returncode == 7
     assert both or ended.stdout.splitlines() == [f"step {number}" for number in range(3)]
+
+
+def test_a_command_that_writes_to_a_full_disk_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "rows.csv")
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == EXIT_FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "holdfast: rows.csv: No space left on device; make room, or write elsewhere"

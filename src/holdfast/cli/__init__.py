@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import traceback
 from typing import Annotated, Any, NoReturn
@@ -17,7 +18,7 @@ from holdfast.cli.job import act, end, look, run, servers
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
 from holdfast.cli.pool import calibrate, jobs, nodes, serve, what_if
 from holdfast.cli.simulate import command as simulate
-from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
+from holdfast.errors import EXIT_FAILED, EXIT_OUR_FAULT, HoldfastError
 
 
 class Commands(TyperGroup):
@@ -71,6 +72,10 @@ simulate.register(app)
 schema.register(app)
 
 
+#: what a disk says that takes nothing more
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
 def _version(asked: bool) -> None:
     if asked:
         say(f"holdfast {importlib.metadata.version('holdfast')}")
@@ -99,6 +104,9 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            what = f"{error.filename}: " if error.filename else "an output file cannot be written: "
+            _end(f"{what}{error.strerror}; make room, or write elsewhere", EXIT_FAILED)
         traceback.print_exc()
         _end("this is a mistake of ours: please report it with the lines above", EXIT_OUR_FAULT)
     raise SystemExit(code)
