@@ -11,6 +11,7 @@ from mutants_of_failures import FAILURE_MUTANTS
 from mutants_of_lateness import LATENESS_MUTANTS
 from mutants_of_layouts import LAYOUT_MUTANTS
 from mutants_of_moves import MOVE_MUTANTS
+from mutants_of_outputs import OUTPUT_MUTANTS
 from mutants_of_parts import PART_MUTANTS
 from mutants_of_samples import SAMPLE_MUTANTS
 from mutants_of_snapshots import SNAPSHOT_MUTANTS
@@ -619,4 +620,5 @@ MUTANTS = (
     *TENANCY_MUTANTS,
     *UNIT_MUTANTS,
     *LAYOUT_MUTANTS,
+    *OUTPUT_MUTANTS,
 )

@@ -232,8 +232,8 @@ LATENESS_MUTANTS = (
     Mutant(
         name="script_is_ended_again_and_again",
         file=OWN_WORK,
-        old="                    self._script_factor *= AGAIN_LONGER\n",
-        new="                    pass\n",
+        old="                self._script_factor *= AGAIN_LONGER\n",
+        new="                pass\n",
         why="what a script does between steps may take any time",
     ),
     Mutant(
