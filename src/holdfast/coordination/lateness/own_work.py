@@ -1,7 +1,7 @@
 """Slow work and hung workers: a worker that is late is not ended if other workers needed as long for the same work.
 
-A *place* is one piece of work: (step, activity, micro-batch). The first worker that is late at a place is ended,
-because a hang and slow work look alike. Whether that kill counts against its node waits for a verdict (a *trial*):
+A place is one piece of work: (step, activity, micro-batch). The first worker that is late at a place is ended,
+because a hang and slow work look alike. Whether that kill counts against its node waits for a verdict (a trial):
 
 - another worker needs as long at the same place, or a worker of another node is late there, too: the work is slow. The
   kill does not count, and from then on the limit of this activity covers what the work took in the end.
