@@ -55,7 +55,10 @@ CONTRACT = {
         "paused_s",
         "metrics",
         "grad_norm",
+        "overflow",
     },
+    "step_skipped": {"step", "why", "in_a_row"},
+    "loss_not_finite": {"step", "loss"},
     "flop_counted": {"step", "flop_per_sample"},
     "evaluated": {"name", "step", "samples", "metrics"},
     "failure_detected": {
@@ -113,6 +116,7 @@ CONTRACT = {
         "step_samples",
         "loss",
         "step_time",
+        "skipped_in_a_row",
     },
     "action_requested": {"who", "command", "why", "about", "about_seq"},
     "job_finished": {"reason", "steps", "samples", "final_loss", "why", "resumable"},

@@ -88,6 +88,7 @@ def test_they_follow_the_events() -> None:
         "holdfast_steps_committed_total": 2,
         "holdfast_samples_committed_total": 64,
         "holdfast_messages_refused_total": 1,
+        "holdfast_skipped_steps_total": 0,
         "holdfast_failures_total/hang/1": 1,
         "holdfast_recoveries_total/shrink/live": 1,
         "holdfast_step_duration_seconds_count": 2,

@@ -53,6 +53,7 @@ SPEC_OPTIONS = (
     SpecOption("--join-window", "recovery.join_window", "TIME", RECOVERY),
     SpecOption("--grace", "recovery.grace", "TIME", RECOVERY),
     SpecOption("--max-restarts", "recovery.max_restarts", "N", RECOVERY),
+    SpecOption("--max-skipped-steps", "recovery.max_skipped_steps", "N", RECOVERY),
     SpecOption("--preflight", "recovery.preflight", "COMMAND", RECOVERY),
     SpecOption("--failure-classes", "recovery.failure_classes", "FILE", RECOVERY),
     SpecOption("--expert-slots", "experts.slots", "N", EXPERTS),

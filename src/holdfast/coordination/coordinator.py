@@ -157,6 +157,8 @@ class Coordinator:
         self.parts.departures.look(plan)
         if at_boundary := self.parts.progress.release():
             self.parts.made_good()
+        if self._fails_for_skipped_steps(plan):
+            return
         self.parts.look_at_what_is_saved(plan)
         if self.parts.progress.finished(plan):
             if self.parts.closing.renews:
@@ -171,6 +173,13 @@ class Coordinator:
             self.parts.change(plan)
         if self._settled is not None and not self.parts.departures.go_next(plan):
             self._rearrange(plan)
+
+    def _fails_for_skipped_steps(self, plan: GenerationPlan) -> bool:
+        """End the job if too many steps in a row were skipped; return whether it ends."""
+        why = self.parts.progress.skipped_too_often(self.config.spec.recovery.max_skipped_steps)
+        if not why or plan.last or not self.members.entered(plan):
+            return False  # Before all members have entered, a resumed job may have yet to roll back.
+        return self.parts.closing.fail(why)
 
     def _rearrange(self, plan: GenerationPlan) -> None:
         """Nothing is about to change the plan in force: change it where that is of use."""

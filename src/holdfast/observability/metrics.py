@@ -24,6 +24,7 @@ from holdfast.protocol.events import (
     Rebalanced,
     Recovered,
     StepCommitted,
+    StepSkipped,
 )
 
 #: What a scrape's answer says about its format.
@@ -46,6 +47,7 @@ _Values = Mapping[tuple[str, ...], float]
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "steps_committed": ("Steps committed", ()),
     "samples_committed": ("Samples of committed steps", ()),
+    "skipped_steps": ("Committed steps that changed no parameter, not counting those of a loss scale", ()),
     "messages_refused": ("Messages refused: malformed, oversized, out of turn", ()),
     "checkpoints_saved": ("Checkpoints accepted", ()),
     "failures": ("Failures detected", ("kind", "severity")),
@@ -119,6 +121,8 @@ class Metrics(Collector):
                 counts["steps_committed",] += 1
                 counts["samples_committed",] += event.samples
                 self._step_s.observe(event.step_s)
+            case StepSkipped():
+                counts["skipped_steps",] += 1
             case NodesJoined() | NodeLeft() | GenerationStarted():
                 self._count_nodes(event)
             case FailureDetected():

@@ -9,6 +9,7 @@ is READY has made it of the same notes, and puts it into its v.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
@@ -56,6 +57,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     `sample_hashes`: sum of the hashes of all micro-batches whose gradients are in (step_samples); -1: not known.
     `flags`: those that every rank raised; `wishes`: those that any did; of a part, what the rank raises.
     `metrics`: what the script has logged, by name in alphabetical order; may be infinite or no number.
+    `overflow`: the loss scale was too large for this step's gradients, and is lowered. Every rank knows it by itself.
     """
 
     grad_square: float
@@ -66,13 +68,29 @@ class Commit(Struct, frozen=True, kw_only=True):
     flags: tuple[Flag, ...] = ()
     wishes: tuple[Wish, ...] = ()
     metrics: Metrics = msgspec.field(default_factory=dict[str, float])
+    overflow: bool = False
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the optimizers leave the model alone in this step."""
+        return self.nonfinite > 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the step was skipped although no loss scale explains it. `--max-skipped-steps` counts these."""
+        return self.skipped and not self.overflow
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean over the samples, NaN if there are none."""
+        return self.loss_sum / self.samples if self.samples else math.nan
 
 
 #: the lanes and their types (whole numbers are exact up to 2**53), in the order in which they cross the wire
 LANES: tuple[tuple[str, type[float] | type[int]], ...] = tuple(
     (name, get_type_hints(Commit)[name])
     for name in Commit.__struct_fields__
-    if name not in ("flags", "wishes", "metrics")
+    if name not in ("flags", "wishes", "metrics", "overflow")
 )
 _FLAGS, _WISHES = tuple(Flag), tuple(Wish)
 #: returns the values of all lanes of a commit

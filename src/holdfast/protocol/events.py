@@ -92,6 +92,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     `metrics`: what the script has logged of the step, by name; None for what is infinite or no number. Empty as well
     where nobody who is left knows v.
     `grad_norm`: of the global batch's gradient, before clipping; None where it is not finite, or not known.
+    `overflow`: the step was skipped because the loss scale was too large for it; the scale was lowered.
     """
 
     step: int
@@ -104,6 +105,28 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     paused_s: float = 0.0
     metrics: dict[str, float | None] = msgspec.field(default_factory=dict[str, float | None])
     grad_norm: float | None = None
+    overflow: bool = False
+
+
+class StepSkipped(Event, frozen=True, kw_only=True, tag_field="event", tag="step_skipped"):
+    """A committed step changed no parameter, and no loss scale explains it. `why`: the reason in words.
+
+    `in_a_row`: how many such steps there are now without a good one between them; see `--max-skipped-steps`.
+    """
+
+    step: int
+    why: str
+    in_a_row: int
+
+
+class LossNotFinite(Event, frozen=True, kw_only=True, tag_field="event", tag="loss_not_finite"):
+    """The loss of a committed step is infinite or not a number, but its gradients are finite and were applied.
+
+    `loss`: inf, -inf or nan. The event is not repeated until a step with a finite loss was committed.
+    """
+
+    step: int
+    loss: str
 
 
 class FlopCounted(Event, frozen=True, kw_only=True, tag_field="event", tag="flop_counted"):
@@ -341,8 +364,8 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="
 
     `from_step` is where the events before them end, `to_step` where these did: exact, from the coordinator's record,
     like `samples` (of all steps up to `to_step` that no roll-back undid), `step_samples` (of each step), `loss` and
-    `step_time` of the step that was committed last. What the lost events said beyond that is gone. `time` is that of
-    the first event after them.
+    `step_time` of the step that was committed last, and `skipped_in_a_row`. What the lost events said beyond that is
+    gone. `time` is that of the first event after them.
     """
 
     from_seq: int
@@ -353,6 +376,7 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="
     step_samples: int
     loss: float | None
     step_time: float
+    skipped_in_a_row: int = 0
 
 
 class ActionRequested(Event, frozen=True, kw_only=True, tag_field="event", tag="action_requested"):
@@ -410,6 +434,8 @@ AnyEvent = (
     | StragglerFound
     | GenerationStarted
     | StepCommitted
+    | StepSkipped
+    | LossNotFinite
     | FlopCounted
     | Evaluated
     | FailureDetected

@@ -24,6 +24,8 @@ RESTART_ALL = "restart-all"
 AUTO = "auto"
 #: of a node's processes, within `coordination.failures.budget.WINDOW_S`
 MAX_RESTARTS = 5
+#: steps in a row with gradients that are not finite, before the job fails
+MAX_SKIPPED_STEPS = 10
 #: of every whole number here: whatever keeps and sends it has room for that
 MOST = 1_000_000_000
 #: FLOP of a sample, FLOP/s: more is a slip, and what is reckoned from it has to stay a number
@@ -137,6 +139,15 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Restarts of a node's processes within five minutes before the node is taken out.",
         ),
     ] = MAX_RESTARTS
+    max_skipped_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MOST,
+            description="Fail the job after N steps in a row with NaN or infinite gradients; 0: never. Steps that a "
+            "GradScaler skips to lower its scale do not count.",
+        ),
+    ] = MAX_SKIPPED_STEPS
     preflight: Annotated[
         str, Meta(description="A program that looks whether a node is fit, before it joins; else than 0: it is not.")
     ] = ""

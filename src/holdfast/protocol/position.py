@@ -16,7 +16,8 @@ class Position(Struct, frozen=True, kw_only=True):
 
     `step` is the newest committed one that no roll-back undid, `samples` the sum over all of those. `step_time` (unix
     seconds) and `loss` are those of the step that was committed last, undone or not; `step_samples` is how many samples
-    each step has, the same for all of a job, 0 before the first.
+    each step has, the same for all of a job, 0 before the first. `skipped_in_a_row` counts the newest steps that were
+    skipped without a good one between them, but for those that a loss scale explains.
     """
 
     seq: int = 0
@@ -25,6 +26,7 @@ class Position(Struct, frozen=True, kw_only=True):
     samples: int = 0
     loss: float = 0.0
     step_samples: int = 0
+    skipped_in_a_row: int = 0
 
     def after(self, event: ReadEvent) -> Position:
         """Return where the job stands after one more event."""
@@ -37,11 +39,13 @@ class Position(Struct, frozen=True, kw_only=True):
                     samples=self.samples + event.samples,
                     loss=nan if event.loss is None else event.loss,
                     step_samples=event.samples,
+                    skipped_in_a_row=self.skipped_in_a_row + (not event.overflow) if event.skipped else 0,
                 )
             case RolledBack(to_step=step):
                 # (It may go beyond the job's own first step, to a checkpoint of the one before, which never counted.)
                 undone = max(0, self.step - step) * self.step_samples
-                return replace(self, seq=event.seq, step=step, samples=max(0, self.samples - undone))
+                samples = max(0, self.samples - undone)
+                return replace(self, seq=event.seq, step=step, samples=samples, skipped_in_a_row=0)
             case JournalRepaired():
                 return Position(
                     seq=event.seq,
@@ -50,6 +54,7 @@ class Position(Struct, frozen=True, kw_only=True):
                     samples=event.samples,
                     loss=nan if event.loss is None else event.loss,
                     step_samples=event.step_samples,
+                    skipped_in_a_row=event.skipped_in_a_row,
                 )
             case _:
                 return replace(self, seq=event.seq)

@@ -275,6 +275,7 @@ def _config(plan: FaultPlan) -> CoordinatorConfig:
         return_timeout_s=2.0,
         layout_timeout_s=3.0,
         grant_join_s=3.0,
+        save_timeout_s=2.0 if plan.skips_from else 30.0,
     )
 
 
@@ -289,6 +290,7 @@ def _spec(plan: FaultPlan) -> JobSpec:
             stragglers=plan.stragglers,
             on_process_failure="hold" if plan.hold else "auto",
             max_restarts=plan.max_restarts,
+            max_skipped_steps=plan.max_skipped,
             fault_threshold=plan.copies,
         ),
         experiments=ExperimentSpec(allow_faults=True, static_experts=plan.ep_size > 0, ep_size=plan.ep_size),

@@ -57,6 +57,7 @@ OPTIONS = {
         "--rebalance-every",
         "--join-window",
         "--max-restarts",
+        "--max-skipped-steps",
         "--failure-classes",
         "--time-limit",
         "--allow-faults",

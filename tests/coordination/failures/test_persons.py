@@ -17,6 +17,7 @@ def test_who_is_asked_for_what() -> None:
         made("checkpoint_failed", seq=4, node="n7", why="w", tries=1): ("operator", "holdfast logs --node n7"),
         made("checkpoint_rejected", seq=4, name="c", why="w"): ("operator", "holdfast explain 4"),
         made("corruption_found", seq=4, step=6, what="samples"): ("operator", "holdfast explain 4"),
+        made("step_skipped", seq=4, step=6, why="w", in_a_row=1): ("operator", "holdfast explain 4"),
         made("job_failed", seq=4, why="w"): ("operator", "holdfast explain 4"),
     }
     for event, (who, command) in asked.items():
@@ -31,6 +32,7 @@ def test_what_recovers_by_itself_asks_nobody() -> None:
         made("rolled_back", to_step=5, why="the job resumes from its checkpoint"),
         made("failure_detected", node="n1", severity=1),
         made("step_committed", step=6),
+        made("step_skipped", step=6, why="w", in_a_row=2),
         made("checkpoint_failed", node="n7", why="w", tries=2),
     ):
         assert request_of(event, 5) is None

@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import TensorDataset
 
 from holdfast.errors import BadInputError
+from holdfast.protocol.commit import Commit
 from holdfast.runtime.gradients.loss_scale import LossScale
 from holdfast.runtime.session.job import Job
 
@@ -43,6 +44,25 @@ def test_the_scale_moves_as_torchs_own(skipped: list[bool], scale: float, growth
         ours.advance(skipped=skip)
         assert mine.state_dict() == theirs.state_dict()
         assert ours.value == theirs.get_scale()
+
+
+@pytest.mark.parametrize(
+    ("scale", "nonfinite", "loss", "explained"),
+    [
+        (2.0, 3, 1.0, True),
+        (1.0, 3, 1.0, False),
+        (2.0, 0, 1.0, False),
+        (2.0, 3, math.nan, False),
+        (2.0, 3, math.inf, False),
+        (None, 3, 1.0, False),
+    ],
+)
+def test_a_scale_explains_a_skipped_step_only_while_it_can_be_lowered_and_the_loss_is_finite(
+    scale: float | None, nonfinite: int, loss: float, explained: bool
+) -> None:
+    scaler = GradScaler("cpu", init_scale=scale) if scale is not None else None
+    v = Commit(grad_square=1.0, loss_sum=loss, samples=1, nonfinite=nonfinite)
+    assert LossScale(scaler, [], CPU).overflowed(v) == explained
 
 
 class Trained:

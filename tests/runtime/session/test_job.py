@@ -254,6 +254,24 @@ def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:
     assert trained.schedule.last_epoch == 1
 
 
+def test_ten_skipped_steps_in_a_row_end_the_job_saved_at_its_last_good_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = Trained(tmp_path)
+    trained.protect()
+
+    def loop() -> None:
+        for step in trained.job.steps(20):
+            for x, _ in step.micro_batches():
+                step.backward(trained.model(x).sum() * (float("nan") if step.number > 3 else 1.0))
+            step.apply()
+
+    with pytest.raises(JobFailedError, match=r"10 steps in a row were skipped .* the last good step is 3"):
+        loop()
+    assert "step 4 was skipped" in caplog.text
+    assert max(int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith("step-")) == 3
+
+
 def test_what_a_loop_has_led_to_that_is_left_by_break_is_saved(tmp_path: Path) -> None:
     first = Trained(tmp_path)
     first.protect()

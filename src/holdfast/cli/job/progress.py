@@ -148,6 +148,8 @@ _WORDS = dict(
             lambda e: f"generation {e.generation}: {e.world_size} workers on {_nodes(e.members)} ({e.reason})",
         ),
         _line(StepCommitted, _committed),
+        _line(ev.StepSkipped, lambda e: f"step {e.step} was skipped ({e.in_a_row} in a row): {e.why}"),
+        _line(ev.LossNotFinite, lambda e: f"the loss of step {e.step} is {e.loss}; its finite gradients were applied"),
         _line(ev.FlopCounted, lambda e: f"training on a sample takes {e.flop_per_sample:.4g} FLOP, as counted"),
         _line(ev.Evaluated, _evaluated),
         _line(ev.FailureDetected, _failed),
@@ -224,6 +226,8 @@ class PlainProgress:
             if event.time < self._next_step_at:
                 return
             self._next_step_at = event.time + self._every_s
+        if isinstance(event, ev.StepSkipped) and event.in_a_row & (event.in_a_row - 1):
+            return  # Of a long row the 1st, 2nd, 4th, 8th, ... are printed.
         if isinstance(event, JobFailed):
             self.failure = event.why
         self._say(stamped(event))

@@ -49,6 +49,7 @@ _OF_COORDINATORS = SpecGroup(
         "--fault-threshold",
         "--join-window",
         "--max-restarts",
+        "--max-skipped-steps",
         "--failure-classes",
         "--expert-placement",
         "--rebalance-every",

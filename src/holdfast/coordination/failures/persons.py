@@ -13,6 +13,7 @@ from holdfast.protocol.events import (
     NodeStayed,
     RolledBack,
     SnapshotFailed,
+    StepSkipped,
     name_of,
 )
 
@@ -45,6 +46,8 @@ def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
             asked = OPERATOR, look, f"no snapshot of step {event.step} is whole: node {event.node}: {event.why}"
         case CorruptionFound():
             asked = OPERATOR, look, f"the {event.what} of step {event.step} were not what they must be: {event.detail}"
+        case StepSkipped(in_a_row=1):  # (of a row of them the first one says it)
+            asked = OPERATOR, look, f"step {event.step} was skipped: {event.why}"
         case JobFailed():
             asked = OPERATOR, look, event.why
         case _:

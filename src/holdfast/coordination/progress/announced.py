@@ -10,8 +10,15 @@ from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
 from holdfast.coordination.progress.recovery_cost import DRAIN, FAILURE, LAYOUT, MOVE, RecoveryCost, TakenPlace
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.commit import Wish
-from holdfast.protocol.events import NodeMoved, Rebalanced, Recovered, StepCommitted
+from holdfast.protocol.commit import Commit, Wish
+from holdfast.protocol.events import (
+    LossNotFinite,
+    NodeMoved,
+    Rebalanced,
+    Recovered,
+    StepCommitted,
+    StepSkipped,
+)
 from holdfast.protocol.messages.agent import Committed
 from holdfast.protocol.names import seat_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Passed
@@ -102,6 +109,22 @@ class Progress:
     def finished(self, plan: GenerationPlan) -> bool:
         """Tell whether all members of `plan` have ended (or left) their loops, at the step that is committed."""
         return not self._turn.members.unfinished(plan) and self.ledger.all_at_committed
+
+    def skipped_too_often(self, at_most: int) -> str:
+        """Return why the job must fail if its newest steps were all skipped, or "" if it may go on.
+
+        Args:
+            at_most: `--max-skipped-steps`; 0 for no limit.
+        """
+        position = self._turn.position
+        if not at_most or position.skipped_in_a_row < at_most:
+            return ""
+        good = position.step - position.skipped_in_a_row
+        return (
+            f"{position.skipped_in_a_row} steps in a row were skipped because their gradients are NaN or infinite "
+            f"(--max-skipped-steps {at_most}); the last good step is {good}: look at the learning rate and at the data "
+            "of the steps after it"
+        )
 
     def tell(self, every_s: float) -> None:
         """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""
@@ -252,8 +275,7 @@ class Progress:
             self._turn.change(stopped=None)
 
     def _announce(self, done: CommittedStep) -> None:
-        commit = done.commit
-        loss = commit.loss_sum / commit.samples if commit.samples else float("nan")
+        commit, before = done.commit, self._turn.position
         # Nobody knows any more when a step passed whose witnesses are all dead; other machines' clocks may lag.
         time = max(done.time or self._turn.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
@@ -266,16 +288,24 @@ class Progress:
             time,
             StepCommitted,
             step=done.step,
-            loss=loss,
+            loss=commit.mean_loss,
             samples=commit.samples,
             world_size=done.world,
             step_s=seconds,
             paused_s=paused_s,
-            skipped=commit.nonfinite > 0,
+            skipped=commit.skipped,
+            overflow=commit.overflow,
             sample_hashes=commit.sample_hashes if commit.sample_hashes >= 0 else None,
             metrics={name: value if math.isfinite(value) else None for name, value in commit.metrics.items()},
             grad_norm=math.sqrt(commit.grad_square) if 0 <= commit.grad_square < math.inf else None,
         )
+        if commit.failed:
+            row = self._turn.position.skipped_in_a_row
+            self._turn.emit_at(time, StepSkipped, step=done.step, why=_why_skipped(commit), in_a_row=row)
+            if row == 1:
+                self._turn.change()  # Recorded: a coordinator that dies here must not lose the alert.
+        elif _is_odd(commit) and (math.isfinite(before.loss) or not before.step):
+            self._turn.emit_at(time, LossNotFinite, step=done.step, loss=f"{commit.mean_loss:g}")
 
     def _recovered(self, done: CommittedStep) -> None:
         before, recovery = self._swapped_away, self.recovery
@@ -325,3 +355,14 @@ def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:
     if set(map(seat_of, workers)) == set(map(seat_of, before)):
         return "restart"
     return "replace" if len(workers) == len(before) else "shrink"
+
+
+def _why_skipped(commit: Commit) -> str:
+    """Return why a step changed no parameter, in words."""
+    loss = "" if math.isfinite(commit.mean_loss) else f"; the loss is {commit.mean_loss:g}"
+    return f"{commit.nonfinite} elements of the gradients are NaN or infinite{loss}"
+
+
+def _is_odd(commit: Commit) -> bool:
+    """Return whether a known step has a loss that is not finite, and gradients that are."""
+    return commit.sample_hashes >= 0 and not commit.skipped and not math.isfinite(commit.mean_loss)

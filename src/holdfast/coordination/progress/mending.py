@@ -32,6 +32,7 @@ def missing_events(record: Record, tail: Position) -> list[AnyEvent]:
                 step_samples=known.step_samples,
                 loss=known.loss,
                 step_time=known.step_time,
+                skipped_in_a_row=known.skipped_in_a_row,
             )
         )
     return out + [event for event in record.outbox if event.seq > tail.seq]

@@ -60,6 +60,12 @@ class StateCopy:
         last = self.history[-1] if self.history else None
         return last is not None and last.step == self._of and Wish.STOP in last.commit.wishes
 
+    @property
+    def skipped(self) -> bool:
+        """Whether the newest step that led here was skipped, and no loss scale explains it."""
+        last = self.history[-1] if self.history else None
+        return last is not None and last.step == self._of and last.commit.failed
+
     def hold(self, step: int, passed: Iterable[Passed] = ()) -> None:
         """The whole state of `step` is here; `passed`: the steps that have led there, beside those known before."""
         for one in passed:

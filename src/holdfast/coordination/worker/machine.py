@@ -83,6 +83,17 @@ class WorkerMachine(Adopting):
         return self._copy.passed
 
     @property
+    def leaves_good_state(self) -> bool:
+        """Whether the step that has passed will be skipped, and the state that is here is the last good one."""
+        passed = self.passed
+        return passed is not None and passed.step == self.step and passed.commit.failed and not self._copy.skipped
+
+    @property
+    def is_saved_before_skips(self) -> bool:
+        """Whether the job ends after skipped steps: the checkpoint before them stays the newest."""
+        return self.plan is not None and self.plan.last and self._copy.skipped
+
+    @property
     def keeps(self) -> bool:
         """True while the state that is here stays until the newer one has come whole that a member is to send."""
         return self._copy.keeps

@@ -12,6 +12,7 @@ vanish.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from holdfast.errors import BadInputError
+from holdfast.protocol.commit import Commit
 
 #: The scaler's name in the state, beside the user's `extra`.
 NAME = "torch.amp.GradScaler"
@@ -75,6 +77,13 @@ class LossScale:
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Return what to call backward() on."""
         return self._scaler.scale(loss) / self._divisor if self._scaler.is_enabled() else loss
+
+    def overflowed(self, v: Commit) -> bool:
+        """Return whether the scale explains why a step's gradients are not finite. The same on every rank.
+
+        It does not if the loss itself is not finite, or if the scale is at most 1 already.
+        """
+        return v.nonfinite > 0 and self._scaler.is_enabled() and self.value > 1.0 and math.isfinite(v.loss_sum)
 
     def advance(self, *, skipped: bool) -> None:
         """A step is applied: back off after a skipped one, grow after so many good ones, exactly as torch does."""

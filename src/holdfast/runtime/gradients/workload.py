@@ -224,6 +224,8 @@ class Workload:
             # All ranks see that: a step whose notes are not those of its micro-batches is refused as one whose
             # gradients are not.
             v = replace(v, sample_hashes=-1)
+        if self.loss_scale.overflowed(v):
+            v = replace(v, overflow=True)
         metrics = self.logged.metrics
         return replace(v, metrics=metrics) if metrics else v  # (all have made the same of the same notes)
 
@@ -244,13 +246,13 @@ class Workload:
         if self.experts is not None:
             self.experts.passed()
         update = self.update
-        if commit.nonfinite == 0:
+        if not commit.skipped:
             for part in update.gradients(self.experts):
                 part.use_reduced()
             update.step()
             self.gather_anew()
         self._notes.apply()
-        self.loss_scale.advance(skipped=commit.nonfinite > 0)
+        self.loss_scale.advance(skipped=commit.skipped)
         update.advance_schedules()
         self.updates.note_schedules()
 

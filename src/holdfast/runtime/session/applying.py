@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NoReturn
 
 from holdfast.coordination.worker.boundaries import KEEPING
@@ -81,6 +81,9 @@ class Applying:
             plan = machine.plan
             assert plan is not None
             resources = self._shared.resources.of(generation)
+            forward, last_good = machine.phase is Phase.FORWARD, machine.leaves_good_state
+        if last_good and not forward:
+            self._save_good_state(step - 1, plan)
         self._shared.progress.at(Activity.APPLYING)
         self._workload.apply(commit)
         self._faults.at("applying", step)
@@ -90,7 +93,6 @@ class Applying:
         digest = state_hash(self._workload.state.capture()) if self._verifies(step) else ""
         with self._shared.changed:
             rank = machine.generations.rank
-            forward = machine.phase is Phase.FORWARD
             self._shared.carry_out(machine.applied_step(digest, self.paused_s))
             self.paused_s = 0.0
             self.last = Passed(step=step, commit=commit)
@@ -100,7 +102,7 @@ class Applying:
         self._shared.progress.at(Activity.SAVING)
         if self._snapshots is not None and not forward:
             self._snapshots.applied(plan, step)  # (FORWARD is for those alone that had not applied the step)
-        self._tell_and_save(step, plan, rank, groups, commit.wishes)
+        self._tell_and_save(step, plan, rank, groups, commit)
         return True
 
     def forget(self) -> None:
@@ -123,14 +125,12 @@ class Applying:
             return error
         return None
 
-    def _tell_and_save(
-        self, step: int, plan: GenerationPlan, rank: int, groups: Groups | None, wishes: Collection[Wish]
-    ) -> None:
+    def _tell_and_save(self, step: int, plan: GenerationPlan, rank: int, groups: Groups | None, commit: Commit) -> None:
         """Tell the loads and save, where it is time to; all ranks do so after the same step, each its part.
 
         Args:
             groups: None where not all ranks are here: in FORWARD each applies the step for itself, and saves nothing.
-            wishes: those in the step's v.
+            commit: the step's v. A skipped step is saved only on request: the checkpoint before it stays the newest.
         """
         experts = self._experts
         if experts is not None and rank == 0:
@@ -139,9 +139,17 @@ class Applying:
             return
         if experts is not None and self._verifies(step) and not experts.verified(groups, plan.generation):
             return
-        if self._saver is not None:
+        if self._saver is not None and (not commit.failed or Wish.SAVE in commit.wishes):
             share = PartShare.under(plan, self._shared.machine.worker)
-            self._saver.offer(self._workload.state, step, share, wishes, experts.saved if experts else None)
+            self._saver.offer(self._workload.state, step, share, commit.wishes, experts.saved if experts else None)
+
+    def _save_good_state(self, step: int, plan: GenerationPlan) -> None:
+        """Save the state of `step`, unless it is saved: the step after it will be skipped, and perhaps many more."""
+        share = PartShare.under(plan, self._shared.machine.worker)
+        if self._saver is None or not step or self._saver.saved(step, share):
+            return
+        self._shared.progress.at(Activity.SAVING)
+        self._saver.save(self._workload.state, step, share, self._experts.saved if self._experts else None)
 
     def finish(self) -> None:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""
@@ -196,6 +204,8 @@ class Applying:
         machine = self._shared.machine
         with self._shared.changed:
             if self._shared.left(generation) or machine.plan is None or not machine.applied or machine.keeps:
+                return
+            if machine.is_saved_before_skips:
                 return
             step, share = machine.applied, PartShare.under(machine.plan, machine.worker)
         self._workload.state.watch.check()

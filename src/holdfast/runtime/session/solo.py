@@ -20,6 +20,7 @@ from holdfast.coordination.progress.saving_period import saved, saving_period_s
 from holdfast.errors import BadInputError, JobFailedError
 from holdfast.protocol.checkpoints.directory import intact_checkpoints
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
+from holdfast.protocol.job_spec import MAX_SKIPPED_STEPS
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import Saving
 from holdfast.storage import Storage, said
@@ -47,6 +48,8 @@ class SoloLink:
         self._plan: msg.GenerationPlan | None = None
         #: the step whose v was refused last
         self._refused = 0
+        #: steps in a row that were skipped, but for those of a loss scale
+        self._skipped = 0
         #: why the job ends once its state is saved, "" while it goes on
         self._cause = ""
         self._known: list[CheckpointName] = []
@@ -110,12 +113,26 @@ class SoloLink:
             case msg.CheckpointKept():
                 self._kept(message)
             case msg.Applied():
+                self._count_skipped(message)
                 self._ask_in_time()
             case msg.CheckpointDamaged() if self._plan is not None:
                 self._strike_out(message.why)
                 self._begin_anew(self._decide())
             case _:
                 pass
+
+    def _count_skipped(self, applied: msg.Applied) -> None:
+        """Report a skipped step, and end the job after too many in a row."""
+        self._skipped = self._skipped + 1 if applied.commit.failed else self._skipped * applied.commit.skipped
+        if applied.commit.failed and self._skipped == 1:
+            logger.warning("step %d was skipped: its gradients are NaN or infinite", applied.step)
+        if self._skipped == MAX_SKIPPED_STEPS:
+            good = applied.step - self._skipped
+            self._cause = (
+                f"{self._skipped} steps in a row were skipped because their gradients are NaN or infinite; the last "
+                f"good step is {good}: look at the learning rate and at the data of the steps after it"
+            )
+            self._stay_at(applied.step, last=True)
 
     def _ask_in_time(self) -> None:
         now = self._now()

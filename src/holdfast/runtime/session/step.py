@@ -164,12 +164,7 @@ class Step:
     def passed(self, commit: Commit) -> None:
         """The step is applied: take its loss, its norm and whether it was skipped from v."""
         self.applied = True
-        self.loss = mean_loss(commit)
+        self.loss = commit.mean_loss
         self.grad_norm = math.sqrt(commit.grad_square)
-        self.skipped = commit.nonfinite > 0
+        self.skipped = commit.skipped
         self.metrics = dict(commit.metrics)
-
-
-def mean_loss(commit: Commit) -> float:
-    """Return the global batch's mean loss."""
-    return commit.loss_sum / commit.samples if commit.samples else math.nan

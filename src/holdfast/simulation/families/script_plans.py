@@ -69,3 +69,21 @@ def stopping_plan(seed: int) -> FaultPlan:
     rng = Random(seed * 71 + 3)
     plan = rng.choice((random_plan, random_plan, wide_plan, lively_plan))(seed)
     return replace(plan, stops_at=rng.randint(1, plan.steps), checkpoint_every=rng.choice((0, 1, 3)), leaves=False)
+
+
+def skipping_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed in which all gradients are NaN from some step on, among other faults.
+
+    The job fails after a number of such steps. Its newest checkpoint is that of the last good step.
+    """
+    rng = Random(seed * 83 + 41)
+    plan = rng.choice((random_plan, random_plan, wide_plan, lively_plan))(seed)
+    kept = rng.choice((0, 0, 1, 2, len(plan.faults)))
+    return replace(
+        plan,
+        faults=plan.faults[:kept],
+        crashes=plan.crashes if rng.random() < 0.5 else (),
+        skips_from=rng.randint(1, plan.steps),
+        max_skipped=rng.choice((0, 1, 2, 3)),
+        checkpoint_every=rng.choice((0, 1, 2, 3)),
+    )

@@ -45,13 +45,22 @@ def works_fault(plan: FaultPlan, why: str) -> bool:
     return plan.raises is not Raises.NOTHING and where in why and "Oops" in why
 
 
+def skipped(plan: FaultPlan, why: str) -> bool:
+    """Return whether a job ends because too many steps in a row were skipped."""
+    return plan.fails_by_skips and f"the last good step is {plan.skips_from - 1}" in why
+
+
 def may_fail(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends for what its plan does to it, although a worker lives that has its state."""
-    return refused_twice(plan, why) or works_fault(plan, why) or last_quarantined(plan, why) or diverged(plan, why)
+    reasons = (skipped, refused_twice, works_fault, last_quarantined, diverged)
+    return any(is_reason(plan, why) for is_reason in reasons)
 
 
 def unsaved(plan: FaultPlan, why: str, committed: int, saved: Collection[int]) -> bool:
     """Tell whether what a job with such a script has led to is not saved, although nothing else has gone wrong."""
+    if skipped(plan, why) and not plan.faults and not plan.crashes and plan.checkpoint_every > 0:
+        good = plan.skips_from - 1  # A simulated loop that is over does not wait for a checkpoint.
+        return bool(good) and plan.last_step < plan.steps and max(saved, default=0) != good
     calm = works_fault(plan, why) and not plan.faults and not plan.crashes and plan.raises is not Raises.APPLY
     return calm and plan.checkpoint_every > 0 and committed > 0 and committed not in saved
 
@@ -69,6 +78,8 @@ def wrong_end(plan: FaultPlan, event: JobFinished, commits: Mapping[int, Commit]
     """
     if plan.raises not in (Raises.NOTHING, Raises.UNDER):
         return f"although every script raises at {plan.raises_at}"
+    if plan.fails_by_skips and event.steps >= plan.last_step:
+        return f"although all steps from {plan.skips_from} on were skipped"
     asked = [step for step, v in commits.items() if Wish.STOP in v.wishes]
     steps = min(asked, default=plan.steps)
     if (event.steps, event.samples) != (steps, steps * plan.micro_batches * plan.micro_batch):

@@ -108,6 +108,7 @@ class FaultPlan:
     calls: when it wants a standby to join.
     places: so many workers of a node have a replica of the model between them; 1: each has a whole one. layouts: that
     by the number of nodes, (from so many on, places), where it changes; told: as their script says, else as is faster.
+    skips_from: from this step on no gradient is finite; 0: never. max_skipped: after this many the job fails.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -156,6 +157,8 @@ class FaultPlan:
     places: int = 1
     layouts: tuple[tuple[int, int], ...] = ()
     told: bool = True
+    skips_from: int = 0
+    max_skipped: int = 0
     handle_s: float = 0.0
     send_s: float = 0.0
 
@@ -177,6 +180,16 @@ class FaultPlan:
     def longer_s(self, step: int, micro_batch: int) -> float:
         """Return by how much a micro-batch of a step takes longer than others, in seconds."""
         return self.work_s + (self.slow_work_s if (step, micro_batch) in self.slow_work else 0.0)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that can be committed."""
+        return min(self.steps, self.skips_from + self.max_skipped - 1) if self.fails_by_skips else self.steps
+
+    @property
+    def fails_by_skips(self) -> bool:
+        """Whether too many steps in a row are skipped, if the job gets that far."""
+        return 0 < self.skips_from <= self.steps - self.max_skipped + 1 and self.max_skipped > 0
 
     def wants_the_end(self, step: int, rank: int, world: int) -> bool:
         """Tell whether the script of this rank asks all to stop after this step: in each attempt, that of one."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts, OpenMemory
 from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.checkpoints.names import CheckpointName
-from holdfast.protocol.commit import Wish
+from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import seat_of
 from holdfast.protocol.plan import DecisionKind
@@ -30,7 +30,7 @@ class Saver:
         #: the step and the name of the newest checkpoint that counts, or of the one that was loaded here since
         self._counting = (0, "")
 
-    def applied(self, plan: msg.GenerationPlan, step: int, state: int, wishes: Collection[Wish]) -> None:
+    def applied(self, plan: msg.GenerationPlan, step: int, state: int, commit: Commit) -> None:
         """Save a step if it is one of those to be saved, and the part before is written.
 
         `plan`: the one under which the step was applied; a swap may have taken effect since.
@@ -39,7 +39,8 @@ class Saver:
         job = self._worker.world.plan
         due = job.checkpoint_every and not job.saves_in_time and step % job.checkpoint_every == 0
         free = not self._worker.agent.writer.busy(self._worker.id)
-        if (due or Wish.SAVE_IF_FREE in wishes) and free and not alone_in(self._worker.machine, step):
+        wanted = (due or Wish.SAVE_IF_FREE in commit.wishes) and not commit.failed
+        if wanted and free and not alone_in(self._worker.machine, step):
             self._hand(plan, step, state)
 
     @property

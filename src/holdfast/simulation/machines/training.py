@@ -74,7 +74,7 @@ def summed(sums: SimSums) -> list[SimGradient]:
 
 
 def reduce_parts(
-    shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int, count: int = 1
+    shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int, step: int = 0, count: int = 1
 ) -> tuple[SimReduced, ...]:
     """Unite the gradients of each role's ranks, and add up the lanes of v, which all have the same.
 
@@ -91,6 +91,8 @@ def reduce_parts(
     )
     v = from_lanes([sum(column) for column in zip(*lanes, strict=True)])
     v = replace(v, metrics=logged(parts[0])) if plan.logs else v
+    fails = 0 < plan.skips_from <= step
+    v = replace(v, nonfinite=max(1, v.nonfinite) if fails else v.nonfinite, overflow=not fails and v.nonfinite > 0)
     return tuple(SimReduced(of_role, rounding, v) for of_role, rounding in zip(parts, roundings, strict=True))
 
 

@@ -314,7 +314,8 @@ class SimWorker(Process):
         if (tally := training.tally(self.machine, self.world.plan, len(self.gradients))) is not None:
             self.tell(tally)
         generation = self.machine.generation
-        combine = partial(training.reduce_parts, plan=self.world.plan, generation=generation, count=self.places)
+        step, plan = self.machine.step, self.world.plan
+        combine = partial(training.reduce_parts, plan=plan, generation=generation, step=step, count=self.places)
         self.issue("reduce", training.summed(self.gradients), combine)
 
     def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
@@ -394,7 +395,9 @@ class SimWorker(Process):
     def _apply(self) -> None:
         if self.pusher.active or self.copier.active or not self.machine.begin_apply():
             return
-        self.busy = "apply"
+        self.busy, plan = "apply", self.machine.plan
+        if self.machine.leaves_good_state and self.machine.phase is not Phase.FORWARD and plan is not None:
+            self._saver.save(plan, self.machine.step - 1, self.state)
         commit = self.machine.passed.commit if self.machine.passed else None
         before, self.state, self.whole = self.state, self.world.garbage(), False
         self.world.after("apply", self, self._applied, before, commit)
@@ -420,7 +423,7 @@ class SimWorker(Process):
         self.obey(instructions)
         if self._mover is not None:
             self._mover.tell_loads()
-        self._saver.applied(plan, self.machine.applied or 0, self.state, commit.wishes)
+        self._saver.applied(plan, self.machine.applied or 0, self.state, commit)
         if not self.boundary("applied"):
             self.advance()
 
@@ -436,7 +439,8 @@ class SimWorker(Process):
         if plan is None or self.boundary("finishing"):
             return
         self.busy = "save"
-        self._saver.save(plan, self.machine.applied or 0, self.state)
+        if not self.machine.is_saved_before_skips:
+            self._saver.save(plan, self.machine.applied or 0, self.state)
         self.saved()
 
     def saved(self) -> None:

@@ -22,7 +22,7 @@ from holdfast.simulation.families.membership_plans import (
     waiting_plan,
 )
 from holdfast.simulation.families.memory_plans import memory_plan
-from holdfast.simulation.families.script_plans import beginning_plan, raising_plan, stopping_plan
+from holdfast.simulation.families.script_plans import beginning_plan, raising_plan, skipping_plan, stopping_plan
 from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.families.work_plans import straggler_plan, work_plan
@@ -92,6 +92,8 @@ FIRST_RESERVE_SEED = 28_000_000_000
 FIRST_LAYOUT_SEED = 29_000_000_000
 #: from here on, random ones that combine such replicas with the faults of the other families
 FIRST_COMBINED_SEED = 35_000_000_000
+#: from here on, random ones in which all gradients are NaN from some step on
+FIRST_SKIPPING_SEED = 36_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -170,6 +172,7 @@ FAMILIES: dict[str, range] = {
     "waiting": range(FIRST_WAITING_SEED, FIRST_WAITING_SEED + 1_000_000_000),
     "pooled": range(FIRST_POOLED_SEED, FIRST_POOLED_SEED + 1_000_000_000),
     "reserve": range(FIRST_RESERVE_SEED, FIRST_RESERVE_SEED + 1_000_000_000),
+    "skipping": range(FIRST_SKIPPING_SEED, FIRST_SKIPPING_SEED + 1_000_000_000),
     "layouts": range(FIRST_LAYOUT_SEED, FIRST_LAYOUT_SEED + 1_000_000_000),
     "combined": range(FIRST_COMBINED_SEED, FIRST_COMBINED_SEED + 1_000_000_000),
 }
@@ -202,6 +205,7 @@ _RANDOM_PLANS = {
     "waiting": waiting_plan,
     "pooled": pooled_plan,
     "reserve": reserve_plan,
+    "skipping": skipping_plan,
     "layouts": layout_plan,
     "combined": combined_plan,
 }

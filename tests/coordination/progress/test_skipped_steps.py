@@ -1,0 +1,128 @@
+"""Steps that change no parameter: reported at once, and after too many in a row the job fails."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import msgspec
+import pytest
+from machinery import Job, applied, commit, w
+
+from holdfast.coordination.instructions import EndJob
+from holdfast.errors import EXIT_FAILED
+from holdfast.protocol import events as ev
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
+from holdfast.protocol.messages import any_side as msg
+
+NODES = ("n0", "n1", "n2")
+BAD = msgspec.structs.replace(commit(nan), nonfinite=7)
+OVERFLOW = msgspec.structs.replace(commit(), nonfinite=7, overflow=True)
+
+
+def job(at_most: int = 3, *, saves: bool = False) -> Job:
+    return Job(spec=JobSpec(recovery=RecoverySpec(max_skipped_steps=at_most))).start(saves=saves)
+
+
+def take(job: Job, step: int, v: Commit, generation: int = 1) -> None:
+    for node in NODES:
+        job.say(applied(w(node), generation, step, v))
+
+
+def rows(job: Job) -> list[tuple[int, int]]:
+    return [(event.step, event.in_a_row) for event in job.events if isinstance(event, ev.StepSkipped)]
+
+
+def failed(job: Job) -> list[str]:
+    return [event.why for event in job.events if isinstance(event, ev.JobFailed)]
+
+
+def test_the_first_one_is_reported_and_asks_for_a_person() -> None:
+    one = job()
+    take(one, 1, commit())
+    take(one, 2, BAD)
+    (skipped,) = [event for event in one.events if isinstance(event, ev.StepSkipped)]
+    assert skipped.why == "7 elements of the gradients are NaN or infinite; the loss is nan"
+    take(one, 3, BAD)
+    assert rows(one) == [(2, 1), (3, 2)]
+    asked = [event for event in one.events if isinstance(event, ev.ActionRequested)]
+    assert [(event.about, event.about_seq) for event in asked] == [("step_skipped", skipped.seq)]
+
+
+def test_it_is_in_the_record_before_a_coordinator_can_be_lost() -> None:
+    one = job()
+    take(one, 1, BAD)
+    assert any(isinstance(event, ev.StepSkipped) for event in one.records[-1].outbox)
+
+
+def test_so_many_in_a_row_end_the_job_which_names_the_last_good_step() -> None:
+    one = job(3)
+    for step, v in enumerate((commit(), BAD, BAD, BAD), 1):
+        assert failed(one) == []
+        take(one, step, v)
+    (why,) = failed(one)
+    assert why.startswith("3 steps in a row were skipped")
+    assert "the last good step is 1" in why
+    (end,) = [i for i in one.last if isinstance(i, EndJob)]
+    assert end.exit_code == EXIT_FAILED
+
+
+def test_where_checkpoints_are_kept_all_stop_first_to_have_them_counted() -> None:
+    one = job(2, saves=True)
+    for step, v in enumerate((commit(), BAD, BAD), 1):
+        take(one, step, v)
+    assert one.kinds.count("Stop") == 3
+    for node in NODES:
+        one.report(node, 3)
+    assert {order.plan.last for order in one.orders(msg.Begin).values()} == {True}
+
+
+@pytest.mark.parametrize("at_most", [0, 4])
+def test_fewer_in_a_row_or_no_limit_end_nothing(at_most: int) -> None:
+    one = job(at_most)
+    for step, v in enumerate((BAD, BAD, BAD, commit(), BAD, BAD, BAD), 1):
+        take(one, step, v)
+    assert rows(one) == [(1, 1), (2, 2), (3, 3), (5, 1), (6, 2), (7, 3)]
+    assert failed(one) == []
+
+
+def test_steps_that_a_loss_scale_skips_neither_count_nor_break_the_row() -> None:
+    one = job(3)
+    for step, v in enumerate((OVERFLOW, OVERFLOW, OVERFLOW, BAD, OVERFLOW, BAD), 1):
+        take(one, step, v)
+    assert rows(one) == [(4, 1), (6, 2)]
+    assert failed(one) == []
+    assert [event.overflow for event in one.events if isinstance(event, ev.StepCommitted)][3:5] == [False, True]
+    take(one, 7, BAD)
+    assert len(failed(one)) == 1
+
+
+def test_another_coordinator_goes_on_counting() -> None:
+    one = job(3)
+    take(one, 1, BAD)
+    take(one, 2, BAD)
+    position = one.machine.turn.position
+    assert position.skipped_in_a_row == 2
+    assert position.after(one.events[-1]).skipped_in_a_row == 2
+
+
+def test_a_roll_back_begins_a_new_row() -> None:
+    one = job(3)
+    take(one, 1, BAD)
+    back = ev.RolledBack(time=1.0, job="j", term=1, generation=2, seq=9, to_step=0, why="w")
+    assert one.machine.turn.position.after(back).skipped_in_a_row == 0
+
+
+def test_an_infinite_loss_with_finite_gradients_is_reported_once_and_counts_for_nothing() -> None:
+    one = job(2)
+    for step, loss in enumerate((1.0, inf, -inf, 1.0, nan), 1):
+        take(one, step, commit(loss))
+    told = [event for event in one.events if isinstance(event, ev.LossNotFinite)]
+    assert [(event.step, event.loss) for event in told] == [(2, "inf"), (5, "nan")]
+    assert rows(one) == []
+
+
+def test_a_first_loss_that_is_infinite_is_reported() -> None:
+    one = job()
+    take(one, 1, commit(inf))
+    assert [event.step for event in one.events if isinstance(event, ev.LossNotFinite)] == [1]

@@ -1,0 +1,45 @@
+"""Schedules in which no gradient is finite from some step on: the job fails, saved at its last good step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import EXIT_FAILED
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.enumeration import FIRST_SKIPPING_SEED, plan_of
+from holdfast.simulation.schedules.shrinking import failure
+
+SCHEDULES = 100
+PLAN = FaultPlan(seed=5, steps=9, start_spread=0.0, skips_from=4, max_skipped=3, checkpoint_every=100)
+
+
+def test_random_schedules() -> None:
+    failed = 0
+    for seed in range(FIRST_SKIPPING_SEED, FIRST_SKIPPING_SEED + SCHEDULES):
+        cluster = SimCluster(plan_of(seed))
+        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        failed += any(isinstance(event, ev.JobFailed) for event in cluster.world.journal.events)
+    assert failed > SCHEDULES / 4, "a rule that no schedule meets is not tested"
+
+
+@pytest.mark.parametrize("every", [100, 1])
+def test_the_newest_checkpoint_is_that_of_the_last_good_step(every: int) -> None:
+    """Also where each step is saved: of those that are skipped none is."""
+    cluster = SimCluster(replace(PLAN, checkpoint_every=every))
+    assert cluster.run().exit_code == EXIT_FAILED
+    events = cluster.world.journal.events
+    assert [event.step for event in events if isinstance(event, ev.CheckpointSaved)][-1] == 3
+    assert [event.step for event in events if isinstance(event, ev.StepCommitted)][-1] == 6
+
+
+def test_a_failure_between_the_skipped_steps_breaks_no_row() -> None:
+    dies = Fault(kind=FaultKind.KILL_NODE, boundary="reducing", step=5, target=2)
+    cluster = SimCluster(replace(PLAN, faults=(dies,)))
+    assert cluster.run().exit_code == EXIT_FAILED
+    (failed,) = [event for event in cluster.world.journal.events if isinstance(event, ev.JobFailed)]
+    assert "3 steps in a row" in failed.why
+    assert "the last good step is 3" in failed.why
