@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol.commit import Commit, from_lanes, lane_numbers
-from holdfast.step_samples import MAX_MICRO_BATCHES, StepSamples
+from holdfast.step_samples import MAX_MICRO_BATCHES, StepSamples, place_hash
 
 SAMPLES = StepSamples(seed=3, micro_batches=6, micro_batch=4)
 
@@ -84,3 +84,42 @@ def test_whatever_goes_wrong_with_one_micro_batch_is_wrong(
 def test_the_largest_step_is_summed_exactly_twice_over() -> None:
     """With every micro-batch doubled by mistake all sums on the way are still whole numbers of float64."""
     assert 2 * MAX_MICRO_BATCHES * (2**32 - 1) < 2**53
+
+
+PLACES = 4
+
+
+def elsewhere(step: int, joined: dict[int, list[int]]) -> int:
+    """Return the sum of place hashes if each place beside the first has these micro-batches."""
+    return sum(
+        place_hash(SAMPLES.hash_of(step, number), place, PLACES, SAMPLES.micro_batches)
+        for place, numbers in joined.items()
+        for number in numbers
+    )
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("there", "right"),
+    [([0, 1, 2, 3, 4, 5], True), ([0, 1, 2, 3, 4], False), ([0, 1, 2, 3, 4, 5, 5], False), ([0, 1, 2, 3, 4, 4], False)],
+    ids=["right", "missing", "twice", "another"],
+)
+def test_a_micro_batch_that_is_wrong_at_any_place_of_a_unit_is_wrong(place: int, there: list[int], right: bool) -> None:
+    joined = {one: there if one == place else list(range(6)) for one in range(1, PLACES)}
+    told = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
+    wrong = SAMPLES.wrong(4, places=PLACES, **told)
+    assert (wrong == "") is right
+    assert right or "once at each of the 4 places of a replica" in wrong
+
+
+def test_what_is_missing_at_one_place_and_doubled_at_another_does_not_add_up() -> None:
+    joined = {1: [0, 1, 2, 3, 4], 2: [0, 1, 2, 3, 4, 5, 5], 3: [0, 1, 2, 3, 4, 5]}
+    told = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
+    assert SAMPLES.wrong(4, places=PLACES, **told)
+
+
+@pytest.mark.parametrize(("micro_batches", "places"), [(MAX_MICRO_BATCHES, 1024), (MAX_MICRO_BATCHES, 2), (64, 8)])
+def test_sums_over_all_places_are_exact_too(micro_batches: int, places: int) -> None:
+    largest = max(place_hash((1 << 32) - 1 - low, place, places, micro_batches) for low in (0, 1) for place in (1, 5))
+    assert 2 * micro_batches * places * largest < 2**53
+    assert largest >= 1 << 20 or places == 1024

@@ -14,6 +14,20 @@ from hashlib import shake_128
 MAX_MICRO_BATCHES = 1 << 20
 
 
+#: whole numbers up to here are exact in float64; half of it, so that a sum with each hash twice still is
+_EXACT_BITS = 52
+
+
+def place_hash(sample_hash: int, place: int, places: int, micro_batches: int) -> int:
+    """Return the hash that a place of a unit adds for a micro-batch: another one at each place.
+
+    So a micro-batch that is missing at one place and doubled at another does not add up. The hashes have as many bits
+    as sums over all places and micro-batches have room for.
+    """
+    dropped = max(0, 32 + (micro_batches * places).bit_length() - _EXACT_BITS)
+    return sample_hash * (2 * place + 1) % (1 << 32) >> dropped
+
+
 class StepSamples:
     """The micro-batches that each step of a job has, and their hashes: a function of seed, step and number alone.
 
@@ -46,11 +60,27 @@ class StepSamples:
         """Return the sum of the hashes of all micro-batches of a step."""
         return self._of(step)[1]
 
-    def wrong(self, step: int, *, samples: int, hashes: int) -> str:
-        """Say what is wrong with a step of so many samples and this sum of hashes; "" where each is there once."""
+    def expected_at_places(self, step: int, places: int) -> int:
+        """Return the sum of all place hashes of a step, over the places of a unit but the first."""
+        hashes = self._of(step)[0] if places > 1 else ()
+        return sum(place_hash(one, place, places, self.micro_batches) for one in hashes for place in range(1, places))
+
+    def wrong(self, step: int, *, samples: int, hashes: int, place_hashes: int = 0, places: int = 1) -> str:
+        """Return what is wrong with the samples of a step, or "" if each micro-batch is in it once at every place.
+
+        Args:
+            hashes: the sum over the first places of all units. place_hashes: the sum over the other places.
+            places: how many workers share one replica of the model.
+        """
         global_batch, expected = self.micro_batches * self.micro_batch, self.expected(step)
         if (samples, hashes) == (global_batch, expected):
-            return ""
+            elsewhere = self.expected_at_places(step, places)
+            if place_hashes == elsewhere:
+                return ""
+            return (
+                f"step {step} is not made of each of its {self.micro_batches} micro-batches once at each of the "
+                f"{places} places of a replica: sum of place hashes {place_hashes:#x} instead of {elsewhere:#x}"
+            )
         return (
             f"step {step} is not made of each of its {self.micro_batches} micro-batches once: {samples} samples of "
             f"{global_batch}, sum of hashes {hashes:#x} instead of {expected:#x}"

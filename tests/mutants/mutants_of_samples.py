@@ -16,7 +16,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="nobody_refuses",
         file=WORKER,
-        old="if wrong := self.samples.wrong(self.step, samples=v.samples, hashes=v.sample_hashes):",
+        old="if wrong := self.samples.wrong(self.step, samples=v.samples, places=self.generations.places, **hashes):",
         new='if wrong := "":',
         why="a step that does not have each micro-batch once counts for nobody",
         quick=True,
@@ -27,6 +27,20 @@ SAMPLE_MUTANTS = (
         old="if (samples, hashes) == (global_batch, expected):",
         new="if samples == global_batch:",
         why="one micro-batch twice and another not at all are as many samples",
+    ),
+    Mutant(
+        name="hashes_of_the_first_place_alone",
+        file=SAMPLES,
+        old="            if place_hashes == elsewhere:",
+        new="            if True:",
+        why="a gradient that is wrong at another place of a unit is as wrong",
+    ),
+    Mutant(
+        name="the_same_hashes_at_all_places",
+        file=SAMPLES,
+        old="sample_hash * (2 * place + 1)",
+        new="sample_hash",
+        why="a micro-batch that is missing at one place and doubled at another must not add up",
     ),
     Mutant(
         name="hashes_of_any_step",

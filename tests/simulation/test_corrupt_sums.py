@@ -71,3 +71,13 @@ def test_a_step_that_is_refused_without_anything_kept_ends_the_job() -> None:
     assert "had kept nothing" in outcome.why
     saved = [event.step for event in cluster.world.journal.events if isinstance(event, ev.CheckpointSaved)]
     assert saved[-1] == 1
+
+
+@pytest.mark.parametrize("places", [2, 4])
+@pytest.mark.parametrize("target", range(4))
+def test_a_wrong_gradient_at_any_place_of_a_unit_is_refused(places: int, target: int) -> None:
+    """Also at the places whose samples another place counts."""
+    plan = FaultPlan(seed=7, nodes=2, start_nodes=2, workers_per_node=places, places=places, steps=3, start_spread=0.0)
+    cluster = SimCluster(replace(plan, faults=(replace(WRONG, target=target),)))
+    assert cluster.run().exit_code == EXIT_DONE
+    assert refusals(cluster) == [2]

@@ -55,6 +55,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     `grad_square`: squared norm of the reduced gradients, before clipping; a rank's part is its shard's. `loss_sum`: of
     all samples. `samples`: how many were computed. `nonfinite`: how many elements of the gradients are not finite.
     `sample_hashes`: sum of the hashes of all micro-batches whose gradients are in (step_samples); -1: not known.
+    `place_hashes`: the same sum over the other places of units (layouts), where each place has hashes of its own.
     `flags`: those that every rank raised; `wishes`: those that any did; of a part, what the rank raises.
     `metrics`: what the script has logged, by name in alphabetical order; may be infinite or no number.
     `overflow`: the loss scale was too large for this step's gradients, and is lowered. Every rank knows it by itself.
@@ -65,6 +66,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     samples: Annotated[int, Meta(ge=-1, le=MAX_SAMPLES)]
     nonfinite: int
     sample_hashes: int = 0
+    place_hashes: int = 0
     flags: tuple[Flag, ...] = ()
     wishes: tuple[Wish, ...] = ()
     metrics: Metrics = msgspec.field(default_factory=dict[str, float])

@@ -95,10 +95,15 @@ class Checker:
         """A worker's commit operation returns v."""
         self._keeps_promise(worker, "passed")
 
-    def refuses(self, worker: Peer, reduced: training.SimReduced) -> None:
-        """A worker refuses v: only where not every micro-batch is in the reduction once, by somebody's corruption."""
+    def refuses(self, worker: Peer, of_places: tuple[training.SimReduced, ...]) -> None:
+        """Check that a refused v is wrong: a corruption must have left some place without each micro-batch once.
+
+        Args:
+            of_places: what was reduced at each place of a unit.
+        """
         step, kinds = worker.machine.step, {fault.kind for fault in self._world.plan.faults}
-        if FaultKind.CORRUPT_SUM not in kinds or self._right_parts(reduced.parts, worker.state, step):
+        expected = training.expected_parts(worker.state, step, self._world.plan.micro_batches)
+        if FaultKind.CORRUPT_SUM not in kinds or all(reduced.parts == expected for reduced in of_places):
             self._fail(f"{worker.id} refuses step {step}, which is right, or wrong by nobody's corruption")
 
     def summed(self, worker: Peer, task: Compute) -> None:

@@ -281,7 +281,8 @@ class WorkerMachine(Adopting):
             return []
         if self.holding is not None and not self.holding.whole:
             raise self._invalid("reduced without all experts")
-        if wrong := self.samples.wrong(self.step, samples=v.samples, hashes=v.sample_hashes):
+        hashes = {"hashes": v.sample_hashes, "place_hashes": v.place_hashes}
+        if wrong := self.samples.wrong(self.step, samples=v.samples, places=self.generations.places, **hashes):
             self._follow("refused")
             return [Tell(VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=wrong))]
         self._follow("reduced")

@@ -30,7 +30,7 @@ from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.state.refusals import check_extra, check_model
 from holdfast.runtime.state.state import TrainingState
-from holdfast.step_samples import StepSamples
+from holdfast.step_samples import StepSamples, place_hash
 
 #: where the data's streams stand, in the training state
 STREAMS = "holdfast.streams"
@@ -152,6 +152,9 @@ class Workload:
             self.experts.state.begin(self.sums.step, micro_batch, self.place.shard, self.place.layout.shard)
         self._versions = self.state.buffer_versions()
         self._fetched = self.samples.hash_of(self.sums.step, micro_batch)
+        if self.place.place:
+            places = self.place.layout.places
+            self._fetched = place_hash(self._fetched, self.place.place, places, self.micro_batches)
         if self.time is not None:
             self.time.begin()
         return batch
@@ -232,10 +235,8 @@ class Workload:
     def _own(self) -> Commit:
         """Return what this worker adds to v, but for its gradients: what several places have alike counts once."""
         sums, place = self.sums, self.place
-        if place.tensor:
-            return NO_LANES
-        hashes = 0 if place.shard else sums.hashes
-        return Commit(grad_square=0.0, loss_sum=sums.loss, samples=sums.samples, nonfinite=0, sample_hashes=hashes)
+        own = replace(NO_LANES, **{"place_hashes" if place.place else "sample_hashes": sums.hashes})
+        return own if place.tensor else replace(own, loss_sum=sums.loss, samples=sums.samples)
 
     def apply(self, commit: Commit) -> None:
         """Change the state by the reduced gradients: the same on every rank, in every bit.

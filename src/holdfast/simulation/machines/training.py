@@ -23,7 +23,7 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import FlopTally
 from holdfast.protocol.plan import Passed
 from holdfast.simulation.faults.plans import FaultPlan, layout_of
-from holdfast.step_samples import StepSamples
+from holdfast.step_samples import StepSamples, place_hash
 
 #: that a round counts for each of its samples
 FLOP_PER_SAMPLE = 7.0
@@ -113,16 +113,19 @@ def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: R
 def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, layout: Layout, rounding: int, place: int) -> Commit:
     """Return one rank's part of v; now and then its gradients are not finite, all by itself.
 
-    Of a unit the places along `shard` have the samples between them, and the first tells of their hashes.
+    Of a unit the places along `shard` have the samples between them. Each place adds hashes of its own.
     """
     share = tuple(gradient.value for gradient in gradients)
     samples = plan.micro_batch // layout.shard if layout.tensor_of(place) == 0 else 0
+    hashes = [gradient.sample_hash for gradient in gradients]
+    elsewhere = [place_hash(one, place, layout.places, plan.micro_batches) for one in hashes] if place else []
     return Commit(
         grad_square=float(rounding % 1048573),
         loss_sum=float(sum(part % 1009 for part in share)),
         samples=len(gradients) * samples,
         nonfinite=int(hash((23, rounding, share)) % 8 == 0),
-        sample_hashes=sum(gradient.sample_hash for gradient in gradients) if place == 0 else 0,
+        sample_hashes=0 if place else sum(hashes),
+        place_hashes=sum(elsewhere),
     )
 
 
@@ -167,7 +170,9 @@ def same_bits(one: Commit, other: Commit) -> bool:
 
 def wrong_v(plan: FaultPlan, reduced: SimReduced, commit: Commit) -> bool:
     """Tell whether v has not all samples of a step, or not exactly what its script logs."""
-    right = replace(commit, metrics=logged(reduced.parts) if plan.logs else {})
+    # In a unit the first place says what is logged, and the parts here are those of another place.
+    told = dict(reduced.v.metrics) if plan.places > 1 else logged(reduced.parts)
+    right = replace(commit, metrics=told if plan.logs else {})
     return commit.samples != plan.micro_batches * plan.micro_batch or not same_bits(commit, right)
 
 

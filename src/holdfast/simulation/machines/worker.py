@@ -80,6 +80,8 @@ class SimWorker(Process):
         self.whole = True
         self.gradients: training.SimSums = {}
         self.reduced: training.SimReduced | None = None
+        #: what the newest reduction came to at all places of a unit
+        self._of_places: tuple[training.SimReduced, ...] = ()
         self.operation: Underway | None = None
         self.pusher = Pusher(self, self._mover.carrier if self._mover else None)
         #: the state that has come, until the training thread takes it
@@ -341,6 +343,7 @@ class SimWorker(Process):
             return
         kind, self.operation, self.busy = self.busy, None, ""
         if kind == "reduce":
+            self._of_places = value
             self._reduced(value[self.place])
         elif kind == "move" and self._mover is not None:
             self._mover.moved(value)
@@ -353,7 +356,7 @@ class SimWorker(Process):
             return
         self.obey(self.machine.reduced(value.v))
         if self.machine.phase is Phase.REFUSED:
-            self.checker.refuses(self, value)
+            self.checker.refuses(self, self._of_places)
             self.boundary("refused")
         elif self.machine.phase is Phase.READY:
             self.reduced = value
