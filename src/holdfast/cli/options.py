@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+import itertools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
 #: the panels of `holdfast run --help`
@@ -16,6 +19,9 @@ JOB, RECOVERY, EXPERTS, OUTPUT, CONNECTION, EXPERIMENTS = (
     "Connection",
     "Experiments",
 )
+
+#: characters of a script that are searched for the names of its own options
+_MOST_SCRIPT = 1 << 20
 
 
 class OptionGroup(Protocol):
@@ -46,6 +52,47 @@ class _Fields:
 
 def _parameter(name: str, default: object, annotation: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def options_of(command: Callable[..., None]) -> frozenset[str]:
+    """Return the long options that a command has, its groups' included, such as `--nodes`."""
+    found = set[str]()
+    for parameter in inspect.signature(grouped(command)).parameters.values():
+        declared = [one for one in get_args(parameter.annotation)[1:] if hasattr(one, "param_decls")]
+        if not any(type(one).__name__ == "ArgumentInfo" for one in declared):
+            # In `Annotated`, typer takes the first name for the default.
+            given = [name for one in declared for name in (one.default, *(one.param_decls or ()))]
+            names = [name for name in given if isinstance(name, str) and name.startswith("-")]
+            found |= {name for name in names or [f"--{parameter.name.replace('_', '-')}"] if name.startswith("--")}
+    return frozenset(found)
+
+
+def warn_of_misplaced(command: Callable[..., None], name: str, script: str, args: Sequence[str]) -> None:
+    """Warn of options of this command that stand after the script: they are the script's, and have no effect here.
+
+    An option whose name the script's text contains is the script's own.
+
+    Args:
+        name: of the command. script: the file. args: those that are passed to it.
+    """
+    known = options_of(command)
+    words = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", args)]
+    misplaced = [word for word in dict.fromkeys(words) if word in known]
+    if not misplaced:
+        return
+    try:
+        with open(script, encoding="utf-8", errors="replace") as file:
+            text = file.read(_MOST_SCRIPT)
+    except OSError:
+        return  # it is refused with its own message
+    for word in misplaced:
+        if word not in text:
+            print(
+                f"holdfast: {word} stands after the script and is passed to it: if it is meant for "
+                f"`holdfast {name}`, put it before {os.path.basename(script)}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -100,3 +100,21 @@ def test_what_another_process_of_its_has_raised_is_placed_where_that_was(kept: l
     assert crashed.detail == "ValueError: oops (data.py, line 17)"
     assert crashed.error is not None
     assert crashed.error.place == "ValueError (data.py, line 17)"
+
+
+@pytest.mark.parametrize(
+    "words", ["Default process group has not been initialized, please", "environment variable RANK expected, but not"]
+)
+def test_a_script_that_was_written_for_torchrun_ends_the_job_at_once(
+    kept: list[Crashed], tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str
+) -> None:
+    """Another process would raise the same; all workers do, so the job says it once, and none of them does."""
+    script = tmp_path / "train.py"
+    script.write_text(f"\nraise ValueError({words!r})\n")
+    assert run_script(str(script)) == EXIT_BAD_INPUT
+    (crashed,) = kept
+    assert (crashed.kind, crashed.exit_code, crashed.final) == (FailureKind.PROCESS_EXIT, EXIT_BAD_INPUT, True)
+    assert crashed.detail.startswith(f"ValueError: {words} (train.py, line 2): there is no process group to join")
+    assert crashed.error is not None
+    assert "line 2" in crashed.error.traceback
+    assert capfd.readouterr().err == "ending\n"

@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli.job.availability import TraceOptions, run_through
 from holdfast.cli.job.show import OnEvent, Shown, run_shown, writing_to
-from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped
+from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped, warn_of_misplaced
 from holdfast.cli.output import AsJson, start_log, warn
 from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec
 from holdfast.control.launch.launcher import launch
@@ -132,10 +132,12 @@ def run(
     if trace.availability is not None:
         raise typer.Exit(run_through(trace, given, options.settings, shown))
     trace.check_unused()
+    prepared = options.settings(given)
+    warn_of_misplaced(run, "run", prepared.spec.script, args or ())
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
         settings.check()
         with writing_to(settings.spec.output.metrics_file, on_event) as told:
             return await launch(settings, told, warn)
 
-    raise typer.Exit(run_shown(options.settings(given), job, shown))
+    raise typer.Exit(run_shown(prepared, job, shown))

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.connection import Server, read_token
-from holdfast.cli.options import RECOVERY, grouped
+from holdfast.cli.options import RECOVERY, grouped, warn_of_misplaced
 from holdfast.cli.output import start_log, warn
 from holdfast.cli.pool.serve import run_node
 from holdfast.cli.server_options import ListenOptions, NodeOptions
@@ -168,6 +168,7 @@ def agent(
     described = with_script(job_spec(given), os.getcwd())
     check_script(described.script)
     check_places(described)
+    warn_of_misplaced(agent, "agent", described.script, args or ())
     if preflight := described.recovery.preflight:
         check_program("--preflight", preflight)
     node.check()

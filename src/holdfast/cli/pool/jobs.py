@@ -11,7 +11,7 @@ import typer
 
 from holdfast.cli.connection import Server
 from holdfast.cli.job.end import NoWait
-from holdfast.cli.options import grouped
+from holdfast.cli.options import grouped, warn_of_misplaced
 from holdfast.cli.output import AsJson, on_one_line, print_json, say
 from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
@@ -62,6 +62,7 @@ def submit(
     given = given_job(script, args or (), set or (), spec, as_module=as_module)
     described = with_script(job_spec(given), os.getcwd())
     check_script(described.script)
+    warn_of_misplaced(submit, "submit", described.script, args or ())
     job = described.settled(os.getcwd())
     warn_of_pace(job)
     with server.pool() as client:

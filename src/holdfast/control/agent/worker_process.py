@@ -35,7 +35,7 @@ _HEARD_WITHIN_S = 5.0
 #: what torch says to a script that was written for torchrun
 _NO_GROUP = ("Default process group has not been initialized", "environment variable RANK expected")
 _WITHOUT_GROUP = (
-    "holdfast: there is no process group to join, for holdfast reduces the gradients itself: leave out "
+    "there is no process group to join, for holdfast reduces the gradients itself: leave out "
     "init_process_group() and wrappers such as DistributedDataParallel, and give the plain module to job.protect(...)"
 )
 #: what torch says where the script makes a group although `holdfast.init(layout=...)` has
@@ -68,6 +68,8 @@ def run_script(script: str, module: str = "") -> int:
             session.ending()  # (first: to make a traceback may take longer than what the script was about may)
         if _GROUP_AGAIN in str(error):
             return _ended_by_us(BadInputError(_ONE_GROUP + _place(error, script)), script)
+        if any(words in str(error) for words in _NO_GROUP):
+            return _wants_a_group(error, script)
         if isinstance(error, HoldfastError):
             return _ended_by_us(error, script)
         if isinstance(error, SystemExit):
@@ -100,6 +102,20 @@ def _ended_by_us(error: HoldfastError, script: str) -> int:
     return error.exit_code
 
 
+def _wants_a_group(error: BaseException, script: str) -> int:
+    """End the job: the script was written for torchrun, and raises the same in every process that runs it.
+
+    All workers find this. The coordinator tells the first one's words, and keeps its traceback in the event.
+    """
+    error.__traceback__ = _script_part(error.__traceback__, script)
+    what = "".join(traceback.format_exception_only(error)).strip()
+    detail = f"{what}{_place(error, script)}: {_WITHOUT_GROUP}"
+    raised = _error(error, script)
+    if not _end(FailureKind.PROCESS_EXIT, detail, EXIT_BAD_INPUT, raised, final=True):
+        print(f"{raised.traceback}holdfast: {_WITHOUT_GROUP}", file=sys.stderr, flush=True)
+    return EXIT_BAD_INPUT
+
+
 def _ended_itself(error: SystemExit, script: str) -> int:
     code = _exit_code(error)
     if code != EXIT_DONE:
@@ -113,8 +129,6 @@ def _ended_itself(error: SystemExit, script: str) -> int:
 def _raised(error: BaseException, script: str) -> int:
     error.__traceback__ = _script_part(error.__traceback__, script)
     traceback.print_exception(error)
-    if any(words in str(error) for words in _NO_GROUP):
-        print(_WITHOUT_GROUP, file=sys.stderr)
     sys.stderr.flush()
     what = "".join(traceback.format_exception_only(error)).strip()
     code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED

@@ -12,7 +12,7 @@ from holdfast.control.owned_folders import owned_folder
 from holdfast.errors import BadInputError
 
 #: bytes of a socket's name in the job's folder, for nodes that join later
-_SOCKET_NAME = 24
+_SOCKET_NAME = 16
 
 
 @contextlib.contextmanager

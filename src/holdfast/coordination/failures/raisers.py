@@ -91,7 +91,8 @@ class Raisers:
     def no_more(self, down: WorkerDown) -> bool:
         """A process has ended: where its script wants no more the job does; tell whether its node's input is bad."""
         if down.final:
-            self._closing.fail(f"{self._turn.place_of(down.worker)}: {down.detail}", down.exit_code)
+            trace = down.error.traceback if down.error is not None else ""
+            self._closing.fail(f"{self._turn.place_of(down.worker)}: {down.detail}", down.exit_code, trace)
         return down.exit_code == EXIT_BAD_INPUT and not down.final
 
     def ended(self, down: WorkerDown) -> None:
