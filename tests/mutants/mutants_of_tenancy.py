@@ -43,4 +43,32 @@ TENANCY_MUTANTS = (
         new="        gone = list(absent)\n",
         why="a node that was granted needs its time to come",
     ),
+    Mutant(
+        name="counts_a_standby_that_joins_next_to_a_leaver",
+        file=TENANT,
+        old="if node in here}, joining)",
+        new="if node in here}, {})",
+        why="the pool would count one node too many, and recall a node that has nothing to do with the move",
+    ),
+    Mutant(
+        name="follows_a_call_twice",
+        file=HOLDING,
+        old="elif decided > known.role_version:",
+        new="elif decided >= known.role_version:",
+        why="the pool repeats its word until it has heard the job's, and the node may wait again by then",
+    ),
+    Mutant(
+        name="forgets_who_takes_a_leavers_place",
+        file="coordination/nodes/departures.py",
+        old="beside = found.get(one.node, one.beside)",
+        new="beside = one.beside",
+        why="until the leaver is gone both would count as nodes that train",
+    ),
+    Mutant(
+        name="calls_a_standby_once_although_it_has_not_joined",
+        file=TENANT,
+        old="            elif node.complete and self._standbys.fits(node):\n                self._called.discard(name)\n",
+        new="            elif node.complete:\n                self._called.discard(name)\n",
+        why="a standby that does not fit would be reported as waiting, and called again, until its agent has ended",
+    ),
 )

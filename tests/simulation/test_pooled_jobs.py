@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.protocol.events import NodeMoved
 from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.schedules.enumeration import FIRST_POOLED_SEED, plan_of
+from holdfast.simulation.schedules.enumeration import FIRST_POOLED_MOVE_SEED, FIRST_POOLED_SEED, plan_of
 from holdfast.simulation.schedules.shrinking import failure
 
 
@@ -30,3 +31,10 @@ def test_nodes_are_wanted_back_and_granted_anew_and_nothing_is_lost() -> None:
     records = [cluster.world.store.record for cluster in clusters]
     assert sum(record is not None and record.held is not None for record in records) == len(clusters)
     assert sum(bool(cluster.plan.recalls) for cluster in clusters) > 60
+
+
+def test_nodes_of_a_pools_job_are_moved_and_the_pool_never_counts_one_too_many() -> None:
+    clusters = [SimCluster(plan_of(number)) for number in range(FIRST_POOLED_MOVE_SEED, FIRST_POOLED_MOVE_SEED + 60)]
+    assert [failure(cluster) for cluster in clusters] == [""] * len(clusters)
+    moved = [event for cluster in clusters for event in cluster.world.journal.events if isinstance(event, NodeMoved)]
+    assert len(moved) > 5

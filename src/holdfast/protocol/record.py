@@ -102,7 +102,7 @@ class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `stays`: it gives its place to a standby, and is one itself from then on; `to`: to this one ("": to any).
     `closes`: nobody takes its place: the job is to have one node fewer.
     `until`: it ends then, whatever the others do, unix seconds (0: it leaves when it can).
-    `beside`: the standby that joins, or has joined, to take its place once it has all that it takes for that.
+    `beside`: the standby that takes its place: it joins next to the node, or once the node has left ("": none does).
     `owed`: its workers, from the decision that does without them, which was for `step`, until it is proven that nobody
     needs anything of theirs any more.
     """

@@ -2,72 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from machinery import w
+from pooled_job import reserved
 
-import msgspec
-from machinery import Job, attach, hello, w
-
-from holdfast.coordination.inputs import PoolSaid
-from holdfast.coordination.instructions import TellPool
-from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobShares, JobStands
-
-
-class Reserved(Job):
-    """Drives a job of two nodes, n0 and n1 by grants 1 and 2, for which the pool has s0 wait, by grant 3."""
-
-    version = 0
-
-    def shares(self, *, leaving: tuple[int, ...] = (), standbys: tuple[int, ...] = (3,), **grants: int) -> None:
-        self.version += 1
-        said = JobShares(
-            term=1,
-            version=self.version,
-            submission=1,
-            grants=grants or {"n0": 1, "n1": 2, "s0": 3},
-            leaving=frozenset(leaving),
-            standbys=frozenset(standbys),
-        )
-        self.feed(PoolSaid(said))
-
-    def comes(self, node: str, grant: int, *, standby: bool = False) -> None:
-        self.connect(msgspec.structs.replace(hello(node), grant=grant, standby=standby))
-        self.say(attach(w(node)))
-
-    def train(self, *, warm: bool = True) -> Reserved:
-        self.boot()
-        self.shares()
-        for node, grant in (("n0", 1), ("n1", 2)):
-            self.comes(node, grant)
-        self.comes("s0", 3, standby=True)
-        for node in ("n0", "n1"):
-            self.say(msg.Entered(worker=w(node), generation=1, applied=0))
-        if warm:
-            self.say(msg.Warmed(worker=w("s0"), seconds=0.5))
-        self.step(1, "n0", "n1")
-        return self
-
-    @property
-    def told(self) -> list[JobStands]:
-        return [one.stands for one in self.last if isinstance(one, TellPool)]
-
-    @property
-    def held(self) -> Held:
-        held = self.machine.record.held
-        assert held is not None
-        return held
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        plan = self.machine.record.plan
-        assert plan is not None
-        return plan.workers
-
-
-def reserved(**spec: Any) -> Reserved:
-    return Reserved(nodes=2, submission=1, spec=JobSpec(**spec))
 
 
 def test_it_waits_by_its_grant_and_the_pool_is_told_who_trains() -> None:
@@ -96,7 +34,7 @@ def test_one_that_was_cold_joins_where_the_pool_wants_it_to() -> None:
     assert job.members == (w("n0"),)
     assert job.held.waiting == {3}
     job.say(msg.Entered(worker=w("n0"), generation=2, applied=1))
-    job.shares(standbys=(), n0=1, s0=3)
+    job.shares(standbys=(), called=("s0",), n0=1, s0=3)
     assert job.held.waiting == frozenset()
     assert not job.machine.members.standbys
     job.tick(0.2)
@@ -118,7 +56,7 @@ def test_one_that_is_called_before_it_has_come_comes_as_a_node_like_any_other() 
     job = reserved()
     job.boot()
     job.shares()
-    job.shares(standbys=())
+    job.shares(standbys=(), called=("s0",))
     job.comes("s0", 3, standby=True)
     assert not job.machine.members.standbys
     assert job.held.waiting == frozenset()
@@ -129,7 +67,7 @@ def test_one_that_is_called_before_the_job_has_begun_comes_again() -> None:
     job.boot()
     job.shares()
     job.comes("s0", 3, standby=True)
-    job.shares(standbys=())
+    job.shares(standbys=(), called=("s0",))
     assert job.sent(msg.Refused)[0].retry
     job.comes("s0", 3, standby=True)
     assert not job.machine.members.standbys

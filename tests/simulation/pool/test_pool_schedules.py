@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from holdfast.coordination.pool.instructions import BeginJob, EmitPool, PersistP
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.share.policies import POLICIES
-from holdfast.coordination.tenancy.holding import hear
+from holdfast.coordination.tenancy.holding import hear, update_roles
 from holdfast.protocol.messages.pool import NodeGrant
 from holdfast.protocol.pool.events import JobSuspended
 from holdfast.protocol.pool.held import Held
@@ -190,7 +191,29 @@ def takes_again(held: Held, shares: JobShares, now: float) -> Held:
     return replace(hear(replace(held, returned=frozenset()), shares, now), returned=held.returned)
 
 
+def reports_each_role_at_once(held: Held, nodes: Mapping[str, bool], _joining: Mapping[str, str]) -> Held:
+    """Report a standby that joins next to a leaver as a further node, before the leaver waits."""
+    return update_roles(held, nodes, {})
+
+
+def follows_changes_only(held: Held, shares: JobShares, now: float) -> Held:
+    """Follow the pool's call only if its word before was that the node waits: the call is an edge."""
+    known = {node: grant.role_version for node, grant in held.grants.items()}
+    waited = _told_to_wait.get(held.submission, frozenset[int]())
+    _told_to_wait[held.submission] = shares.standbys
+    versions = {
+        node: version if shares.grants[node] in waited or node not in known else known[node]
+        for node, version in shares.role_versions.items()
+    }
+    return hear(held, replace(shares, role_versions=versions), now)
+
+
+#: by submission, the grants that the pool's newest word has as standbys
+_told_to_wait: dict[int, frozenset[int]] = {}
+
 WRONG = {
+    "reports_each_role_at_once": PoolParts(update_roles=reports_each_role_at_once),
+    "follows_changes_only": PoolParts(hear=follows_changes_only),
     "takes_from_the_silent": PoolParts(pool=TakesFromTheSilent),
     "tells_first": PoolParts(pool=TellsFirst),
     "believes_old_words": PoolParts(pool=BelievesOldWords),

@@ -305,7 +305,8 @@ class Departures:
         leaving = [one for one in turn.record.leaving if one.node in names]
         places = self._replacing.unfollowed(names)
         followed = [one for one in leaving if not one.owed and self._replacing.is_beside(one)]
-        found = self._replacing.targets(places).keys() | {one.node for one in followed}
+        found = {name: standby for name, (standby, _) in self._replacing.targets(places).items()}
+        found |= {one.node: one.beside for one in followed}
         for one in followed:
             self._replacing.has_come(one)
         taking = self._replacing.stand_in_for(places)
@@ -316,7 +317,8 @@ class Departures:
                 self._note(one, replaced=one.node in found)
             if not (one.owed or one.stays or one.until or one.node in found):
                 turn.change(wanted=max(0, turn.record.wanted - 1))
-            self._write(msgspec.structs.replace(one, owed=owed, step=step))
+            beside = found.get(one.node, one.beside)
+            self._write(msgspec.structs.replace(one, owed=owed, step=step, beside=beside))
         return taking
 
     def taken_back(self, workers: Iterable[str]) -> None:

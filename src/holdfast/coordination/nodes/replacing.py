@@ -302,6 +302,11 @@ class Replacing:
         waiting = next((name for name in names if name in standbys), None)
         if waiting is not None:
             raise BadInputError(f"node {waiting} is a standby: it has no place to give")
+        for one in self._turn.record.leaving:
+            if one.beside in names and self.is_beside(one):
+                raise RefusedError(
+                    f"node {one.beside} joins to take the place of node {one.node}: ask again once it has that place"
+                )
         for name in to:
             if name in names:
                 raise BadInputError(f"node {name} is to leave: it cannot take a place; name a standby")

@@ -436,6 +436,7 @@ class PoolState:
             grants={node: grant.number for node, grant in grants.items()},
             leaving=frozenset(grant.number for grant in grants.values() if grant.recalled),
             standbys=frozenset(grant.number for grant in grants.values() if grant.standby),
+            role_versions={node: grant.version for node, grant in grants.items()},
             wish="stop_now" if job.state == "stopping" and job.unsaved else _WISHES.get(job.state, "run"),
             stranded=job.name in self.stranded,
             failure_rate=self.failure_rate,

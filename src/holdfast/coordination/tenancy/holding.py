@@ -14,10 +14,9 @@ from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStan
 
 
 def hear(held: Held, shares: JobShares, now: float) -> Held:
-    """Take in which nodes are the job's; older shares than were heard, or another job's, change nothing.
+    """Return the grants after the pool's newest word. Older shares, or shares of another job, change nothing.
 
-    Whether one waits the job says itself once it is here, unless the pool wants one to join that it had wait. A node
-    that is in them no more is lost: it has said itself that nothing of the job runs there.
+    A node that is no longer granted is lost: the node itself has said that nothing of the job runs there.
     """
     if shares.submission != held.submission or (shares.term, shares.version) < (held.term, held.heard):
         return held
@@ -25,14 +24,12 @@ def hear(held: Held, shares: JobShares, now: float) -> Held:
     grants: dict[str, HeldGrant] = {}
     for node, number in shares.grants.items():
         if number not in held.returned:
-            known = held.grants.get(node)
-            waits = number in shares.standbys
-            new = HeldGrant(number=number, since=now, standby=waits, to_wait=waits)
-            grant = known if known is not None and known.number == number else new
-            called = grant.to_wait and not waits
-            grants[node] = replace(
-                grant, leaving=number in shares.leaving, standby=grant.standby and not called, to_wait=waits
-            )
+            known, decided = held.grants.get(node), shares.role_versions.get(node, 0)
+            if known is None or known.number != number:
+                known = HeldGrant(number=number, since=now, standby=number in shares.standbys, role_version=decided)
+            elif decided > known.role_version:
+                known = replace(known, standby=number in shares.standbys, role_version=decided)
+            grants[node] = replace(known, leaving=number in shares.leaving)
     return replace(
         held,
         term=shares.term,
@@ -82,8 +79,24 @@ def begins_anew(held: Held | None) -> bool:
     return held is not None and held.anew
 
 
-def act(held: Held, roles: Mapping[str, bool]) -> Held:
-    """These nodes wait from here on (True), or fill places."""
+def update_roles(held: Held, nodes: Mapping[str, bool], joining: Mapping[str, str]) -> Held:
+    """Return the grants with the roles that the job's nodes have now: standby, or not.
+
+    A standby that joins next to a leaver counts as a standby while the leaver counts as a node that trains. The roles
+    of both change in one write. Otherwise the pool would count one node too many and recall a third one.
+
+    Args:
+        nodes: the connected nodes whose roles may have changed; True if the node is a standby.
+        joining: standbys that join to take another node's place, with that node.
+    """
+    counted = {name for name, grant in held.grants.items() if not (grant.standby or grant.leaving)}
+    waiting = {name for name, leaver in joining.items() if leaver in counted and not nodes.get(leaver, False)}
+    roles = {node: waits or node in waiting for node, waits in nodes.items() if node in held.grants}
+    return set_roles(held, roles)
+
+
+def set_roles(held: Held, roles: Mapping[str, bool]) -> Held:
+    """Return the grants with these nodes as standbys (True), or as nodes that train (False)."""
     changed = {node: waits for node, waits in roles.items() if held.grants[node].standby != waits}
     if not changed:
         return held

@@ -24,7 +24,7 @@ from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.replacing import Replacing
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
-from holdfast.coordination.tenancy.holding import act, awaited, give_back, hear, joined, overdue, report, stand
+from holdfast.coordination.tenancy.holding import awaited, give_back, hear, joined, overdue, report, stand, update_roles
 from holdfast.coordination.tenancy.pacing import Pacing
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_ENDED
@@ -92,7 +92,7 @@ class Tenant:
         self._pacing = Pacing(turn, config, costs, saves_every_s)
         #: nodes that came and do not fit the job, as far as this coordinator has seen; the newest last
         self._unfit: dict[str, NodeUnfit] = {}
-        #: standbys that the pool wants to join, and that wait still
+        #: standbys that the pool wants to join, and that do not train in addition to the others yet
         self._called: set[str] = set()
         #: what was told last, and what that was made of
         self._told: JobStands | None = None
@@ -188,7 +188,7 @@ class Tenant:
                 self._let_join()
             if self._ending.over is not None:
                 held = self._ended(held)
-            held = self._as_they_are(held)
+            held = self._with_current_roles(held)
             if held.anew and self._turn.record.plan is not None:
                 held = msgspec.structs.replace(held, anew=False)  # (if it is lost now, that is a loss)
             self._write(held)
@@ -206,14 +206,21 @@ class Tenant:
         gone += [node for node in held.to_leave if node in absent and not held.grants[node].came]
         return give_back(held, gone)
 
-    def _as_they_are(self, held: Held) -> Held:
-        """Return what is held with who waits and who does not: one may have taken a place by now, or given it away."""
+    def _with_current_roles(self, held: Held) -> Held:
+        """Return the grants with the roles that the connected nodes have now."""
         here, standbys = self._turn.members.nodes, self._turn.members.standbys
-        waiting = self._list(held).waiting
-        if waiting == standbys.keys():
+        waiting, joining = self._list(held).waiting, self._joining
+        if waiting == standbys.keys() and not joining:
             return held
-        differ = (waiting ^ standbys.keys()) - self._called
-        return act(held, {node: here[node].standby for node in held.grants if node in here and node in differ})
+        differ = ((waiting ^ standbys.keys()) | joining.keys()) - self._called
+        # A standby that has joined and leaves again before it has a place never counts.
+        differ -= {one.node for one in self._turn.record.leaving if one.node in waiting - standbys.keys()}
+        return update_roles(held, {node: here[node].standby for node in differ if node in here}, joining)
+
+    @property
+    def _joining(self) -> dict[str, str]:
+        """The standbys that join to take another node's place, with that node."""
+        return {one.beside: one.node for one in self._turn.record.leaving if one.beside}
 
     def _call(self, before: Held, held: Held) -> None:
         """Take in which standbys are to join; and have no more nodes than the pool says, whoever was lost before."""
@@ -229,18 +236,18 @@ class Tenant:
 
         Before the job has begun nobody has looked whether one fits: it comes again, as a node like any other.
         """
-        standbys = self._turn.members.standbys
+        standbys, joining = self._turn.members.standbys, self._joining
         for name in sorted(self._called):
             node = standbys.get(name)
             if node is None:
-                self._called.discard(name)  # (lost, or in a place by now; one that comes again does not wait)
+                if name not in joining:  # If it joins for a leaver, the pool wants it in addition to that one.
+                    self._called.discard(name)  # (lost, or in a place by now; one that comes again does not wait)
             elif not self._turn.record.generation:
                 self._absences.replace_workers([name], "the pool has it join")
                 self._called.discard(name)
-            elif node.complete:
+            elif node.complete and self._standbys.fits(node):
                 self._called.discard(name)
-                if self._standbys.fits(node):
-                    self._replacing.promote(name)
+                self._replacing.promote(name)
 
     def _absent(self, held: Held) -> list[str]:
         turn = self._turn

@@ -9,17 +9,19 @@ from holdfast.protocol.pool.sharing import JobStanding, PoolWish
 
 
 class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A grant that a job holds. `since`: when it was told of it, unix seconds. `came`: the node has joined by it.
-
-    `standby`: the node waits to take the place of another; `to_wait`: the pool wants it to, as it was heard last.
-    """
+    """A grant that a job holds."""
 
     number: int
+    #: when the job heard of it, unix seconds
     since: float
+    #: the node has joined by it
     came: bool = False
+    #: the pool wants the node back, in good order
     leaving: bool = False
+    #: the node waits as a standby; otherwise it counts as one that trains
     standby: bool = False
-    to_wait: bool = False
+    #: the version of the pool's newest decision on `standby` that the job has followed
+    role_version: int = 0
 
 
 class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,20 +22,19 @@ OVER: frozenset[PooledState] = frozenset(("finished", "stopped", "failed"))
 
 
 class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job's numbered right to a node, to one session of its agent. `version`: of the record that first had it.
-
-    `recalled`: the job is to leave the node, in good order; `replaced`: once another trains that it has for this one.
-    `standby`: it waits there to take the place of one that is lost, as the job has said last; where the pool has ended
-    that, `version` is of the record that first said so.
-    """
+    """A job's numbered right to a node, for one session of the node's agent."""
 
     number: int
     node: str
     session: str
     job: str
+    #: the version of the record in which the pool last decided `standby`: with the grant, or when it called the node
     version: int
+    #: the job must leave the node, in good order
     recalled: bool = False
+    #: the job must leave the node once its replacement trains
     replaced: bool = False
+    #: the node waits as a standby: as decided in `version`, or as the job has said since it heard of that
     standby: bool = False
 
 

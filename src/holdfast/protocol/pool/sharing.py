@@ -21,8 +21,9 @@ JobStanding = Literal["going", "suspended", "finished", "stopped", "failed"]
 class JobShares(Struct, frozen=True, kw_only=True):
     """A job's grants by the pool's record, by node; `leaving`: those of them that it is to give back, in good order.
 
-    `standbys`: those of nodes that wait to take the place of one that is lost. The job says itself when one has; one
-    that was among them, and is no more, is to join.
+    `standbys`: those of nodes that wait to take the place of one that is lost.
+    `role_versions`: by node, the version of the record in which the pool last decided whether the node waits. The job
+    follows each decision once, when the version is newer than the last one it followed. Otherwise the job's word counts.
     `failure_rate`: how often a node fails, per second, as the pool has seen it; 0: it has said nothing of that.
     `stranded`: so many nodes of the pool are of no use to the job that it cannot be begun on the others.
     `term`, `version`: of that record; an older one than was heard counts no more.
@@ -34,6 +35,7 @@ class JobShares(Struct, frozen=True, kw_only=True):
     grants: Mapping[Name, Count] = msgspec.field(default_factory=dict[str, int])
     leaving: frozenset[Count] = frozenset()
     standbys: frozenset[Count] = frozenset()
+    role_versions: Mapping[Name, Count] = msgspec.field(default_factory=dict[str, int])
     wish: PoolWish = "run"
     stranded: bool = False
     failure_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0

@@ -150,6 +150,27 @@ def reserve_plan(seed: int) -> FaultPlan:
     )
 
 
+def pooled_move_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed: nodes of a pool's job are moved, or told to end, while the pool calls and recalls."""
+    rng, plan = Random(seed * 127 + 83), reserve_plan(seed)
+    steps = max(plan.steps, 16)  # A standby warms up, joins and takes a place: that takes several steps.
+    span = 0.15 * steps
+    faults: list[Fault] = []
+    for _ in range(rng.choice((1, 2, 3, 4))):
+        at, kind = rng.uniform(0.8, span), FaultKind.MOVE if rng.random() < 0.8 else FaultKind.NOTICE
+        faults.append(Fault(kind=kind, time=at, target=rng.randrange(64), duration=rng.choice((0.1, 0.5, 3.0))))
+        if rng.random() < 0.4:
+            faults.append(_beside(rng, at))
+    return replace(
+        plan,
+        steps=steps,
+        recalls=plan.recalls if rng.random() < 0.5 else (),
+        calls=(*plan.calls, *(fault.time + rng.uniform(0.0, 0.5) for fault in faults if rng.random() < 0.3)),
+        faults=(*plan.faults[: rng.choice((0, 0, 0, 1))], *faults),
+        crashes=plan.crashes if rng.random() < 0.5 else (),
+    )
+
+
 def notice_plan(seed: int) -> FaultPlan:
     """Return the plan of a seed: agents are told to end, with more or less time, and some nodes come again later."""
     rng = Random(seed * 103 + 61)

@@ -6,6 +6,7 @@ record holds, and what the record has given back it never has again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -26,6 +27,8 @@ SUBMISSION = 1
 _LOOK_S = 0.4
 #: a node that is wanted back, or granted, is there again, or anew, after so long at the most
 _PATIENCE_S = 3.0
+#: a grant whose node changes between standby and training more often than this goes back and forth without an end
+_MOST_ROLE_CHANGES = 20
 
 
 class Surroundings(Protocol):
@@ -57,6 +60,10 @@ class PoolAbove:
         self._known: set[str] = set()
         self._said: list[JobShares] = []
         self._held: frozenset[int] = frozenset()
+        self._written = Held(submission=SUBMISSION)
+        #: how many nodes the pool's decisions let train, as far as the job has heard
+        self._places = 0
+        self._role_changes = Counter[int]()
         self._gone: set[int] = set()
         for at in cluster.world.plan.recalls:
             self._world.timeline.after(at, self._recall)
@@ -93,13 +100,16 @@ class PoolAbove:
         waiting = [name for name, (number, _) in self._grants.items() if number in self._standbys - self._leaving]
         if waiting:
             self._cluster.injector.extend(_PATIENCE_S)
-            name = self._world.rng.choice(waiting)
-            self._cluster.places.called(name)
-            self._version += 1
-            number, _ = self._grants[name]
-            self._grants[name] = number, self._version  # (what is said of it before this is heard counts no more)
-            self._standbys.discard(number)
+            self._call_node(self._world.rng.choice(waiting))
             self._say()
+
+    def _call_node(self, name: str) -> None:
+        self._cluster.places.called(name)
+        self._version += 1
+        number, _ = self._grants[name]
+        self._grants[name] = number, self._version  # What the job says before it hears of this no longer counts.
+        self._standbys.discard(number)
+        self._count_role_change(number)
 
     def _look(self) -> None:
         """Hear of agents that have ended; say something old again, now and then."""
@@ -146,12 +156,29 @@ class PoolAbove:
     def _hear(self, stands: JobStands) -> None:
         self._refused = frozenset(stands.refuses)
         over = stands.standing not in ("going", "suspended")
+        gained = 0
         for name, (number, version) in list(self._grants.items()):
             if over or (version <= stands.heard and number not in stands.held):
+                gained -= number not in self._standbys
                 self._release(name, number)
             elif version <= stands.heard and (number in stands.standbys) != (number in self._standbys):
+                gained += 1 if number in self._standbys else -1
                 self._standbys ^= {number}
                 self._version += 1
+                self._count_role_change(number)
+        if gained < 0 and not over and self._world.plan.calls:
+            self._call_at_once(-gained)
+
+    def _call_at_once(self, nodes: int) -> None:
+        """Call standbys in the same turn in which the job has said that it has fewer nodes, as a pool does."""
+        waiting = [name for name, (number, _) in self._grants.items() if number in self._standbys - self._leaving]
+        for name in waiting[:nodes]:
+            self._call_node(name)
+
+    def _count_role_change(self, number: int) -> None:
+        self._role_changes[number] += 1
+        if self._role_changes[number] > _MOST_ROLE_CHANGES:
+            raise InvariantError(f"the role of grant {number} has changed {_MOST_ROLE_CHANGES} times")
 
     def _say(self) -> None:
         grants: Mapping[str, int] = {name: number for name, (number, _) in self._grants.items()}
@@ -162,6 +189,7 @@ class PoolAbove:
             grants=grants,
             leaving=frozenset(self._leaving),
             standbys=frozenset(self._standbys),
+            role_versions={name: version for name, (_, version) in self._grants.items()},
             stranded=bool(self._refused) and self._known <= self._refused,
         )
         self._said.append(shares)
@@ -192,14 +220,35 @@ class PoolAbove:
             raise InvariantError(f"grants {sorted(again)} are held again, and were given back: {held}")
         if held.standing != "going" and held.numbers:
             raise InvariantError(f"a job that is {held.standing} holds grants: {held}")
+        before, self._written = self._written, held
+        self._counts_no_node_twice(before, held)
         for plan in (record.plan, record.pending) if held.standing == "going" else ():
             if plan is not None and plan is record.plan:
-                self._nobody_waits_who_trains(plan, held)
+                self._nobody_waits_who_trains(plan, held, record)
             nodes = {node_of(worker) for worker in plan.workers} if plan is not None else set[str]()
             if without := nodes - set(held.grants):
                 raise InvariantError(f"{sorted(without)} are members without a grant: {plan}, {held}")
 
-    def _nobody_waits_who_trains(self, plan: GenerationPlan, held: Held) -> None:
-        members = {node_of(worker) for worker in plan.workers}
+    def _counts_no_node_twice(self, before: Held, held: Held) -> None:
+        """Check that the job counts no more nodes as training than the pool's decisions have given it places.
+
+        Otherwise the pool takes a standby that joins next to another node for one node too many, and wants a third
+        node back. A place whose node is lost remains, for a standby to take.
+        """
+        known = {grant.number: grant for grant in before.grants.values()}
+        counted = [grant for grant in held.grants.values() if grant.came and not (grant.standby or grant.leaving)]
+        trains = [grant for grant in held.grants.values() if not grant.standby]
+        decided = [grant for grant in trains if grant.number not in known]
+        called = [grant for grant in counted if grant.number in known and known[grant.number].standby]
+        decided += [grant for grant in called if known[grant.number].role_version < grant.role_version]
+        given = [grant for grant in before.grants.values() if grant.leaving and grant.number not in held.numbers]
+        self._places += len(decided) - sum(not grant.standby for grant in given)
+        if len(decided) < len(called) and len(counted) > self._places:
+            raise InvariantError(f"{len(counted)} nodes count as training, on {self._places} places: {before}, {held}")
+
+    def _nobody_waits_who_trains(self, plan: GenerationPlan, held: Held, record: Record) -> None:
+        """Check that the pool takes no member for a standby, unless it joins next to a node whose place it takes."""
+        joining = {one.beside for one in record.leaving}
+        members = {node_of(worker) for worker in plan.workers} - joining
         if waiting := [node for node in members if node in held.grants and held.grants[node].standby]:
             raise InvariantError(f"{waiting} are members, and wait by what the pool is told: {plan}, {held}")

@@ -9,7 +9,7 @@ from typing import Protocol
 from holdfast.coordination.pool.fence import Fence, StartGrant
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.state import PoolConfig
-from holdfast.coordination.tenancy.holding import hear
+from holdfast.coordination.tenancy.holding import hear, update_roles
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import PooledJob, PoolRecord
@@ -24,6 +24,7 @@ class PoolParts:
     pool: type[Pool] = Pool
     fence: type[Fence] = Fence
     hear: Callable[[Held, JobShares, float], Held] = hear
+    update_roles: Callable[[Held, Mapping[str, bool], Mapping[str, str]], Held] = update_roles
 
 
 class NodeSeen(LineEnd, Protocol):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NoReturn
 
 from holdfast.coordination.pool.fence import StartGrant
-from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted
+from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, RoleChanged
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolRecord
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.pool.pool_around import CoordinatorSeen, NodeSeen, PoolAround
+
+#: a grant whose node changes between standby and training more often than this goes back and forth without an end
+MOST_ROLE_CHANGES = 20
 
 
 class PoolChecker:
@@ -22,6 +26,7 @@ class PoolChecker:
         self._submissions: dict[int, int] = {}
         self._newest_on: dict[str, int] = {}
         self._last_seq = 0
+        self._role_changes = Counter[int]()
         #: the newest grant that each life of a node has started
         self._started: dict[tuple[str, str], int] = {}
         #: what has happened, to say what schedules have seen
@@ -42,6 +47,7 @@ class PoolChecker:
                 if now is None or now.number != grant.number:
                     self._over(grant)
             self._nobody_below_its_least(before, after)
+            self._no_surplus(before, after)
         for node, grant in after.grants.items():
             if grant.number not in self._written:
                 if grant.number <= self._newest_on.get(node, 0):
@@ -101,8 +107,35 @@ class PoolChecker:
             if recalled and kept < _least(job):
                 self._fail(f"{name} is to give back {recalled} and keeps {kept}, less than its {_least(job)}")
 
+    def _no_surplus(self, before: PoolRecord, after: PoolRecord) -> None:
+        """Check that no job loses a node although its share stays: a move inside a job needs no other node.
+
+        A node that is no longer drained or replaced counts again, and may be one too many.
+        """
+        for name, job in after.jobs.items():
+            known = before.jobs.get(name)
+            if known is None or known.state != "admitted" or job.state != "admitted":
+                continue
+            counted = 0
+            recalled = list[str]()
+            for node, grant in after.grants.items():
+                was = before.grants.get(node)
+                if grant.job != name or was is None or was.number != grant.number:
+                    continue
+                spared = was.replaced or before.nodes[node].drained
+                spared_now = grant.replaced or after.nodes[node].drained
+                counted += spared and not spared_now
+                if grant.recalled and not (was.recalled or grant.standby or spared_now):
+                    recalled.append(node)
+            if len(recalled) > max(0, known.share - job.share) + counted:
+                self._fail(f"{name} loses {recalled}, with a share of {known.share} before and {job.share} now")
+
     def emitted(self, event: AnyPoolEvent) -> None:
         """An event is in the journal."""
+        if isinstance(event, RoleChanged):
+            self._role_changes[event.grant] += 1
+            if self._role_changes[event.grant] > MOST_ROLE_CHANGES:
+                self._fail(f"the role of {event.node} in {event.job} has changed {MOST_ROLE_CHANGES} times")
         if event.seq != self._last_seq + 1:
             self._fail(f"event {event.seq} follows {self._last_seq}")
         self._last_seq = event.seq

@@ -162,7 +162,7 @@ class PoolCluster:
         if what == "move":
             for (name, _), coordinator in list(self.coordinators.items()):
                 if name == job:
-                    coordinator.swap()
+                    coordinator.move()
             return
         if what == "compact":
             if self.server is not None:

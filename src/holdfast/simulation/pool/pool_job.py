@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from holdfast.coordination.tenancy.holding import act, give_back, joined, overdue, report, stand
+from holdfast.coordination.tenancy.holding import give_back, joined, overdue, report, set_roles, stand
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, NodeUnfit
 from holdfast.simulation.pool.pool_around import PoolAround
@@ -34,6 +34,7 @@ class SimJobCoordinator:
         self._unfit: dict[str, NodeUnfit] = {}
         self._world.later(0.01, 0.5, self._link)
         self._world.later(0.5, 1.0, self._tick)
+        self._world.later(0.5, 4.0, self._end_moves)
 
     def die(self) -> None:
         """The coordinator is gone; its nodes train on, or are ended by somebody else."""
@@ -44,16 +45,45 @@ class SimJobCoordinator:
 
     @property
     def training(self) -> list[str]:
-        """The nodes that fill places, and are here."""
-        return [node for node in self.members if not self.disk.held.grants[node].standby]
+        """The connected nodes that train, standbys that join next to a leaver among them."""
+        grants, joining = self.disk.held.grants, self.disk.joining
+        return [node for node in self.members if not grants[node].standby or node in joining]
 
-    def swap(self) -> None:
-        """A user has a node give its place to a standby, and be one."""
-        waiting = [node for node in self.members if self.disk.held.grants[node].standby]
-        if self.up and waiting and self.training and self.disk.standing == "going":
-            roles = {self._world.rng.choice(waiting): False, self._world.rng.choice(self.training): True}
-            if self._write(act(self.disk.held, roles)):
-                self._report()
+    def move(self) -> None:
+        """Move a node: a standby joins next to it, takes its place later, and the node becomes a standby."""
+        grants, joining = self.disk.held.grants, self.disk.joining
+        waiting = [node for node in self.members if grants[node].standby and node not in joining]
+        leavers = [node for node in self.training if node not in (*joining, *joining.values())]
+        if self.up and waiting and leavers and self.disk.standing == "going":
+            joining[self._world.rng.choice(waiting)] = self._world.rng.choice(leavers)
+            self._update_roles({})
+            self._world.later(0.2, 4.0, self._end_moves)
+
+    def _end_moves(self) -> None:
+        """End the moves whose nodes are both connected: the standbys have the places, and the leavers wait."""
+        if not self.up:
+            return
+        ended = {name: leaver for name, leaver in self.disk.joining.items() if {name, leaver} <= self.members.keys()}
+        self._update_roles(dict.fromkeys(ended.values(), True))
+        if self.up and self.disk.joining:
+            self._world.later(0.5, 1.0, self._end_moves)
+
+    def _update_roles(self, changed: Mapping[str, bool]) -> None:
+        """Write the roles of the connected nodes, with these changes; moves whose leaver waits are over."""
+        grants, joining = self.disk.held.grants, self.disk.joining
+        called = {node for node in joining if node in grants and not grants[node].standby}
+        roles = {node: grants[node].standby and node not in joining for node in self.members if node not in called}
+        roles |= changed
+        if self._write(self._cluster.parts.update_roles(self.disk.held, roles, joining)):
+            self._drop_ended_moves()
+            self._report()
+
+    def _drop_ended_moves(self) -> None:
+        """Forget the moves whose standby is gone, or whose leaver is gone, waits, or is wanted back by the pool."""
+        grants = self.disk.held.grants
+        counted = {node for node, grant in grants.items() if not (grant.standby or grant.leaving)}
+        pairs = self.disk.joining.items()
+        self.disk.joining = {name: leaver for name, leaver in pairs if name in grants and leaver in counted}
 
     # ---- the pool ----
 
@@ -94,6 +124,8 @@ class SimJobCoordinator:
             return
         for node in [node for node in self.members if node not in held.grants]:
             self._drop(node)
+        if self.disk.joining:
+            self._update_roles({})  # If the pool wants a leaver back, its standby has joined in addition.
         self._report()
         if shares.stranded and self._unfit and not self.members and disk.standing == "going":
             self._all_go("failed", "too few nodes would do")
@@ -120,17 +152,20 @@ class SimJobCoordinator:
 
     def _all_go(self, standing: JobStanding, why: str = "") -> None:
         self._give_back(list(self.disk.held.grants), standing, why)
+        self._drop_ended_moves()
 
     def _leave(self) -> None:
         if self.up and self.disk.standing == "going" and self.disk.held.to_leave:
             self._give_back(self.disk.held.to_leave)
 
     def _lose(self, nodes: Collection[str]) -> None:
-        """Nodes are lost: others that wait take the places of those that had any, with the same write."""
-        grants = self.disk.held.grants
+        """Nodes are lost: standbys take the places of the nodes that had one, in the same write."""
+        grants, joining = self.disk.held.grants, self.disk.joining
         places = sum(not grants[node].standby for node in nodes)
         waiting = [node for node in self.members if grants[node].standby and node not in nodes]
-        self._give_back(nodes, taking=waiting[:places])
+        waiting.sort(key=lambda node: joining.get(node, "") not in nodes)
+        free = [node for node in waiting if node not in joining or joining[node] in nodes]
+        self._give_back(nodes, taking=free[:places])
 
     def _give_back(
         self,
@@ -141,7 +176,7 @@ class SimJobCoordinator:
     ) -> None:
         """Do without nodes, by the record first; then tell them, and the pool."""
         numbers = {node: self.disk.held.grants[node].number for node in nodes}
-        held = act(give_back(self.disk.held, nodes), dict.fromkeys(taking, False))
+        held = set_roles(give_back(self.disk.held, nodes), dict.fromkeys(taking, False))
         if not self._write(stand(held, standing, why)):
             return
         for node, number in numbers.items():
@@ -149,6 +184,7 @@ class SimJobCoordinator:
                 self.members[node].send(self, number)
                 del self.members[node]
             self._seen.pop(node, None)
+        self._drop_ended_moves()
         self._report()
 
     def _write(self, held: Held) -> bool:

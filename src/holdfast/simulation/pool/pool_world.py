@@ -52,12 +52,15 @@ class PoolDisk:
 
 @dataclass(slots=True)
 class JobDisk:
-    """What is durable of one job: its own record, and how much it has done (in seconds of a node)."""
+    """The durable state of one job."""
 
     spec: JobSpec
     held: Held
+    #: how much work is done, in seconds of one node
     done_s: float = 0.0
     begun_at: float = 0.0
+    #: standbys that join next to a node whose place they take, with that node
+    joining: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def standing(self) -> JobStanding:

@@ -16,6 +16,7 @@ from holdfast.simulation.families.membership_plans import (
     leaving_plan,
     move_plan,
     notice_plan,
+    pooled_move_plan,
     pooled_plan,
     reserve_plan,
     standby_plan,
@@ -94,6 +95,8 @@ FIRST_LAYOUT_SEED = 29_000_000_000
 FIRST_COMBINED_SEED = 35_000_000_000
 #: from here on, random ones in which all gradients are NaN from some step on
 FIRST_SKIPPING_SEED = 36_000_000_000
+#: from here on, random schedules in which nodes of a pool's job are moved
+FIRST_POOLED_MOVE_SEED = 34_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -173,6 +176,7 @@ FAMILIES: dict[str, range] = {
     "pooled": range(FIRST_POOLED_SEED, FIRST_POOLED_SEED + 1_000_000_000),
     "reserve": range(FIRST_RESERVE_SEED, FIRST_RESERVE_SEED + 1_000_000_000),
     "skipping": range(FIRST_SKIPPING_SEED, FIRST_SKIPPING_SEED + 1_000_000_000),
+    "pooled_moves": range(FIRST_POOLED_MOVE_SEED, FIRST_POOLED_MOVE_SEED + 1_000_000_000),
     "layouts": range(FIRST_LAYOUT_SEED, FIRST_LAYOUT_SEED + 1_000_000_000),
     "combined": range(FIRST_COMBINED_SEED, FIRST_COMBINED_SEED + 1_000_000_000),
 }
@@ -206,6 +210,7 @@ _RANDOM_PLANS = {
     "pooled": pooled_plan,
     "reserve": reserve_plan,
     "skipping": skipping_plan,
+    "pooled_moves": pooled_move_plan,
     "layouts": layout_plan,
     "combined": combined_plan,
 }

@@ -49,6 +49,7 @@ SHARES = {
     "waiting": 3,
     "pooled": 3,
     "reserve": 3,
+    "pooled_moves": 3,
     "layouts": 3,
     "combined": 6,
 }

@@ -1,0 +1,142 @@
+"""Moves inside a pool's job: the pool sees one exchange of roles, and never a node too many."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import attach, hello, w
+from pooled_job import Reserved, reserved
+
+from holdfast.coordination.inputs import MoveNodes
+from holdfast.errors import RefusedError
+from holdfast.protocol.messages import any_side as msg
+
+
+def _moving() -> Reserved:
+    """A job in which the standby s0 has joined next to n1, whose place it takes."""
+    job = reserved().train()
+    job.feed(MoveNodes(("n1",)))
+    assert job.join("s0", step=2) == ("n0", "n1", "s0")
+    return job
+
+
+def _end_move(job: Reserved, *, waits: bool = True) -> None:
+    """All go on without n1, and it becomes a standby, which `waits` or is needed again at once."""
+    job.step(3, "n0", "n1", "s0", generation=2)
+    for node in ("n0", "n1", "s0"):
+        job.report(node, 3)
+    for node in ("n0", "s0"):
+        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
+    for step in (4, 5):
+        job.step(step, "n0", "s0", generation=3)
+    assert list(job.machine.members.standbys) == (["n1"] if waits else [])
+
+
+def test_the_roles_of_both_nodes_change_in_one_write() -> None:
+    job = _moving()
+    _end_move(job)
+    roles = [record.held.waiting for record in job.records if record.held is not None and record.held.waiting]
+    assert list(dict.fromkeys(roles)) == [frozenset({3}), frozenset({2})]
+    assert job.machine.record.wanted == 2
+
+
+def test_the_roles_stay_when_another_coordinator_takes_over_during_the_move() -> None:
+    job = _moving()
+    job.boot(takeover=True)
+    job.tick(0.1)
+    assert job.held.waiting == {3}
+
+
+@pytest.mark.parametrize("lost", ["n1", "s0"])
+def test_a_loss_during_the_move_leaves_two_nodes_that_count(lost: str) -> None:
+    job = _moving()
+    job.lose(lost)
+    for node in ({"n0", "n1", "s0"} - {lost}):
+        job.report(node, 2)
+    stays = {"n1": 3, "s0": 2}[lost]
+    assert (job.held.numbers, job.held.waiting) == ({1, stays}, frozenset())
+    held = [record.held for record in job.records if record.held is not None]
+    assert max(len(one.numbers - one.waiting) for one in held) == 2
+
+
+def test_a_node_that_the_pool_calls_while_it_is_moved_joins_once_it_waits() -> None:
+    """The job has one node fewer than the pool wants at that moment: the pool calls the node that has just moved."""
+    job = _moving()
+    job.shares(standbys=(), called=("s0",))
+    assert job.held.waiting == frozenset(), "the pool wants a third node"
+    _end_move(job)
+    assert job.held.waiting == {2}
+    job.shares(standbys=(), called=("n1",))
+    assert job.held.waiting == frozenset()
+    assert not job.machine.members.standbys
+    job.tick(0.2)
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert set(pending.workers) == {w("n0"), w("n1"), w("s0")}
+
+
+def test_a_call_is_followed_once() -> None:
+    """The pool repeats its word until it has heard the job's: a node that has moved since waits all the same."""
+    job = _moving()
+    job.shares(standbys=(), called=("s0",))
+    _end_move(job)
+    job.shares(standbys=())
+    assert job.held.waiting == {2}
+    job.shares(standbys=(), called=("n1",))
+    job.shares(standbys=(2,))
+    assert job.held.waiting == frozenset(), "the pool has decided otherwise since the job said so"
+
+
+def test_a_called_standby_that_does_not_fit_is_not_reported_as_waiting_again() -> None:
+    """The pool would call it again and again, until its agent has ended."""
+    job = reserved()
+    job.boot()
+    job.shares()
+    job.connect(msgspec.structs.replace(hello("s0"), grant=3, standby=True))
+    job.say(attach(w("s0"), model="another"))
+    for node, grant in (("n0", 1), ("n1", 2)):
+        job.comes(node, grant)
+    for node in ("n0", "n1"):
+        job.say(msg.Entered(worker=w(node), generation=1, applied=0))
+    job.shares(standbys=(), called=("s0",))
+    assert job.sent(msg.EndNode)
+    job.step(1, "n0", "n1")
+    assert list(job.machine.members.standbys) == ["s0"]
+    assert job.held.waiting == frozenset()
+
+
+def test_a_node_that_is_told_to_end_and_its_standby_never_both_count() -> None:
+    """There is no time for the standby to join first: it takes the place when the node leaves."""
+    job = reserved().train()
+    job.tell("n1", msg.EndNotice(grace_s=0.01))
+    job.step(2, "n0", "n1")
+    for node in ("n0", "n1"):
+        job.report(node, 2)
+    assert job.members == (w("n0"), w("s0"))
+    assert job.held.waiting == {3}
+    for node in ("n0", "s0"):
+        job.say(msg.Entered(worker=w(node), generation=2, applied=2))
+    for step in (3, 4):
+        job.step(step, "n0", "s0", generation=2)
+    assert (job.held.numbers, job.held.waiting) == ({1, 3}, frozenset())
+
+
+def test_a_leaver_that_the_pool_wants_back_leaves_its_standby_in_addition() -> None:
+    job = _moving()
+    job.shares(leaving=(2,))
+    assert job.held.waiting == frozenset(), "s0 trains, and n1 no longer counts"
+
+
+def test_a_node_that_has_moved_and_joins_next_to_another_one_in_the_same_breath_counts_as_a_standby() -> None:
+    """It never waits as far as the job's record shows: it is warm, and the second move is under way already."""
+    job = _moving()
+    job.feed(MoveNodes(("n0",)))
+    _end_move(job, waits=False)
+    assert [(one.node, one.beside) for one in job.machine.record.leaving] == [("n0", "n1")]
+    assert job.held.waiting == {2}
+
+
+def test_a_node_that_joins_for_another_one_cannot_be_moved_before_it_has_the_place() -> None:
+    job = _moving()
+    with pytest.raises(RefusedError, match="node s0 joins to take the place of node n1: ask again"):
+        job.feed(MoveNodes(("s0",)))
