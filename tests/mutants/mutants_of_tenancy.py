@@ -67,8 +67,8 @@ TENANCY_MUTANTS = (
     Mutant(
         name="calls_a_standby_once_although_it_has_not_joined",
         file=TENANT,
-        old="            elif node.complete and self._standbys.fits(node):\n                self._called.discard(name)\n",
-        new="            elif node.complete:\n                self._called.discard(name)\n",
+        old="            elif node.complete and self._standbys.fits(node):\n",
+        new="            elif node.complete and (self._standbys.fits(node) or self._called.discard(name)):\n",
         why="a standby that does not fit would be reported as waiting, and called again, until its agent has ended",
     ),
 )

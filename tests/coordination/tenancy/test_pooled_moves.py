@@ -51,7 +51,7 @@ def test_the_roles_stay_when_another_coordinator_takes_over_during_the_move() ->
 def test_a_loss_during_the_move_leaves_two_nodes_that_count(lost: str) -> None:
     job = _moving()
     job.lose(lost)
-    for node in ({"n0", "n1", "s0"} - {lost}):
+    for node in {"n0", "n1", "s0"} - {lost}:
         job.report(node, 2)
     stays = {"n1": 3, "s0": 2}[lost]
     assert (job.held.numbers, job.held.waiting) == ({1, stays}, frozenset())

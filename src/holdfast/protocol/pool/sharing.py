@@ -23,7 +23,7 @@ class JobShares(Struct, frozen=True, kw_only=True):
 
     `standbys`: those of nodes that wait to take the place of one that is lost.
     `role_versions`: by node, the version of the record in which the pool last decided whether the node waits. The job
-    follows each decision once, when the version is newer than the last one it followed. Otherwise the job's word counts.
+    follows a decision once, when its version is newer than the last one that it followed. Else the job's word counts.
     `failure_rate`: how often a node fails, per second, as the pool has seen it; 0: it has said nothing of that.
     `stranded`: so many nodes of the pool are of no use to the job that it cannot be begun on the others.
     `term`, `version`: of that record; an older one than was heard counts no more.

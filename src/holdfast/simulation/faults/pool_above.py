@@ -236,15 +236,15 @@ class PoolAbove:
         node back. A place whose node is lost remains, for a standby to take.
         """
         known = {grant.number: grant for grant in before.grants.values()}
-        counted = [grant for grant in held.grants.values() if grant.came and not (grant.standby or grant.leaving)]
         trains = [grant for grant in held.grants.values() if not grant.standby]
-        decided = [grant for grant in trains if grant.number not in known]
-        called = [grant for grant in counted if grant.number in known and known[grant.number].standby]
-        decided += [grant for grant in called if known[grant.number].role_version < grant.role_version]
+        granted = [grant for grant in trains if grant.number not in known]
+        promoted = [grant for grant in trains if grant.number in known and known[grant.number].standby]
+        called = [grant for grant in promoted if known[grant.number].role_version < grant.role_version]
         given = [grant for grant in before.grants.values() if grant.leaving and grant.number not in held.numbers]
-        self._places += len(decided) - sum(not grant.standby for grant in given)
-        if len(decided) < len(called) and len(counted) > self._places:
-            raise InvariantError(f"{len(counted)} nodes count as training, on {self._places} places: {before}, {held}")
+        self._places += len(granted) + len(called) - sum(not grant.standby for grant in given)
+        counted = sum(grant.came and not grant.leaving for grant in trains)
+        if len(called) < len(promoted) and counted > self._places:
+            raise InvariantError(f"{counted} nodes count as training, on {self._places} places: {before}, {held}")
 
     def _nobody_waits_who_trains(self, plan: GenerationPlan, held: Held, record: Record) -> None:
         """Check that the pool takes no member for a standby, unless it joins next to a node whose place it takes."""
