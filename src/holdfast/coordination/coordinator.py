@@ -154,7 +154,7 @@ class Coordinator:
         plan = self.record.plan
         if plan is None or self.parts.stopping.stop is not None or self.over is not None:
             return  # (while reports are awaited nobody knows who a member is)
-        self.parts.departures.look(plan)
+        self.parts.departures.look(plan, self.parts.checkpoints.newest_written)
         if at_boundary := self.parts.progress.release():
             self.parts.made_good()
         if self._fails_for_skipped_steps(plan):

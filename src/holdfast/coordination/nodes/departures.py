@@ -253,10 +253,19 @@ class Departures:
             if not (self._turn.planned_on(one.node) or one.node in self._turn.record.in_memory_of):
                 self._settle(one)
 
-    def look(self, plan: GenerationPlan) -> None:
-        """The others train by this plan: let those go that are owed, where nobody needs what they have."""
+    def look(self, plan: GenerationPlan, written: int) -> None:
+        """Release the draining nodes whose retained state is no longer needed, while the others train by this plan.
+
+        A retained worker that has not applied the newest step keeps that step from being committed. If it is the last
+        step, no later one proves that all members have it, and members that save wait for the commit before they
+        finish. So a checkpoint of the step that is written in full releases the node, too.
+
+        Args:
+            written: the newest step of which all parts of a checkpoint are written.
+        """
         for one in self._turn.record.leaving:
-            if one.owed and (self._ledger.proven >= one.step or not self._turn.members.unfinished(plan)):
+            safe = max(self._ledger.proven, written) >= one.step
+            if one.owed and (safe or not self._turn.members.unfinished(plan)):
                 self._settle(one)
             elif one.stays and not self._replacing.is_beside(one) and (why := self._replacing.in_vain(one)):
                 turn, record = self._turn, self._turn.record

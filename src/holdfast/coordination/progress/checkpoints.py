@@ -92,6 +92,11 @@ class CheckpointBook:
         self.accept(committed)
         return False
 
+    @property
+    def newest_written(self) -> int:
+        """The newest step of which all parts of a checkpoint are written, whether or not it counts yet; 0 for none."""
+        return max((name.step for name, one in self._open.items() if one.complete), default=0)
+
     def accept(self, committed: int) -> None:
         """Have those made count whose parts are all there, of steps up to `committed`."""
         for name, one in sorted(self._open.items(), key=lambda item: item[0]):

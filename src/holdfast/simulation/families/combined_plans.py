@@ -23,7 +23,7 @@ from holdfast.simulation.families.script_plans import raising_plan, stopping_pla
 from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.families.work_plans import straggler_plan, work_plan
-from holdfast.simulation.faults.plans import FaultPlan, interrupted_plan, power_plan, slow_plan
+from holdfast.simulation.faults.plans import FaultKind, FaultPlan, interrupted_plan, power_plan, slow_plan
 
 #: the families whose faults `layout_plan` does not draw, or draws without the rest of the family's plan
 _COMBINED = (
@@ -62,4 +62,7 @@ def combined_plan(seed: int) -> FaultPlan:
         plan = rng.choice(_COMBINED)(seed)
         if rng.random() < _TWO_FAMILIES:
             plan = replace(plan, faults=(*plan.faults, *rng.choice(_COMBINED)(seed + 1).faults[:3]))
+    if plan.restart:  # such a job needs all its nodes: it would wait for the one that is cut off
+        lasting = FaultKind.PARTITION_FOR_GOOD
+        plan = replace(plan, faults=tuple(fault for fault in plan.faults if fault.kind is not lasting))
     return place_in_replica_groups(plan, rng, faults=plan.faults, snapshot_every=plan.snapshot_every)

@@ -1,0 +1,56 @@
+"""Replicas over several workers of a node, with the faults of other families: what such schedules have found."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.simulation.cluster import run_plan
+from holdfast.simulation.families.combined_plans import combined_plan
+from holdfast.simulation.faults.plans import FaultKind
+from holdfast.simulation.schedules.enumeration import FIRST_COMBINED_SEED, family_of, plan_of
+
+SCHEDULES = 60
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # Stuck: a node is drained in the decision that finishes the last step, which it has not applied itself. It held
+        # the commit up, the others waited for the commit to have their checkpoint accepted, and it waited for them.
+        35_000_004_783,
+        # A wrong gradient at a place other than 0, committed or refused by the wrong node.
+        35_000_000_163,
+        35_000_000_169,
+        # Stuck or failed before other faults were fixed.
+        35_000_004_972,
+        35_000_005_565,
+    ],
+)
+def test_a_schedule_that_failed_holds(seed: int) -> None:
+    run_plan(plan_of(seed))
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_combined_schedules_hold(chunk: int) -> None:
+    for number in range(chunk * SCHEDULES // 4, (chunk + 1) * SCHEDULES // 4):
+        seed = FIRST_COMBINED_SEED + 1_000_000 + number
+        try:
+            run_plan(plan_of(seed))
+        except Exception as error:
+            raise AssertionError(f"schedule {seed} failed: python -m holdfast.simulation replay {seed}") from error
+
+
+def test_they_combine_replica_groups_with_every_kind_of_trouble() -> None:
+    plans = [combined_plan(FIRST_COMBINED_SEED + number) for number in range(600)]
+    assert family_of(plans[0].seed) == "combined"
+    assert all(plan.places > 1 or plan.layouts for plan in plans)
+    seen = {fault.kind for plan in plans for fault in plan.faults}
+    wanted = {FaultKind.MOVE, FaultKind.DRAIN, FaultKind.NOTICE, FaultKind.CORRUPT_SUM, FaultKind.FLIP}
+    assert wanted | {FaultKind.KILL_WORKERS, FaultKind.LINK_DOWN, FaultKind.SLOW_STORE, FaultKind.INTERRUPT} <= seen
+    assert any(plan.pooled for plan in plans)
+    assert any(plan.standbys for plan in plans)
+    assert any(plan.crashes for plan in plans)
+    assert any(plan.stops_at for plan in plans)
+    assert not any(
+        plan.restart and FaultKind.PARTITION_FOR_GOOD in {fault.kind for fault in plan.faults} for plan in plans
+    )
