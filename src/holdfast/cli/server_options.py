@@ -68,9 +68,12 @@ class NodeOptions:
     advertise: Annotated[
         str,
         typer.Option(
-            metavar="HOST", help="Address at which the other nodes reach this one.", rich_help_panel=CONNECTION
+            metavar="HOST",
+            help="Address at which the other nodes reach this one.",
+            show_default="the local address of the connection to the coordinator",
+            rich_help_panel=CONNECTION,
         ),
-    ] = "127.0.0.1"
+    ] = ""
     rack: Annotated[
         str,
         typer.Option(

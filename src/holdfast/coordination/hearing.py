@@ -222,11 +222,19 @@ class Hearing:
         self._turn.members.enter(info, message.generation)
         if message.generation >= self._turn.record.lineage:
             self._parts.ledger.settle(info.id, message.applied)
+        self._received(node, message)
         recovery = self._parts.progress.recovery
         if message.generation == self._turn.generation and recovery is not None:
             recovery.moved(message.received_bytes, message.transfer_s)
             if self._turn.members.entered(self._turn.record.plan):
                 recovery.regrouped = self._turn.now
+
+    def _received(self, node: Node, message: msg.Entered) -> None:
+        """Record that a member has received the state from its senders."""
+        plan = self._turn.record.plan
+        if plan is not None and plan.generation == message.generation:
+            senders = map(node_of, plan.senders(message.worker))
+            self._turn.members.transfers.note_receipt(node.name, senders)
 
     def _promote(self, step: int) -> None:
         """`step` passed with every swap flag up: the pending generation is the job's from here on."""

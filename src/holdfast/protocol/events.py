@@ -18,6 +18,7 @@ from holdfast.protocol.node_events import (
     MemorySampled,
     NodeLeft,
     NodeMoved,
+    NodeRefused,
     NodeRepaired,
     NodesJoined,
     NodeStayed,
@@ -430,6 +431,7 @@ AnyEvent = (
     | StandbyFailed
     | NodeMoved
     | NodeStayed
+    | NodeRefused
     | MemorySampled
     | StragglerFound
     | GenerationStarted

@@ -33,6 +33,17 @@ class NodeLeft(Event, frozen=True, kw_only=True, tag_field="event", tag="node_le
     detail: str = ""
 
 
+class NodeRefused(Event, frozen=True, kw_only=True, tag_field="event", tag="node_refused"):
+    """A node may not join, because the other nodes cannot reach it, or it cannot reach them.
+
+    `address`: the address that it advertises. `why`: what failed, and what to do.
+    """
+
+    node: str
+    why: str
+    address: str
+
+
 class NodeRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="node_repaired"):
     """A node that had failed trains again, after `repair_s`.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.coordination.failures.suspects import TRANSFER_TRIES
 from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Undrain
 from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import Record
 from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
+from holdfast.simulation.faults.one_way import ONE_WAY
 from holdfast.simulation.faults.places_taken import PlacesTaken
 from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultKind, FaultPlan
 from holdfast.simulation.faults.pool_above import PoolAbove
@@ -86,13 +88,17 @@ class SimCluster:
         """For how long a job may make no progress once nothing goes wrong any more.
 
         Two leases, a group's time, and a step of whoever is left alone with all micro-batches. Who is cut off for good
-        is told from the others only once it was put together with two of them: that takes a group's time more.
+        is told from the others only once it was put together with two of them: that takes a group's time more. A
+        transfer that hangs is tried twice, the second time from another sender. Members whose loops have ended may
+        break each try off once.
         """
         timing = self.world.timing
         alone_s = self.plan.micro_batches * (timing.spans["micro_batch"][1] + max(SLOWER) * self.plan.work_s)
         slow_s = len(self.plan.slow_work) * self.plan.slow_work_s
-        groups = 1 + any(fault.kind is FaultKind.PARTITION_FOR_GOOD for fault in self.plan.faults)
-        return 2 * self.world.config.lease_s + groups * timing.build_timeout_s + alone_s + slow_s
+        kinds = {fault.kind for fault in self.plan.faults}
+        groups = 1 + (FaultKind.PARTITION_FOR_GOOD in kinds)
+        tries_s = 2 * TRANSFER_TRIES * timing.operation_timeout_s * bool(kinds & ONE_WAY)
+        return 2 * self.world.config.lease_s + groups * timing.build_timeout_s + tries_s + alone_s + slow_s
 
     @property
     def _waits_for_a_person(self) -> bool:

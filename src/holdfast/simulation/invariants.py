@@ -23,6 +23,7 @@ from holdfast.protocol.record import Record
 from holdfast.simulation.durable import Truth, wrong_source
 from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wrong_end, wronged
 from holdfast.simulation.faults.kept_work import KeptWork
+from holdfast.simulation.faults.one_way import wrongly_blamed
 from holdfast.simulation.faults.plans import FaultKind
 from holdfast.simulation.faults.put_away import StatesPutAway
 from holdfast.simulation.faults.who_counts import WhoCounts, wrongly_moved, wrongly_taken_in
@@ -269,6 +270,8 @@ class Checker:
         match event:
             case ev.StepCommitted():
                 self._step_committed(event)
+            case ev.FailureDetected() if wrong := wrongly_blamed(self._world.plan, self._record, event):
+                self._fail(wrong)
             case ev.RolledBack(to_step=step) if step > self._committed:
                 self._fail(f"rolled back forward, from step {self._committed} to {step}")
             case ev.GenerationStarted(generation=generation):

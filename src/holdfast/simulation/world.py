@@ -231,9 +231,11 @@ class World:
 
     def cut_off(self, node: str, nodes: AbstractSet[str]) -> AbstractSet[str]:
         """Return those nodes that another one does not reach."""
-        if self.data_plane.reaches(node, nodes):
-            return frozenset()
-        return {other for other in nodes if not self.data_plane.reaches(node, {other})}
+        plane = self.data_plane
+        blocked = {other for other in nodes if plane.blocked(node, other)} if plane.one_way else set[str]()
+        if plane.reaches(node, nodes):
+            return blocked
+        return blocked | {other for other in nodes if not plane.reaches(node, {other})}
 
     def group(self, plan: GenerationPlan) -> Group:
         """Return the group of a generation, the same for all its members."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machinery import Job, attach, hello, w
+from machinery import Job, applied, attach, commit, hello, w
 
-from holdfast.coordination.failures.suspects import Suspects
+from holdfast.coordination.failures.suspects import StateTransfers, Suspects, failed_transfers, lacking_state
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.plan import DecisionKind, Phase
+from holdfast.protocol.plan import DecisionKind, GenerationPlan, Member, Phase
+from holdfast.protocol.state import LiveSource
 
 NODES = ("n0", "n1", "n2", "n3")
 WORKERS = tuple(w(node) for node in NODES)
@@ -196,3 +200,159 @@ def test_a_complaint_of_who_is_not_in_the_pending_plan_undoes_nothing() -> None:
     job.say(msg.Complaint(worker=w("n4"), generation=2, detail="x"))
     assert not job.last
     assert job.machine.record.pending is not None
+
+
+# ---- members that lack the state ----
+
+
+def newcomers(*nodes: str, **fields: Any) -> StateTransfers:
+    return StateTransfers(lacking=frozenset(map(w, nodes)), **fields)
+
+
+def test_of_two_that_do_not_reach_each_other_the_one_without_state_goes_whatever_its_rank() -> None:
+    complaints = dict([complaint("n1", "n0", timed_out=True)])
+    named = Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=newcomers("n0"))
+    assert list(named) == ["n0"]
+
+
+def test_a_newcomer_that_no_member_reaches_goes_before_a_member_that_is_cut_off_from_several_newcomers() -> None:
+    complaints = dict([complaint("n0", "n2", "n3", timed_out=True)])
+    one_holder = newcomers("n1", "n2", "n3")
+    assert set(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=one_holder)) == {"n2", "n3"}
+    other_holder = newcomers("n2", "n3")
+    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=other_holder)) == ["n0"]
+    needed = newcomers("n2", "n3", can_spare=lambda _node: False)
+    assert set(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=needed)) == {"n2", "n3"}
+
+
+def test_two_members_with_state_that_do_not_reach_each_other_explain_the_rest() -> None:
+    complaints = dict([complaint("n1", "n0", "n3", timed_out=True), complaint("n0", "n1", timed_out=True)])
+    named = Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=newcomers("n3"))
+    assert list(named) == ["n1"]
+
+
+def test_a_member_that_is_late_because_it_still_sends_its_state_stays() -> None:
+    complaints = dict([complaint("n0", timed_out=True)])
+    standing = reports(Phase.REDUCING, Phase.APPLYING, Phase.REDUCING, Phase.ENTERING)
+    standing[w("n1")] = msgspec.structs.replace(standing[w("n1")], step=4)
+    standing[w("n3")] = msgspec.structs.replace(standing[w("n3")], step=1, applied=None)
+    named = Suspects().name(WORKERS, standing, complaints, 4, transfers=newcomers("n3"))
+    assert list(named) == ["n3"]
+
+
+def test_without_other_evidence_a_member_that_lacks_the_state_goes_first() -> None:
+    suspects, complaints = Suspects(), dict([complaint("n0"), complaint("n2")])
+    transfers = newcomers("n2", "n3")
+    assert suspects.name(WORKERS, reports(*REDUCING), complaints, 4, transfers=transfers) == {}
+    assert list(suspects.name(WORKERS, reports(*REDUCING), complaints, 4, transfers=transfers)) == ["n2"]
+    alone = dict([complaint("n0")])
+    assert list(suspects.name(WORKERS, reports(*REDUCING), alone, 4, transfers=transfers)) == ["n3"]
+
+
+def test_after_failed_transfers_the_receivers_go_and_a_proven_bad_sender_before_them() -> None:
+    complaints = dict([complaint("n0")])
+    failed = {w("n2"): {w("n0")}, w("n3"): {w("n0")}}
+    first = newcomers("n2", "n3", failed=failed)
+    assert Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=first) == {}
+    again = newcomers("n2", "n3", failed=failed, exhausted={w("n2")})
+    named = Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=again)
+    assert named == {"n2": "it could not be sent the state by n0"}
+    proven = newcomers("n2", "n3", failed=failed, exhausted={w("n2")}, suspects=["n1", "n0"])
+    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=proven)) == ["n0"]
+    needed = newcomers("n2", "n3", failed=failed, exhausted={w("n2")}, suspects=["n0"], can_spare=lambda _node: False)
+    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=needed)) == ["n2"]
+
+
+def joined_plan() -> GenerationPlan:
+    """n2 and n3 are sent the state by n0 and n1."""
+    members = tuple(Member(worker=worker, host="h", state_port=1) for worker in WORKERS)
+    source = LiveSource(members=(w("n0"), w("n1")))
+    return GenerationPlan(term=1, generation=1, members=members, sources={w("n2"): source, w("n3"): source})
+
+
+def transfer_complaint(node: str, *peers: str) -> msg.Complaint:
+    return msg.Complaint(worker=w(node), generation=1, detail="reset", transfer_peers=tuple(map(w, peers)))
+
+
+def test_which_transfers_failed_is_said_by_the_receiver_before_its_senders() -> None:
+    plan = joined_plan()
+    assert failed_transfers(plan, [transfer_complaint("n0", "n2"), transfer_complaint("n1", "n2", "n3")]) == {
+        w("n2"): {w("n0"), w("n1")},
+        w("n3"): {w("n1")},
+    }
+    told = [transfer_complaint("n0", "n2"), transfer_complaint("n2", "n1")]
+    assert failed_transfers(plan, told) == {w("n2"): {w("n1")}}
+    between_members = [transfer_complaint("n0", "n1"), transfer_complaint("n2", "n3")]
+    assert failed_transfers(plan, between_members) == {}
+
+
+def test_who_lacks_the_state_is_known_from_the_reports() -> None:
+    standing = reports(*REDUCING)
+    standing[w("n2")] = msgspec.structs.replace(standing[w("n2")], applied=None)
+    assert lacking_state(joined_plan(), standing, 4) == {w("n2")}
+    standing[w("n3")] = msgspec.structs.replace(standing[w("n3")], applied=3)
+    assert lacking_state(joined_plan(), standing, 4) == {w("n2"), w("n3")}
+
+
+def join_one(job: Job) -> None:
+    """n9 joins after the first step, and is to be sent its state by all members."""
+    job.connect(hello("n9"))
+    job.say(attach(w("n9")))
+    pending = job.machine.record.pending
+    assert pending is not None
+    for worker in pending.workers:
+        job.say(msg.Prepared(worker=worker, generation=pending.generation))
+    for index in range(job.nodes):
+        job.say(applied(w(f"n{index}"), 1, 2, commit(1.0, msg.Flag.SWAP), world=job.nodes))
+
+
+def fail_transfer(job: Job, sender: str) -> None:
+    """A member cannot send the newcomer its state; all answer Stop."""
+    detail = "state for n9 could not be sent: [Errno 111] Connection refused"
+    generation = job.machine.record.generation
+    job.say(msg.Complaint(worker=w(sender), generation=generation, detail=detail, transfer_peers=(w("n9"),)))
+    job.report("n9", None, Phase.ENTERING, fresh=True)
+    for index in range(job.nodes):
+        job.report(f"n{index}", 2, Phase.REDUCING)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_newcomer_that_cannot_be_sent_the_state_goes_and_every_member_stays(nodes: int) -> None:
+    """A forgotten --advertise destroyed a healthy job: each sender was blamed in turn, and all steps were lost."""
+    job = Job(nodes=nodes).start()
+    job.step(1)
+    join_one(job)
+    for _ in range(2):
+        plan = job.machine.record.plan
+        assert plan is not None
+        fail_transfer(job, msg.node_of(plan.senders(w("n9"))[0]))
+    assert [event.node for event in job.events if isinstance(event, ev.NodeLeft)] == ["n9"]
+    assert {event.node for event in job.events if isinstance(event, ev.FailureDetected)} == {"n9"}
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert set(plan.workers) == {w(f"n{index}") for index in range(nodes)}
+
+
+def test_the_second_try_has_another_sender_if_there_is_one() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    join_one(job)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.senders(w("n9")) == (w("n0"), w("n1"))
+    fail_transfer(job, "n0")
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.senders(w("n9")) == (w("n1"),)
+    job.say(msg.Entered(worker=w("n9"), generation=plan.generation, applied=2, received_bytes=9))
+    assert not job.machine.members.transfers.tries("n9")
+
+
+def test_a_second_complaint_of_a_member_does_not_hide_its_failed_transfer() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    join_one(job)
+    generation = job.machine.record.generation
+    job.say(msg.Complaint(worker=w("n0"), generation=generation, detail="refused", transfer_peers=(w("n9"),)))
+    job.say(msg.Complaint(worker=w("n0"), generation=generation, detail="a peer is gone"))
+    assert job.machine.parts.stopping.complaints[w("n0")].transfer_peers == (w("n9"),)

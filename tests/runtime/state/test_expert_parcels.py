@@ -87,7 +87,7 @@ class Crew:
         with self.changed:
             self.changed.notify_all()
 
-    def _failed(self, error: str) -> None:
+    def _failed(self, error: str, _receiver: str) -> None:
         self.errors.append(error)
         self._notify()
 

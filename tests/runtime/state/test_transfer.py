@@ -154,7 +154,7 @@ def push(
         view=state.capture(),
         step=step,
         passed=(PASSED,),
-        on_end=outcome.put,
+        on_end=lambda error, _receiver: outcome.put(error),
         **options,  # type: ignore[arg-type]
     )
     pushed.start()

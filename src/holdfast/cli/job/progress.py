@@ -139,6 +139,7 @@ _WORDS = dict(
         _line(ev.StandbyReady, lambda e: f"standby {e.node} is warm, after {e.warm_s:.1f} s"),
         _line(ev.StragglerFound, lambda e: f"{e.node} is slow: {e.why}"),
         _line(ev.StandbyFailed, lambda e: f"standby {e.node} is not warm: {e.why}"),
+        _line(ev.NodeRefused, lambda e: f"{e.node} is refused: {e.why}"),
         _line(ev.NodeStayed, lambda e: f"{e.node} keeps its place: {e.detail}"),
         _line(ev.NodeMoved, lambda e: f"{e.to_node} has taken the place of {e.from_node} in {e.down_s:.2f} s"),
         _line(ev.MemorySampled, _held),

@@ -15,6 +15,7 @@ from holdfast.cli.connection import read_token
 from holdfast.cli.options import JOB, OUTPUT, RECOVERY, grouped
 from holdfast.cli.output import say, start_log, warn
 from holdfast.cli.server_options import ListenOptions, NodeOptions
+from holdfast.control.addresses import advertised_address
 from holdfast.control.owned_folders import owned_folder
 from holdfast.control.pool.settings import PoolSettings, check_policy, default_folder
 from holdfast.control.pool_node.settings import PoolNodeSettings
@@ -164,7 +165,7 @@ def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, l
             token=entry.token,
             node=name,
             folder=folder,
-            advertise=node.advertise,
+            advertise=node.advertise or advertised_address(entry.url),
             rack=node.rack,
             zone=node.zone,
             failure_rate=node.failure_rate,

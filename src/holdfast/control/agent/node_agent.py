@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.clock import Clock, ShiftedClock, SystemClock, until_mark
+from holdfast.control.addresses import is_beside
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.memory import LOOK_S, MemoryReading, MemoryRing
 from holdfast.control.agent.preflight import Preflight
@@ -135,6 +136,8 @@ class Agent:
             standby=settings.standby,
             grant=settings.grant,
             host=socket.gethostname()[:256],
+            address=settings.advertise[:256],
+            beside_coordinator=is_beside(settings.coordinator),
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
         self.machine.watch.tell_s = settings.spec.experiments.own_times_every

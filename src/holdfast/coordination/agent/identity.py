@@ -36,6 +36,8 @@ class NodeIdentity:
     rack: str = ""
     zone: str = ""
     host: str = ""
+    address: str = ""
+    beside_coordinator: bool = True
     failure_rate: float = 1.0
     standby: bool = False
     grant: int = 0
@@ -67,6 +69,8 @@ class NodeIdentity:
             rack=self.rack,
             zone=self.zone,
             host=self.host,
+            address=self.address,
+            beside_coordinator=self.beside_coordinator,
             failure_rate=self.failure_rate,
             standby=self.standby,
             grant=self.grant,

@@ -94,9 +94,13 @@ class Failures:
         else:
             self._joining.void(suspects)
 
-    def retried(self, complaint: Complaint, report: Report) -> bool:
-        """Collectives failed, and nothing says whose fault it was: the same members try again, unless too often."""
-        tries = self._tell(self._classed(collective_failed(complaint, report, self._turn.now)))
+    def retried(self, complaint: Complaint, report: Report, node: str) -> bool:
+        """Collectives failed, and nothing says whose fault it was: the same members try again, unless too often.
+
+        Args:
+            node: the node whose tries it uses up.
+        """
+        tries = self._tell(self._classed(collective_failed(complaint, report, node, self._turn.now)))
         return not self._ladder.exhausted(Severity.RETRY, tries)
 
     def accused(self, complaints: Iterable[Complaint]) -> dict[str, str]:

@@ -64,11 +64,11 @@ def ended_unheard(node: str, worker: str, now: float) -> Failure:
     return _of_process(node, worker, FailureKind.PROCESS_EXIT, now, evidence)
 
 
-def collective_failed(complaint: Complaint, report: Report, now: float) -> Failure:
-    """Collectives failed, and nothing says whose fault it was."""
+def collective_failed(complaint: Complaint, report: Report, node: str, now: float) -> Failure:
+    """Collectives or transfers failed, and nothing proves whose fault it was; `node`: whose tries it uses up."""
     detector = Detector.TIMEOUT if complaint.timed_out else Detector.EXCEPTION
     evidence = Evidence(detector=detector, detail=complaint.detail, step=report.step, phase=report.phase)
-    kind, node = FailureKind.CONNECTION_LOST, node_of(complaint.worker)
+    kind = FailureKind.CONNECTION_LOST
     return Failure(kind=kind, node=node, severity=Severity.RETRY, since=now, evidence=evidence)
 
 

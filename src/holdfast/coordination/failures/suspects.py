@@ -1,8 +1,12 @@
-"""Whose fault it is that collectives failed although everybody answers.
+"""Whose fault it is that collectives or state transfers failed although every member answers.
 
-Being late is no guilt by itself: the suspect is who has not issued what others waited for until its time was up. Else
-it is who cannot be reached. A broken connection may be mended by connecting anew, so the same members try once more;
-but after a time-out, or without a step between two tries, they are never put together again.
+Being late is no guilt by itself: the suspect is the member that has not issued what others waited for until its time
+was up. Else it is the member that cannot be reached. A new connection may repair a broken one, so the same members try
+once more; but after a time-out, or without a step between two tries, they are never put together again.
+
+A member that lacks the state goes before a member that has it: if a transfer fails, the receiver goes, and if two of
+them cannot reach each other, the one that has nothing. A sender is the suspect only if several receivers failed with it
+and then got the state from another.
 
 Pure: the same evidence gives the same verdict.
 """
@@ -10,11 +14,14 @@ Pure: the same evidence gives the same verdict.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import Phase
+from holdfast.protocol.plan import GenerationPlan, Phase
 
 #: How far a step has got; who has finished its loop, or has not come into the generation, takes part in nothing.
 _ORDER = (
@@ -33,12 +40,58 @@ _ORDER = (
     Phase.APPLYING,
 )
 
+#: A node that could not be sent the state this often goes; the second time another node sends it, if there is one.
+TRANSFER_TRIES = 2
 #: of the pairs of nodes that could not reach each other, so many are kept
 _KEPT = 4096
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateTransfers:
+    """The state transfers of the generation that failed, by worker ids."""
+
+    #: the receivers that did not get the state
+    lacking: AbstractSet[str] = frozenset()
+    #: the transfers that failed: receiver -> its senders
+    failed: Mapping[str, AbstractSet[str]] = field(default_factory=lambda: MappingProxyType({}))
+    #: the receivers of failed transfers for which another try makes no sense
+    exhausted: AbstractSet[str] = frozenset()
+    #: the nodes that are suspects as senders (`TransferHistory.is_suspect`)
+    suspects: Collection[str] = ()
+    #: whether the other nodes have all state that a node has
+    can_spare: Callable[[str], bool] = lambda _node: True
+
+
+#: Every member had the state.
+NO_TRANSFERS = StateTransfers()
+
+
+def lacking_state(plan: GenerationPlan, reports: Mapping[str, Report], applied: int) -> frozenset[str]:
+    """Return the members that were to be sent the state of step `applied` in a generation and did not get it."""
+    receivers = [worker for worker in plan.sources if plan.senders(worker)]
+    reached = {worker: reports[worker].applied if worker in reports else None for worker in receivers}
+    return frozenset(worker for worker, step in reached.items() if step is None or step < applied)
+
+
+def failed_transfers(plan: GenerationPlan, complaints: Iterable[Complaint]) -> dict[str, AbstractSet[str]]:
+    """Return the failed transfers to members that were to be sent the state: receiver -> its senders.
+
+    If a receiver says which sender failed, the others failed because of that and do not count.
+    """
+    told_by_receivers: dict[str, set[str]] = {}
+    told_by_senders: dict[str, set[str]] = {}
+    for complaint in complaints:
+        own = plan.senders(complaint.worker)
+        for peer in complaint.transfer_peers:
+            if peer in own:
+                told_by_receivers.setdefault(complaint.worker, set()).add(peer)
+            elif not own and plan.senders(peer):
+                told_by_senders.setdefault(peer, set()).add(complaint.worker)
+    return {**told_by_senders, **told_by_receivers}
+
+
 class Suspects:
-    """Remembers who has tried in vain."""
+    """Remembers which members have tried in vain."""
 
     def __init__(self) -> None:
         self._tried: tuple[frozenset[str], int] | None = None
@@ -53,14 +106,16 @@ class Suspects:
         complaints: Mapping[str, Complaint],
         committed: int,
         owing: Sequence[str] = (),
+        transfers: StateTransfers = NO_TRANSFERS,
     ) -> dict[str, str]:
-        """Return the nodes that cannot stay, with the reason; none where the same members may try again.
+        """Return the nodes that cannot stay, with the reason; none if the same members may try again.
 
         Args:
             workers: the members by rank, all of whom have reported.
             complaints: the complaints of those whose collectives failed.
             committed: the newest step applied by all.
             owing: members whose addresses the others wait for.
+            transfers: the transfers of state between the members.
         """
         late = any(complaint.timed_out or complaint.unreachable for complaint in complaints.values())
         again = self._tried == (frozenset(workers), committed)
@@ -68,20 +123,28 @@ class Suspects:
         if committed > self._committed or len(self._cut) > _KEPT:
             self._cut.clear()
         self._committed = committed
-        if len({node_of(worker) for worker in workers}) < 2 or not complaints or not (late or again):
+        if len({node_of(worker) for worker in workers}) < 2 or not complaints:
+            return {}
+        if transfers.failed:
+            return _of_transfers(workers, transfers)
+        if not (late or again):
             return {}
         return (
-            _laggards(workers, reports, complaints)
+            _laggards(workers, reports, complaints, transfers.lacking)
             or some_stay(workers, dict.fromkeys(map(node_of, owing), "its address has not come, for which all waited"))
-            or self._unreachable(workers, complaints)
-            or _last_resort(workers, complaints)
+            or self._unreachable(workers, complaints, transfers)
+            or _last_resort(workers, complaints, transfers)
         )
 
-    def _unreachable(self, workers: Sequence[str], complaints: Mapping[str, Complaint]) -> dict[str, str]:
-        """Name the fewest nodes (greedily) without which all others reach each other.
+    def _unreachable(
+        self, workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers
+    ) -> dict[str, str]:
+        """Name few nodes (greedily) without which all others reach each other.
 
-        Of two equals it is who could not reach more others before: else whoever is put together with one that is cut
-        off might be taken for that one each time. Then it is the later one.
+        First come pairs of nodes that both have the state. Of two nodes of which one lacks the state, that one goes,
+        unless several such nodes reach others that have the state, and not this one. Of two equals it is the one that
+        could not reach more others before: else a node that is put together with one that is cut off might be taken for
+        that one each time. Then it is the later one.
         """
         nodes = list(dict.fromkeys(map(node_of, workers)))
         cut: set[frozenset[str]] = {
@@ -92,13 +155,19 @@ class Suspects:
         cut = {pair for pair in cut if len(pair) == 2 and pair <= set(nodes)}
         self._cut |= cut
         ever = Counter(node for pair in self._cut for node in pair)
+        having = {node_of(worker) for worker in workers if worker not in transfers.lacking}
+        having -= _cut_off_holders(having, cut, transfers.can_spare)
         named: dict[str, str] = {}
-        while cut:
-            now = Counter(node for pair in cut for node in pair)
-            worst = max(nodes, key=lambda node: (now[node], ever[node], nodes.index(node)))
-            peers = sorted(node for pair in cut if worst in pair for node in pair - {worst})
-            named[worst] = f"no connection between it and {', '.join(peers)}"
-            cut = {pair for pair in cut if worst not in pair}
+
+        def leave_out(node: str) -> None:
+            nonlocal cut
+            peers = sorted(peer for pair in cut if node in pair for peer in pair - {node})
+            named[node] = f"no connection between it and {', '.join(peers)}"
+            cut = {pair for pair in cut if node not in pair}
+
+        while among := [pair for pair in cut if pair <= having] or list(cut):
+            now = Counter(node for pair in among for node in pair if node not in having or pair <= having)
+            leave_out(max(now, key=lambda node: (now[node], ever[node], nodes.index(node))))
         return some_stay(workers, named)
 
 
@@ -111,24 +180,78 @@ def _place(report: Report) -> tuple[int, int]:
     return report.step, _ORDER.index(report.phase)
 
 
+def _cut_off_holders(
+    having: AbstractSet[str], cut: AbstractSet[frozenset[str]], can_spare: Callable[[str], bool]
+) -> set[str]:
+    """Return the nodes with the state that several nodes without it do not reach, although these reach others with it.
+
+    They may go like the nodes that have nothing, if the others have all that they have.
+    """
+    found: dict[str, list[str]] = {}
+    for pair in cut:
+        for node in pair & having:
+            found.setdefault(node, []).extend(
+                peer for peer in pair - having if any(frozenset((other, peer)) not in cut for other in having - {node})
+            )
+    return {node for node, peers in found.items() if len(peers) > 1 and can_spare(node)}
+
+
+def _of_transfers(workers: Sequence[str], transfers: StateTransfers) -> dict[str, str]:
+    """Name the nodes that cannot stay after failed transfers: a bad sender, else receivers that cannot try again."""
+    senders = {node_of(sender) for senders in transfers.failed.values() for sender in senders}
+    if bad := [node for node in transfers.suspects if node in senders and transfers.can_spare(node)]:
+        why = "several nodes could not receive the state from it, and received it from others"
+        return some_stay(workers, dict.fromkeys(bad, why))
+    return some_stay(
+        workers,
+        {
+            node_of(receiver): f"it could not be sent the state by {', '.join(sorted(map(node_of, senders)))}"
+            for receiver, senders in transfers.failed.items()
+            if receiver in transfers.exhausted
+        },
+    )
+
+
 def _laggards(
-    workers: Sequence[str], reports: Mapping[str, Report], complaints: Mapping[str, Complaint]
+    workers: Sequence[str],
+    reports: Mapping[str, Report],
+    complaints: Mapping[str, Complaint],
+    lacking: AbstractSet[str],
 ) -> dict[str, str]:
-    """Name the nodes whose workers have not issued what the complainers waited for."""
+    """Name the nodes whose workers have not issued what the complainers waited for.
+
+    A member that has the state may be late because it still sends it: the members that lack it go first.
+    """
     places = {worker: _place(report) for worker, report in reports.items()}
     timed_out = [places[worker] for worker, complaint in complaints.items() if complaint.timed_out and worker in places]
     if not timed_out:
         return {}
     behind = [worker for worker in workers if places[worker] < min(timed_out)]
+    behind = [worker for worker in behind if worker in lacking] or behind
     why = "its training thread stands still: it is at '{}' of step {} while the others waited for it in vain"
     named = {node_of(w): why.format(reports[w].phase, reports[w].step) for w in behind}
     return some_stay(workers, named)
 
 
-def _last_resort(workers: Sequence[str], complaints: Mapping[str, Complaint]) -> dict[str, str]:
-    """Name who complained first: without other evidence another set of members must do."""
+def blamed_last(workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers) -> str:
+    """Return the node that is blamed if there is no other evidence.
+
+    It has a member that lacks the state, if there is one: the receiver of a failed transfer, else of those that lack
+    the state the one that complained first, else the last by rank.
+    """
+    first, lacking = next(iter(complaints)), transfers.lacking
+    complained = [worker for worker in complaints if worker in lacking]
+    by_rank = [worker for worker in reversed(workers) if worker in lacking]
+    return node_of(next(iter((*transfers.failed, *complained, *by_rank, first))))
+
+
+def _last_resort(
+    workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers
+) -> dict[str, str]:
+    """Name one node: without other evidence another set of members must do."""
     first = next(iter(complaints.values()))
-    return some_stay(workers, {node_of(first.worker): f"the same members have failed before: {first.detail}"})
+    blamed = blamed_last(workers, complaints, transfers)
+    return some_stay(workers, {blamed: f"the same members have failed before: {first.detail}"})
 
 
 def some_stay(workers: Sequence[str], named: dict[str, str]) -> dict[str, str]:

@@ -11,7 +11,16 @@ import msgspec
 from holdfast.coordination.failures.budget import WINDOW_S, Budget
 from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.failures.seen import hung
-from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
+from holdfast.coordination.failures.suspects import (
+    TRANSFER_TRIES,
+    StateTransfers,
+    Suspects,
+    blamed_last,
+    failed_transfers,
+    lacking_state,
+    last_on,
+    some_stay,
+)
 from holdfast.coordination.generations.announcing import announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, what_counts, without_state
@@ -34,7 +43,7 @@ from holdfast.coordination.tenancy.holding import begins_anew
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
 from holdfast.protocol.events import CorruptionFound, RolledBack
-from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.record import MAX_BASES, Refusal
@@ -290,7 +299,11 @@ class Deciding:
         return restarts or begins_anew(record.held) or (record.saves and not record.unreadable)
 
     def _judge(self, plan: GenerationPlan) -> bool:
-        """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""
+        """Collectives failed: where nobody is gone whose fault that was, look for whose it is.
+
+        Returns:
+            Whether the members go on without newcomers: it is known whose fault it was, or state could not be sent.
+        """
         members, reports, complaints = plan.workers, self._stopping.reports, dict(self._stopping.complaints)
         self._stopping.complaints.clear()
         # (whose script had raised before a generation that is to save takes part in that like the others)
@@ -304,12 +317,46 @@ class Deciding:
         now, first = self._turn.now, next(iter(complaints.values()))
         owing = self._rendezvous.owing(plan)
         accused = some_stay(members, self._failures.accused(complaints.values()))
-        named = accused or self._suspects.name(members, reports, complaints, self._ledger.committed, owing)
-        if not named and not self._failures.retried(first, reports[first.worker]):
-            node = node_of(first.worker)
-            named = some_stay(members, {node: f"its collectives fail again and again, at last: {first.detail}"})
+        transfers = self._transfers(plan, complaints)
+        named = accused or self._suspects.name(members, reports, complaints, self._ledger.committed, owing, transfers)
+        if not named:
+            node = blamed_last(members, complaints, transfers)
+            if not self._failures.retried(first, reports[first.worker], node):
+                named = some_stay(members, {node: f"its collectives fail again and again, at last: {first.detail}"})
         self._failures.take(*(hung(last_on(node, reports.values()), why, now) for node, why in named.items()))
-        return bool(named)
+        return bool(named or transfers.failed)
+
+    def _transfers(self, plan: GenerationPlan, complaints: Mapping[str, Complaint]) -> StateTransfers:
+        """Return the transfers of state in the generation that failed, and record the ones that failed."""
+        record, reports, history = self._turn.record, self._stopping.reports, self._turn.members.transfers
+        decision, failed = record.decision, failed_transfers(plan, complaints.values())
+        lacking = lacking_state(plan, reports, decision.applied if decision is not None else 0)
+        for receiver in plan.sources:
+            if receiver not in lacking and receiver not in failed:
+                history.note_receipt(node_of(receiver), map(node_of, plan.senders(receiver)))
+        by_node: dict[str, set[str]] = {}
+        for receiver, senders in failed.items():
+            by_node.setdefault(node_of(receiver), set()).update(map(node_of, senders))
+        for node, senders in by_node.items():
+            history.note_failure(node, senders)
+        nodes = dict.fromkeys(map(node_of, plan.workers))
+        anew = decision is None or decision.kind is DecisionKind.START
+        return StateTransfers(
+            # The initial state is nobody's alone: no member counts more than another.
+            lacking=frozenset() if anew else lacking,
+            failed=failed,
+            exhausted={receiver for receiver in failed if history.tries(node_of(receiver)) >= TRANSFER_TRIES},
+            suspects=[node for node in nodes if history.is_suspect(node)],
+            can_spare=self._can_spare,
+        )
+
+    def _can_spare(self, node: str) -> bool:
+        """Return whether the others could go on without losing state if a node left."""
+        reports = self._in_units(what_counts(self._turn.record, self._stopping.gathered()))
+        verdict = self._verdict(reports, [])
+        if not isinstance(verdict, Verdict) or not verdict.holders:
+            return True
+        return self._without([worker for worker in reports if node_of(worker) == node], verdict, reports) is not None
 
     def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
         if self._closing.under_way and not self._is_to_save(verdict):

@@ -18,6 +18,7 @@ from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.generations.roles import assign_roles, by_role, whole_units
 from holdfast.coordination.generations.witnesses import choose_witnesses, witnesses_wanted
 from holdfast.coordination.nodes.membership import Membership
+from holdfast.coordination.nodes.transfers import TransferHistory
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
@@ -130,7 +131,7 @@ def plan_with(
     receivers = [worker for worker in roles if worker not in having] if holders else []
     givers: dict[str, tuple[str, ...]] = {}
     for those, having_it in zip(by_role(receivers, places), by_role(holders, places), strict=True):
-        givers |= givers_of(those, having_it, lambda worker: members.place_of(node_of(worker)))
+        givers |= givers_of(those, having_it, lambda worker: members.place_of(node_of(worker)), members.transfers)
     return GenerationPlan(
         term=record.term,
         generation=generation,
@@ -146,31 +147,48 @@ def plan_with(
 
 
 def givers_of(
-    receivers: Sequence[str], holders: Sequence[str], place_of: Callable[[str], tuple[str, str]]
+    receivers: Sequence[str],
+    holders: Sequence[str],
+    place_of: Callable[[str], tuple[str, str]],
+    history: TransferHistory | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """Return who sends each receiver its state.
+    """Return the senders of each receiver's state.
 
-    As many as there are for each of them, up to `MAX_GIVERS`, those before others that are near: in its rack, then in
-    its zone. Where there is one for each, or less, the holders take turns.
+    Each receiver gets as many senders as there are holders for each, up to `MAX_GIVERS`: holders in its rack first,
+    then holders in its zone. With one holder for each receiver or fewer, the holders take turns.
 
     Args:
-        place_of: gives the rack and the zone of a worker, "" where it has named none.
+        place_of: gives the rack and the zone of a worker, "" if it named none.
+        history: failed transfers. A holder that failed is used only if no other is left.
     """
     each = min(MAX_GIVERS, len(holders) // len(receivers)) if receivers else 0
-    if each < 2 or len(receivers) >= CROWD:
+    one_each = each < 2 or len(receivers) >= CROWD
+    if one_each and not history:
         return {worker: (holders[place % len(holders)],) for place, worker in enumerate(receivers)}
     used: Counter[str] = Counter()
+    failures = history.failures_by_sender() if history else Counter[str]()
     found: dict[str, tuple[str, ...]] = {}
     for worker in receivers:
+        able = _without_failures(worker, holders, history, failures) if history else holders
         rack, zone = place_of(worker)
 
         def cost(holder: str, rack: str = rack, zone: str = zone) -> tuple[int, bool, bool]:
             its_rack, its_zone = place_of(holder)
             return used[holder], not (rack and its_rack == rack), not (zone and its_zone == zone)
 
-        found[worker] = tuple(sorted(holders, key=cost)[:each])
+        found[worker] = tuple(sorted(able, key=cost)[: 1 if one_each else each])
         used.update(found[worker])
     return found
+
+
+def _without_failures(
+    receiver: str, holders: Sequence[str], history: TransferHistory, failures: Counter[str]
+) -> Sequence[str]:
+    """Return the holders that have not failed as senders; if none is left, those with the fewest failures."""
+    node = node_of(receiver)
+    candidates = [holder for holder in holders if not history.failed(node_of(holder), node)] or holders
+    fewest = min(failures[node_of(holder)] for holder in candidates)
+    return [holder for holder in candidates if failures[node_of(holder)] == fewest]
 
 
 def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Set
 
+import msgspec
+
 from holdfast.coordination.failures.seen import no_report
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.progress.announced import Progress
@@ -13,6 +15,9 @@ from holdfast.coordination.turn import Turn
 from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
+
+#: of one worker's failed transfers, this many count
+_MAX_PEERS = 256
 
 
 class Stopping:
@@ -55,7 +60,10 @@ class Stopping:
         turn.order_all(turn.planned, self.stop)
 
     def complain(self, complaint: Complaint) -> None:
-        """A member's collective failed."""
+        """Record that something of a member failed; failed transfers stay known if it complains again."""
+        if (before := self.complaints.get(complaint.worker)) is not None:
+            peers = dict.fromkeys((*before.transfer_peers, *complaint.transfer_peers))
+            complaint = msgspec.structs.replace(complaint, transfer_peers=tuple(peers)[:_MAX_PEERS])
         self.complaints[complaint.worker] = complaint
 
     def explains(self, complaint: Complaint) -> bool:

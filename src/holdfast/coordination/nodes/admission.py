@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from holdfast.coordination.failures.seen import ended_unheard
 from holdfast.coordination.nodes.membership import Node
@@ -11,11 +12,14 @@ from holdfast.coordination.parts import JobParts
 from holdfast.coordination.tenancy.holding import awaited
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
-from holdfast.protocol.events import NodeLeft
+from holdfast.protocol.events import NodeLeft, NodeRefused
 from holdfast.protocol.messages.agent import Hello, Refused, Welcome, WorkerDown
 from holdfast.protocol.messages.worker import Begun, Entered, Prepared, Report
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.record import Record
+
+#: At most this many refusals are remembered.
+_KEPT_REFUSALS = 4096
 
 
 @dataclass(slots=True)
@@ -42,6 +46,8 @@ class Admission:
         self._tenant = parts.tenant
         self._snapshots, self._checkpoints = parts.snapshots, parts.checkpoints
         self._namesakes: dict[str, _Namesake] = {}
+        #: the refused nodes that were reported, with their addresses; the oldest first
+        self._refused: dict[tuple[str, str], None] = {}
 
     def let_in(self, connection: int, hello: Hello) -> Node | None:
         """Welcome an agent and return its node, or turn it away: None."""
@@ -117,6 +123,10 @@ class Admission:
         why = _misfit(record, hello)
         if why is not None:
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        why = self._bad_address(hello)
+        if why is not None:
+            self._emit_refusal(hello.node, why, hello.address)
+            return Refused(why=why, exit_code=EXIT_BAD_INPUT)
         if self._departures.bars(hello.node):
             why = f"node {hello.node} is drained; `holdfast undrain {hello.node}` lets it come back"
             return Refused(why=why, exit_code=EXIT_DONE)
@@ -140,6 +150,40 @@ class Admission:
             why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
             return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
         return None
+
+    def _bad_address(self, hello: Hello) -> str | None:
+        """Return why other nodes cannot reach the address that a node advertises, or it theirs; None if they can.
+
+        A loopback address will do only if the coordinator and all nodes are on one host. A member that comes back
+        after a lost connection is not asked again: the others have reached it.
+        """
+        if self._turn.planned_on(hello.node):
+            return None
+        others = [node for node in self._turn.members.nodes.values() if node.name != hello.node]
+        if reaches_only_itself(hello.address):
+            said = f"node {hello.node} advertises {hello.address}, which only its own host can reach, and "
+            advice = "start its agent with --advertise ADDRESS, an address of its host that the others can reach"
+            if not hello.beside_coordinator:
+                return f"{said}the coordinator is on another host: {advice}"
+            if elsewhere := next((node for node in others if not node.beside_coordinator), None):
+                return f"{said}node {elsewhere.name} is on another host: {advice}"
+        elif not hello.beside_coordinator and (
+            bad := next((o for o in others if reaches_only_itself(o.address)), None)
+        ):
+            return (
+                f"node {hello.node} cannot reach node {bad.name}, which advertises {bad.address}: "
+                f"start the agent of {bad.name} again with --advertise ADDRESS, an address that others can reach"
+            )
+        return None
+
+    def _emit_refusal(self, node: str, why: str, address: str) -> None:
+        """Report that a node is refused, once for each node and address."""
+        if (node, address) in self._refused:
+            return
+        self._refused[node, address] = None
+        if len(self._refused) > _KEPT_REFUSALS:
+            del self._refused[next(iter(self._refused))]
+        self._turn.emit(NodeRefused, node=node, why=why, address=address)
 
     def _keep_out(self, hello: Hello) -> None:
         """A node finds itself unfit. A pool has others, and gives this one again once it has come anew."""
@@ -169,6 +213,17 @@ class Admission:
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
         why = f"the lease of a node named {known.name} still runs"
         return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
+
+
+def reaches_only_itself(address: str) -> bool:
+    """Return whether an address leads nowhere but to the host that uses it: loopback, or the unspecified address."""
+    if address == "localhost":
+        return True
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False  # a name
+    return parsed.is_loopback or parsed.is_unspecified
 
 
 def _misfit(record: Record, hello: Hello) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from holdfast.coordination.nodes.learnt_lease import WINDOW_S, LearntLease
+from holdfast.coordination.nodes.transfers import TransferHistory
 from holdfast.protocol.messages.agent import Hello, NodeSnapshots
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.names import index_of, node_of
@@ -60,6 +61,10 @@ class Node:
     zone: str = ""
     failure_rate: float = 1.0
     host: str = ""
+    #: at which the other nodes reach it; "": not known
+    address: str = ""
+    #: its agent runs on the coordinator's host
+    beside_coordinator: bool = True
     #: when it said Hello
     came: float = 0.0
     #: how many nodes had come before it
@@ -172,6 +177,8 @@ class Membership:
         self.standbys: dict[str, Node] = {}
         #: those that have left in good order, and count as members until that is proven to have lost nothing
         self.owed: dict[str, Node] = {}
+        #: failed transfers of state between nodes, since this coordinator's start
+        self.transfers = TransferHistory()
         self._by_connection: dict[int, Node] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._came = 0
@@ -197,6 +204,8 @@ class Membership:
             zone=hello.zone,
             failure_rate=hello.failure_rate,
             host=hello.host,
+            address=hello.address,
+            beside_coordinator=hello.beside_coordinator,
             came=now,
             ahead_s=now - hello.clock,
             seen=now,
@@ -274,6 +283,7 @@ class Membership:
         self.standbys.pop(name, None)
         self.owed.pop(name, None)
         self._by_connection.pop(node.connection, None)
+        self.transfers.forget(name)
         return gone
 
     def attach(self, node: Node, attach: Attach) -> None:

@@ -35,7 +35,13 @@ class Complaints:
         return True
 
     def make(
-        self, generation: int, detail: str, *, timed_out: bool, unreachable: Sequence[str]
+        self,
+        generation: int,
+        detail: str,
+        *,
+        timed_out: bool,
+        unreachable: Sequence[str],
+        transfer_peers: Sequence[str] = (),
     ) -> tuple[Complaint | None, bool]:
         """Return what to tell of a failure in `generation`, None where it is no news; and whether it was looked for."""
         looked = generation in self._looking
@@ -48,5 +54,6 @@ class Complaints:
             detail=detail[:1024],
             timed_out=timed_out,
             unreachable=tuple(unreachable),
+            transfer_peers=tuple(transfer_peers),
         )
         return complaint, looked

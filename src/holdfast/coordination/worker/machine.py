@@ -345,15 +345,24 @@ class WorkerMachine(Adopting):
         return self._complaints.look(generation)
 
     def complain(
-        self, generation: int, detail: str, *, timed_out: bool = False, unreachable: Sequence[str] = ()
+        self,
+        generation: int,
+        detail: str,
+        *,
+        timed_out: bool = False,
+        unreachable: Sequence[str] = (),
+        transfer_peers: Sequence[str] = (),
     ) -> list[WorkerInstruction]:
         """A collective or a build of `generation` failed: leave the step and wait for the coordinator's word.
 
         Args:
             timed_out: it was waited for until its time was up.
             unreachable: members that no connection can be made to.
+            transfer_peers: members at the other end of state transfers that failed.
         """
-        complaint, looked = self._complaints.make(generation, detail, timed_out=timed_out, unreachable=unreachable)
+        complaint, looked = self._complaints.make(
+            generation, detail, timed_out=timed_out, unreachable=unreachable, transfer_peers=transfer_peers
+        )
         told = [Tell(complaint)] if complaint is not None else []
         return [*told, *(self._report() if looked else ())]
 

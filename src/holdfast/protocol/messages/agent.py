@@ -142,6 +142,8 @@ class Hello(Struct, frozen=True, kw_only=True):
     digest: Text  # of script and arguments
     clock: float = 0.0
     host: Annotated[str, Meta(max_length=256)] = ""  # the machine's name
+    address: Annotated[str, Meta(max_length=256)] = ""  # at which the other nodes reach this one; "": not known
+    beside_coordinator: bool = True  # its connection to the coordinator does not leave the host
     unfit: Text = ""  # why this node should not train, as it finds itself
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
     zone: Rack = ""  # nodes of one zone are near each other; "": in none

@@ -151,6 +151,7 @@ class Complaint(Struct, frozen=True, kw_only=True):
     """A collective of `generation` failed here: a peer is gone, or the network is.
 
     `timed_out`: it was waited for until its time was up. `unreachable`: members that no connection can be made to.
+    `transfer_peers`: the members at the other end of state transfers that failed.
     """
 
     worker: WorkerId
@@ -158,6 +159,7 @@ class Complaint(Struct, frozen=True, kw_only=True):
     detail: Text
     timed_out: bool = False
     unreachable: tuple[WorkerId, ...] = ()
+    transfer_peers: tuple[WorkerId, ...] = ()
 
 
 class VoteRefused(Struct, frozen=True, kw_only=True):

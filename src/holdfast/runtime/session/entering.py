@@ -213,7 +213,7 @@ class Entrance:
 
     def _refuse(self, receipt: Receipt, error: Exception) -> None:
         generation = receipt.ticket.plan.generation
-        self._shared.lost(generation, f"state from {receipt.sender} is refused: {error}")
+        self._shared.lost(generation, f"state from {receipt.sender} is refused: {error}", receipt.failed_senders)
         self._wait_for_the_end(generation)
 
     def _enter(self, resources: Resources) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -182,11 +182,15 @@ class Shared:
         """Return whether a generation is over for this worker; the lock is held."""
         return self.machine.frozen or self.machine.generation != generation
 
-    def lost(self, generation: int, error: Exception | str) -> None:
-        """Something of a generation failed: tell, and where its time was up, whom no connection can be made to."""
+    def lost(self, generation: int, error: Exception | str, transfer_peers: Sequence[str] = ()) -> None:
+        """Report that something of a generation failed; after a time-out, also which members cannot be reached.
+
+        Args:
+            transfer_peers: members at the other end of a state transfer that failed.
+        """
         logger.info("generation %d: %s", generation, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
-        self._complain(generation, str(error), timed_out=timed_out, look=timed_out)
+        self._complain(generation, str(error), timed_out=timed_out, look=timed_out, transfer_peers=transfer_peers)
 
     def break_off(self, groups: Groups, generation: int, error: Exception) -> None:
         """A collective was left in the middle give the groups up, and tell what broke it, unless that was a Stop."""
@@ -199,7 +203,9 @@ class Shared:
         """All members of a generation wait for each other, says the coordinator: tell who cannot be reached."""
         self._complain(generation, "all members wait for each other", timed_out=False, look=True)
 
-    def _complain(self, generation: int, detail: str, *, timed_out: bool, look: bool) -> None:
+    def _complain(
+        self, generation: int, detail: str, *, timed_out: bool, look: bool, transfer_peers: Sequence[str] = ()
+    ) -> None:
         with self.changed:
             looking = look and self.machine.waited_in_vain(generation)
             plan = self.machine.generations.plan_of(generation) if looking else None
@@ -211,7 +217,11 @@ class Shared:
                 # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
                 self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
         with self.changed:
-            self.carry_out(self.machine.complain(generation, detail, timed_out=timed_out, unreachable=cut_off))
+            self.carry_out(
+                self.machine.complain(
+                    generation, detail, timed_out=timed_out, unreachable=cut_off, transfer_peers=transfer_peers
+                )
+            )
 
     def tell(self, message: WorkerMessage) -> None:
         """Send something to the coordinator."""

@@ -109,9 +109,9 @@ class StatePassing:
         if not (cargo.receivers or cargo.senders):
             self._faults.at("moving", step)
 
-    def _push_ended(self, generation: int, error: str) -> None:
+    def _push_ended(self, generation: int, error: str, receiver: str) -> None:
         if error:
-            self._shared.lost(generation, error)
+            self._shared.lost(generation, error, (receiver,))
         self._shared.notify()
 
     # ---- in the inbox's threads ----

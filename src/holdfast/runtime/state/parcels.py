@@ -52,7 +52,7 @@ class Parcels:
         plan: GenerationPlan,
         worker: str,
         step: int,
-        on_error: Callable[[str], None],
+        on_error: Callable[[str, str], None],
         notify: Callable[[], None],
         midway: Callable[[], None] = lambda: None,
         make_wire: Callable[[socket.socket], Wire] = Wire,
@@ -62,7 +62,7 @@ class Parcels:
         Args:
             worker: whose they are.
             step: whose state is sent, and wanted.
-            on_error: called from a thread where one could not be sent.
+            on_error: called from a thread if a parcel could not be sent: with the reason and the receiver.
             notify: called from a thread whenever `sent` or `ended` may have become true.
             midway: called in the midst of each stream's first chunk, at both ends.
             make_wire: what a connection is written and read by.
@@ -185,9 +185,9 @@ class Parcels:
         if push is not None:
             push.start()
 
-    def _ended(self, error: str) -> None:
+    def _ended(self, error: str, receiver: str) -> None:
         if error:
-            self._on_error(error)
+            self._on_error(error, receiver)
             return
         with self._lock:
             self._left -= 1

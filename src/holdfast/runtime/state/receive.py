@@ -89,12 +89,19 @@ class Receipt:
         self._streams: set[int] = set()
         self._done = 0
         self._error = ""
+        self._failed_stream: int | None = None
         self._started = time.monotonic()
 
     @property
     def sender(self) -> str:
         """Who sends, in words."""
         return " and ".join(self.ticket.senders)
+
+    @property
+    def failed_senders(self) -> tuple[str, ...]:
+        """The member whose stream failed first, or all senders if no stream failed."""
+        senders = self.ticket.senders
+        return senders if self._failed_stream is None else (senders[self._failed_stream % len(senders)],)
 
     @property
     def ended(self) -> bool:
@@ -140,7 +147,7 @@ class Receipt:
             error = f"{problem or type(problem).__name__}"
         finally:
             self._sockets.remove(connection)
-        self._stream_ended(error)
+        self._stream_ended(error, stream)
 
     def _take(self, wire: Wire, stream: int, claim: bytes) -> None:
         step, length, digest, manifest = CLAIM.unpack(claim)
@@ -183,11 +190,11 @@ class Receipt:
                 raise TransferError(self._error or "the header did not come")
             return self._flat
 
-    def _stream_ended(self, error: str) -> None:
+    def _stream_ended(self, error: str, stream: int) -> None:
         with self._changed:
             self._active -= 1
-            if error:
-                self._error = self._error or error
+            if error and not self._error:
+                self._error, self._failed_stream = error, stream
             elif not self._error and self._flat is not None:
                 if self._done + 1 == self.ticket.streams:
                     self._flat.settle()

@@ -59,7 +59,7 @@ class Push:
         view: StateView,
         step: int,
         passed: tuple[Passed, ...],
-        on_end: Callable[[str], None],
+        on_end: Callable[[str, str], None],
         midway: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,
         make_wire: Callable[[socket.socket], Wire] = Wire,
@@ -70,7 +70,8 @@ class Push:
 
         Args:
             view: the state; its tensors must not change until `sent`, or until some time after `abort`.
-            on_end: called once from a thread of the push, with "" or what went wrong (also after an abort).
+            on_end: called once from a thread of the push, also after an abort: with what went wrong first and the
+                receiver that it concerns, or twice "".
             midway: called in the midst of each stream's first chunk, which may be all that it carries.
             chunk_bytes: the receiver's, too.
             make_wire: what a connection is written and read by.
@@ -93,7 +94,8 @@ class Push:
         self._sockets = Sockets()
         self._aborted = threading.Event()
         self._lock = threading.Lock()
-        self._errors: list[str] = []
+        #: what went wrong, and with which receiver
+        self._errors: list[tuple[str, str]] = []
         self._left = 0
         self._threads: list[threading.Thread] = []
         #: all receivers have everything
@@ -141,7 +143,7 @@ class Push:
         with self._lock:
             self._left -= 1
             if error:
-                self._errors.append(error)
+                self._errors.append((error, receiver))
             last = self._left == 0
             if last:  # (what is sent may be old by the time that nobody looks at this any more)
                 flat.clear()
@@ -150,7 +152,7 @@ class Push:
         if error:
             self.abort()
         if last:
-            self._on_end(self._errors[0] if self._errors else "")
+            self._on_end(*(self._errors[0] if self._errors else ("", "")))
 
     def _send(self, flat: FlatState, receiver: str, address: tuple[str, int], stream: int) -> None:
         with self._introduced(receiver, address, stream) as wire:

@@ -37,6 +37,8 @@ AT_WORKERS = frozenset(
         FaultKind.CORRUPT_STATE,
         FaultKind.FLIP,
         FaultKind.FULL_MEMORY,
+        FaultKind.BAD_SENDER,
+        FaultKind.ONE_WAY,
     }
 )
 #: a coordinator that dies before it writes this
@@ -57,7 +59,8 @@ def _possible(kind: str, phase: str) -> bool:
     """Tell whether a fault can strike in a phase at all."""
     if phase == "away":
         # Nobody is there to be struck; (a user asks again until somebody hears).
-        return kind in (FaultKind.JOIN, FaultKind.RETURN, FaultKind.DAMAGE, FaultKind.INTERRUPT)
+        joins = FaultKind.JOIN, FaultKind.JOIN_UNREACHABLE, FaultKind.RETURN
+        return kind in (*joins, FaultKind.DAMAGE, FaultKind.INTERRUPT)
     if kind in (FaultKind.FLIP, FaultKind.FULL_MEMORY) and phase in ("moving", "climbing", "refused"):
         return False  # (dense jobs whose collectives go at once, with no wrong gradients)
     if (kind, phase) == (FaultKind.CORRUPT_SUM, "refused"):

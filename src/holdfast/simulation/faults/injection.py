@@ -10,7 +10,7 @@ from holdfast.coordination.inputs import Drain, Evidence, Failure, MoveNodes
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.simulation.faults.coverage import AT_WORKERS, Seen
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.faults.troubles import SLOWER, Partition
+from holdfast.simulation.faults.troubles import SLOWER, OneWay, Partition
 from holdfast.simulation.machines.agent import SimAgent
 from holdfast.simulation.machines.coordinator import CoordinatorShell
 from holdfast.simulation.machines.worker import SimWorker
@@ -127,7 +127,7 @@ class Injector:
         )
         self._note(fault, worker)
         kind = fault.kind
-        if kind in (FaultKind.JOIN, FaultKind.RETURN, FaultKind.UNDRAIN):
+        if kind in (FaultKind.JOIN, FaultKind.JOIN_UNREACHABLE, FaultKind.RETURN, FaultKind.UNDRAIN):
             self._bring(fault)
         elif kind in (FaultKind.DAMAGE, FaultKind.SLOW_STORE):
             self._strike_disk(fault)
@@ -166,8 +166,13 @@ class Injector:
 
     def _bring(self, fault: Fault) -> None:
         """Let a node come: a new one, one that is gone, or one that was not allowed to."""
-        if fault.kind is FaultKind.JOIN:
-            self._cluster.add_node(f"n{self._next_node}")
+        if fault.kind in (FaultKind.JOIN, FaultKind.JOIN_UNREACHABLE):
+            name, world = f"n{self._next_node}", self._world
+            if fault.kind is FaultKind.JOIN_UNREACHABLE:
+                refused = fault.target % 2 == 0
+                world.data_plane.block(world.timeline, OneWay(None, frozenset([name]), refused), None)
+                self.extend(world.timing.operation_timeout_s)
+            self._cluster.add_node(name)
             self._next_node += 1
         elif fault.kind is FaultKind.RETURN:
             self._return_one(fault.target)
@@ -259,8 +264,18 @@ class Injector:
             case FaultKind.CUT:
                 above, below = rng.choice(((0.0, 0.0), (0.0, 0.5), (0.5, 0.0), (0.01, 0.01)))
                 agent.cut(lose=rng.random() < 0.5, above_s=above, below_s=below)
+            case FaultKind.BAD_SENDER | FaultKind.ONE_WAY:
+                self._block(fault, agent.name)
             case _:
                 self._trouble(fault, agent.name)
+
+    def _block(self, fault: Fault, node: str) -> None:
+        """Let a node's connections to all others, or to one other, fail."""
+        world = self._world
+        others = sorted(name for name, agent in self._cluster.agents.items() if agent.alive and name != node)
+        to = frozenset([world.rng.choice(others)]) if others and fault.kind is FaultKind.ONE_WAY else None
+        one_way = OneWay(frozenset([node]), to, refused=fault.target // 8 % 2 == 0)
+        world.data_plane.block(world.timeline, one_way, fault.duration)
 
     def _trouble(self, fault: Fault, node: str) -> None:
         """Something is wrong with a node whose processes live."""

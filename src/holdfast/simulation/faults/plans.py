@@ -53,6 +53,9 @@ class FaultKind(StrEnum):
     FULL_MEMORY = "full_memory"  # a node has no room for parts of snapshots
     RAISE = "raise"  # a script raises at the next micro-batch that it computes
     SLOW_NODE = "slow_node"  # a node computes up to twice as long, until the end of the duration
+    JOIN_UNREACHABLE = "join_unreachable"  # a new node comes to which no other can connect, permanently
+    BAD_SENDER = "bad_sender"  # a node cannot connect to any other, for the duration
+    ONE_WAY = "one_way"  # a node cannot connect to one other, for the duration
 
 
 class Raises(StrEnum):

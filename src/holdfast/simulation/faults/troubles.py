@@ -63,6 +63,21 @@ class Partition:
         return any(self.cuts_off(one, nodes) for one in self.side & nodes)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class OneWay:
+    """Connections from some nodes to others fail: they are refused, or never answered. Groups stand nevertheless."""
+
+    #: None: all other nodes
+    senders: frozenset[str] | None
+    receivers: frozenset[str] | None
+    refused: bool
+
+    def blocks(self, sender: str, receiver: str) -> bool:
+        """Return whether a node cannot connect to another."""
+        from_here = self.senders is None or sender in self.senders
+        return from_here and (self.receivers is None or receiver in self.receivers)
+
+
 @dataclass(slots=True)
 class DataPlane:
     """Who reaches whom with collectives and state. The coordinator is reached by everybody all the time.
@@ -73,6 +88,24 @@ class DataPlane:
     version: int = 0
     _partitions: list[Partition] = field(default_factory=list[Partition])
     _waiting: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+    _one_way: list[OneWay] = field(default_factory=list[OneWay])
+
+    def block(self, timeline: Timeline, one_way: OneWay, heals_after_s: float | None) -> None:
+        """Let connections in one direction fail, for a time or permanently."""
+        self._one_way.append(one_way)
+        if heals_after_s is not None:
+            timeline.after(heals_after_s, self._one_way.remove, one_way)
+
+    @property
+    def one_way(self) -> bool:
+        """Whether connections in some direction fail."""
+        return bool(self._one_way)
+
+    def blocked(self, sender: str, receiver: str) -> OneWay | None:
+        """Return why a node cannot connect to another, None if it can."""
+        if sender == receiver:
+            return None
+        return next((one_way for one_way in self._one_way if one_way.blocks(sender, receiver)), None)
 
     def part(self, timeline: Timeline, partition: Partition, heals_after_s: float | None) -> None:
         """Keep nodes apart, for a time or for good."""

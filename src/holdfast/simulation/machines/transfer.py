@@ -6,9 +6,10 @@ It takes time, can be torn, and what comes is of the moment at which it left.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from holdfast.protocol.names import node_of
 from holdfast.simulation.machines.host import WorkerHost
 from holdfast.simulation.machines.training import SimReceipt
 from holdfast.simulation.world import Peer
@@ -61,9 +62,13 @@ class Sending(ABC):
         peer = world.worker(target)
         if peer is None:
             if world.rng.random() < 0.5:
-                worker.obey(worker.machine.complain(self._generation, f"{target} cannot be reached"))
+                self._complain(target, f"{target} cannot be reached")
             return
-        if peer.stopped or not world.reaches(worker.id, target) or not self._takes(peer, self._generation):
+        blocked = world.data_plane.blocked(worker.node, node_of(target))
+        if blocked is not None and blocked.refused:
+            self._complain(target, f"state for {target} could not be sent: connection refused")
+            return
+        if peer.stopped or blocked or not world.reaches(worker.id, target) or not self._takes(peer, self._generation):
             self._again(target, attempt)
             return
         peer.advance()  # it may have entered the pending generation just now
@@ -77,17 +82,21 @@ class Sending(ABC):
             world.after("retry", worker, self._try, target, attempt)
         else:
             why, parted = f"{target} does not take the state in time", not world.reaches(worker.id, target)
-            fault = worker.machine.complain(
-                self._generation, why, timed_out=True, unreachable=[target] if parted else []
-            )
-            worker.obey(fault)
+            self._complain(target, why, timed_out=True, unreachable=[target] if parted else [])
+
+    def _complain(self, target: str, why: str, *, timed_out: bool = False, unreachable: Sequence[str] = ()) -> None:
+        fault = self._worker.machine.complain(
+            self._generation, why, timed_out=timed_out, unreachable=unreachable, transfer_peers=[target]
+        )
+        self._worker.obey(fault)
 
     def _arrived(self, target: str, attempt: int, what: Any) -> None:
         worker, world = self._worker, self._worker.world
         peer = world.worker(target)
         if attempt != self._attempt:
             return
-        if peer is None or peer.stopped or not world.reaches(worker.id, target):
+        blocked = world.data_plane.blocked(worker.node, node_of(target))
+        if peer is None or peer.stopped or blocked or not world.reaches(worker.id, target):
             self._try(target, attempt)
             return
         if world.rng.random() < 0.05:  # the checksum does not fit: once more
@@ -95,7 +104,7 @@ class Sending(ABC):
             return
         self._open.discard(target)
         if why := self.landed(peer, self._generation, what):
-            worker.obey(worker.machine.complain(self._generation, f"{target} refuses {why}"))
+            self._complain(target, f"{target} refuses {why}")
             return
         peer.advance()
         worker.advance()

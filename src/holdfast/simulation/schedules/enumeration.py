@@ -23,6 +23,7 @@ from holdfast.simulation.families.membership_plans import (
     waiting_plan,
 )
 from holdfast.simulation.families.memory_plans import memory_plan
+from holdfast.simulation.families.newcomer_plans import newcomer_plan
 from holdfast.simulation.families.script_plans import beginning_plan, raising_plan, skipping_plan, stopping_plan
 from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
@@ -97,6 +98,8 @@ FIRST_COMBINED_SEED = 35_000_000_000
 FIRST_SKIPPING_SEED = 36_000_000_000
 #: from here on, random schedules in which nodes of a pool's job are moved
 FIRST_POOLED_MOVE_SEED = 34_000_000_000
+#: from here on, random ones whose transfers of state fail in one direction
+FIRST_NEWCOMER_SEED = 30_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -179,6 +182,7 @@ FAMILIES: dict[str, range] = {
     "pooled_moves": range(FIRST_POOLED_MOVE_SEED, FIRST_POOLED_MOVE_SEED + 1_000_000_000),
     "layouts": range(FIRST_LAYOUT_SEED, FIRST_LAYOUT_SEED + 1_000_000_000),
     "combined": range(FIRST_COMBINED_SEED, FIRST_COMBINED_SEED + 1_000_000_000),
+    "newcomers": range(FIRST_NEWCOMER_SEED, FIRST_NEWCOMER_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -213,6 +217,7 @@ _RANDOM_PLANS = {
     "pooled_moves": pooled_move_plan,
     "layouts": layout_plan,
     "combined": combined_plan,
+    "newcomers": newcomer_plan,
 }
 
 

@@ -52,6 +52,7 @@ SHARES = {
     "pooled_moves": 3,
     "layouts": 3,
     "combined": 6,
+    "newcomers": 3,
 }
 #: of the time, at most, where others want to run too: one of these takes as long as fifty of them
 LARGE_SHARE = 0.15

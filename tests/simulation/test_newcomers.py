@@ -1,0 +1,54 @@
+"""Newcomers that no other node can connect to, links that work in one direction, and bad senders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import EXIT_DONE
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.families.newcomer_plans import newcomer_plan
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.enumeration import FIRST_NEWCOMER_SEED
+from holdfast.simulation.schedules.shrinking import failure
+
+SCHEDULES = 100
+CALM = FaultPlan(seed=5, nodes=3, start_nodes=3, steps=12, start_spread=0.0, max_restarts=2)
+
+
+def run(*faults: Fault, nodes: int = 3) -> list[ev.AnyEvent]:
+    cluster = SimCluster(replace(CALM, nodes=nodes, start_nodes=nodes, faults=faults))
+    assert cluster.run().exit_code == EXIT_DONE
+    return cluster.world.journal.events
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_random_schedules_of_newcomers(chunk: int) -> None:
+    struck: set[str] = set()
+    for seed in range(FIRST_NEWCOMER_SEED + chunk, FIRST_NEWCOMER_SEED + SCHEDULES, 2):
+        cluster = SimCluster(newcomer_plan(seed))
+        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        struck |= {fault for fault, _ in cluster.injector.seen}
+    assert {FaultKind.JOIN_UNREACHABLE, FaultKind.BAD_SENDER, FaultKind.ONE_WAY} <= struck
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_newcomer_that_nobody_can_connect_to_costs_no_member_and_no_step(nodes: int, silent: int) -> None:
+    events = run(Fault(kind=FaultKind.JOIN_UNREACHABLE, time=0.3, target=silent), nodes=nodes)
+    left = {event.node for event in events if isinstance(event, ev.NodeLeft) and event.reason != "finished"}
+    assert left <= {f"n{nodes}"}
+    assert not [event for event in events if isinstance(event, ev.RolledBack)]
+
+
+def test_a_newcomer_gets_the_state_from_another_member_if_one_cannot_send() -> None:
+    events = run(
+        Fault(kind=FaultKind.BAD_SENDER, time=0.1, target=0, duration=30.0),
+        Fault(kind=FaultKind.JOIN, time=0.3),
+        Fault(kind=FaultKind.JOIN, time=0.6),
+    )
+    assert not [event for event in events if isinstance(event, ev.NodeLeft) and event.reason != "finished"]
+    started = [event for event in events if isinstance(event, ev.GenerationStarted)]
+    assert {"n3", "n4"} <= {name for event in started for name in event.members}
