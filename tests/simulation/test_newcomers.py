@@ -45,9 +45,9 @@ def test_a_newcomer_that_nobody_can_connect_to_costs_no_member_and_no_step(nodes
 
 def test_a_newcomer_gets_the_state_from_another_member_if_one_cannot_send() -> None:
     events = run(
-        Fault(kind=FaultKind.BAD_SENDER, time=0.1, target=0, duration=30.0),
-        Fault(kind=FaultKind.JOIN, time=0.3),
-        Fault(kind=FaultKind.JOIN, time=0.6),
+        Fault(kind=FaultKind.BAD_SENDER, time=0.5, target=0, duration=30.0),
+        Fault(kind=FaultKind.JOIN, time=0.7),
+        Fault(kind=FaultKind.JOIN, time=0.7),
     )
     assert not [event for event in events if isinstance(event, ev.NodeLeft) and event.reason != "finished"]
     started = [event for event in events if isinstance(event, ev.GenerationStarted)]

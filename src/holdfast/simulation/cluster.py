@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from holdfast.coordination.failures.suspects import TRANSFER_TRIES
@@ -95,9 +96,9 @@ class SimCluster:
         timing = self.world.timing
         alone_s = self.plan.micro_batches * (timing.spans["micro_batch"][1] + max(SLOWER) * self.plan.work_s)
         slow_s = len(self.plan.slow_work) * self.plan.slow_work_s
-        kinds = {fault.kind for fault in self.plan.faults}
+        kinds = Counter(fault.kind for fault in self.plan.faults)
         groups = 1 + (FaultKind.PARTITION_FOR_GOOD in kinds)
-        tries_s = 2 * TRANSFER_TRIES * timing.operation_timeout_s * bool(kinds & ONE_WAY)
+        tries_s = 2 * TRANSFER_TRIES * timing.operation_timeout_s * sum(kinds[kind] for kind in ONE_WAY)
         return 2 * self.world.config.lease_s + groups * timing.build_timeout_s + tries_s + alone_s + slow_s
 
     @property

@@ -151,23 +151,26 @@ class NetworkJob(EventLog):
                 process.wait()
         self.unfollow()
 
-    def add(self, place: str, node: str = "") -> None:
-        """Start an agent in a namespace, by default under the namespace's name."""
-        network = self.network
-        self._start(
-            place, *self._agent, "--node-name", node or place, "--advertise", network.address(place), *self._script
-        )
+    def add(self, place: str, node: str = "", *, advertise: str | None = None) -> subprocess.Popen[bytes]:
+        """Start an agent in a namespace, by default under the namespace's name.
+
+        Args:
+            advertise: the address that it is given; "" for none, None for the namespace's own.
+        """
+        address = self.network.address(place) if advertise is None else advertise
+        options = ("--advertise", address) if address else ()
+        return self._start(place, *self._agent, "--node-name", node or place, *options, *self._script)
 
     def story(self) -> str:
         """Return the last events and the end of the output, for error messages."""
         return f"{super().story()}\n--- output ---\n{self._output_file.read_text(errors='replace')[-6000:]}"
 
-    def _start(self, place: str, *arguments: str) -> None:
+    def _start(self, place: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [*self.network.inside(place), sys.executable, "-m", "holdfast", *arguments]
         with self._output_file.open("ab") as output:
-            self._processes.append(
-                subprocess.Popen(command, env=self._environment, stdout=output, stderr=subprocess.STDOUT)
-            )
+            process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=subprocess.STDOUT)
+        self._processes.append(process)
+        return process
 
     def _runs(self) -> bool:
         return self._processes[0].poll() is None

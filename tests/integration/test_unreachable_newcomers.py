@@ -1,0 +1,34 @@
+"""Nodes that others cannot reach: they are refused, and the job goes on as if they had never come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from job_cases import FOREVER, TINY
+
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol.events import FailureDetected, GenerationStarted, NodeRefused, StepCommitted
+from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
+
+
+def test_a_newcomer_with_a_wrong_address_is_refused_and_the_job_goes_on(tmp_path: Path) -> None:
+    """A loopback address is refused; without --advertise the agent finds an address that the others reach."""
+    try:
+        with (
+            joined(3) as network,
+            NetworkJob(network, TINY, (*FOREVER, "--step-seconds", "0.1"), nodes=1, folder=tmp_path) as job,
+        ):
+            job.wait(StepCommitted, step=3)
+            agent = job.add("node-1", advertise="127.0.0.1")
+            refused = job.wait(NodeRefused)
+            assert (refused.node, refused.address) == ("node-1", "127.0.0.1")
+            assert "--advertise ADDRESS" in refused.why
+            assert agent.wait(60) == EXIT_BAD_INPUT, job.story()
+            job.add("node-2", advertise="")
+            job.wait(GenerationStarted, lambda e: set(e.members) == {"node-0", "node-2"})
+            grown = len(job.events)
+            job.wait(StepCommitted, world_size=2, since=grown)
+            assert not job.all(FailureDetected), job.story()
+    except NamespacesRefusedError as error:
+        pytest.skip(str(error))
