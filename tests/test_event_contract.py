@@ -32,6 +32,7 @@ CONTRACT = {
     "straggler_found": {"node", "factor", "action", "why"},
     "node_moved": {"from_node", "to_node", "reason", "down_s", "moved_bytes", "detail"},
     "node_stayed": {"node", "reason", "detail"},
+    "node_refused": {"node", "why", "address"},
     "memory_sampled": {"since_generation", "nodes"},
     "generation_started": {
         "members",

@@ -20,11 +20,11 @@ from holdfast.clock import until_mark
 from holdfast.control.agent.channel import CoordinatorChannel, open_channel
 from holdfast.control.pool_node.pool_agent import BEAT_S
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding, StartGrant
-from holdfast.protocol.messages.pool import FromNode, NodeAlive, NodeGrant, NodeRefused, PoolHello, ToNode
+from holdfast.protocol.messages.pool import FromNode, NodeAlive, NodeGrant, PoolHello, PoolRefusal, ToNode
 from holdfast.protocol.pool.launch import PooledLaunch
 from holdfast.testing.fake_nodes import FakeJob, FakeNode, FakeProcesses, Herd
 
-_decoder = msgspec.msgpack.Decoder(NodeGrant | NodeRefused)
+_decoder = msgspec.msgpack.Decoder(NodeGrant | PoolRefusal)
 _launches = msgspec.json.Decoder(PooledLaunch)
 _POLL_S = 0.02
 

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import JobEntry
 from holdfast.protocol.job_spec import JobSpec
-from holdfast.protocol.messages.pool import FromNode, NodeGrant, NodeRefused, PoolHello
+from holdfast.protocol.messages.pool import FromNode, NodeGrant, PoolHello, PoolRefusal
 from places import CONTROL_SCRIPTS
 from warm_start import WarmProcess
 
@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 _SCRIPT = CONTROL_SCRIPTS / "pool.py"
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(NodeGrant | NodeRefused)
+_decoder = msgspec.msgpack.Decoder(NodeGrant | PoolRefusal)
 
 
 class PoolProcess:
@@ -135,7 +135,7 @@ def say(node: ClientConnection, message: FromNode) -> None:
     node.send(_encoder.encode(message))
 
 
-def hear(node: ClientConnection) -> NodeGrant | NodeRefused:
+def hear(node: ClientConnection) -> NodeGrant | PoolRefusal:
     """Wait for the next message."""
     data = node.recv(timeout=PATIENCE_S)
     assert isinstance(data, bytes)

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from holdfast.control.api_types import MAX_BODY_BYTES
-from holdfast.protocol.messages.pool import NodeAlive, NodeGrant, NodeRefused, NodeStands
+from holdfast.protocol.messages.pool import NodeAlive, NodeGrant, NodeStands, PoolRefusal
 from holdfast.protocol.names import MAX_MESSAGE_BYTES, PROTOCOL
 
 
@@ -65,7 +65,7 @@ def until_grant(node: ClientConnection, job: str) -> NodeGrant:
 def refused(node: ClientConnection) -> str:
     """Return why a node is not taken; it is told nothing after that."""
     told = hear(node)
-    assert isinstance(told, NodeRefused)
+    assert isinstance(told, PoolRefusal)
     with pytest.raises(ConnectionClosed):
         hear(node)
     return told.why

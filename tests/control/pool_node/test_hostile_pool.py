@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from holdfast.protocol.job_spec import JobSpec
-from holdfast.protocol.messages.pool import FromNode, NodeGrant, NodeRefused, NodeStands, PoolHello
+from holdfast.protocol.messages.pool import FromNode, NodeGrant, NodeStands, PoolHello, PoolRefusal
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.pool.launch import PooledLaunch
 
@@ -237,7 +237,7 @@ def test_grants_that_come_by_the_thousand_leave_one_and_then_none(tmp_path: Path
 def test_a_node_that_is_refused_says_why_and_ends(tmp_path: Path) -> None:
     async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
         connection = await pool.node()
-        await say(connection, NodeRefused(why="node n0 speaks version 4, and the pool 5: install the same holdfast"))
+        await say(connection, PoolRefusal(why="node n0 speaks version 4, and the pool 5: install the same holdfast"))
         assert await asyncio.to_thread(node.wait, DEADLINE_S) == 2
         assert "n0: node n0 speaks version 4" in (tmp_path / "node.log").read_text()
 

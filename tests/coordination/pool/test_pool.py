@@ -18,7 +18,7 @@ from holdfast.coordination.pool.instructions import (
     TellNode,
 )
 from holdfast.errors import RefusedError, UnreachableError
-from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeRefused, NodeStands, PoolHello
+from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands, PoolHello, PoolRefusal
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobStands
@@ -125,7 +125,7 @@ def test_a_node_of_another_version_is_refused_and_says_nothing_of_its_grant() ->
     pool.go("n1")
     out = pool.feed(NodeSaid(9, PoolHello(node="n1", session="b", protocol=PROTOCOL + 1)))
     why = f"node n1 speaks version {PROTOCOL + 1}, and the pool {PROTOCOL}: install the same holdfast"
-    assert out == [TellNode(9, NodeRefused(why=why)), CloseNode(9)]
+    assert out == [TellNode(9, PoolRefusal(why=why)), CloseNode(9)]
     assert pool.record.grants["n1"].number == 1
 
 
@@ -354,7 +354,7 @@ def test_a_journal_that_was_cut_is_mended_from_the_record() -> None:
 
 
 def _refusals(said: list[PoolInstruction]) -> list[str]:
-    return [one.message.why for one in said if isinstance(one, TellNode) and isinstance(one.message, NodeRefused)]
+    return [one.message.why for one in said if isinstance(one, TellNode) and isinstance(one.message, PoolRefusal)]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from holdfast.control.processes import die_with_parent, ending_signals
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding, StartGrant
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_BAD_INPUT
-from holdfast.protocol.messages.pool import FromNode, LeavePool, NodeAlive, NodeGrant, NodeRefused, PoolHello, ToNode
+from holdfast.protocol.messages.pool import FromNode, LeavePool, NodeAlive, NodeGrant, PoolHello, PoolRefusal, ToNode
 
 #: how often the pool hears that the node lives: three times in a lease
 BEAT_S = 1.0
@@ -108,7 +108,7 @@ class PoolAgent:
     # ---- whose the node is ----
 
     def _hear(self, message: ToNode) -> None:
-        if isinstance(message, NodeRefused):
+        if isinstance(message, PoolRefusal):
             self._say(f"holdfast agent {self._settings.node}: {message.why}")
             self._end(EXIT_BAD_INPUT)
             return
@@ -160,7 +160,7 @@ class PoolAgent:
     async def _stay_connected(self) -> None:
         """Connect again for ever: a pool that is away is waited for while training goes on."""
         mine, backoff = self._settings, _FIRST_BACKOFF_S
-        make = partial(CoordinatorChannel, decode=msgspec.msgpack.Decoder(NodeGrant | NodeRefused).decode)
+        make = partial(CoordinatorChannel, decode=msgspec.msgpack.Decoder(NodeGrant | PoolRefusal).decode)
         while not self._exit.done():
             try:
                 channel = await open_channel(mine.pool, mine.token, self._hear, tls=self._tls, make=make)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.coordination.pool.state import Connected, PoolState
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
-from holdfast.protocol.messages.pool import LeavePool, NodeRefused, NodeStands, PoolHello
+from holdfast.protocol.messages.pool import LeavePool, NodeStands, PoolHello, PoolRefusal
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.pool.events import NodeAdded, NodeDrained, NodeForgotten, NodeUndrained
 from holdfast.protocol.pool.record import PoolNode
@@ -90,7 +90,7 @@ class PooledNodes:
         )
 
     def _refuse(self, connection: int, why: str) -> None:
-        self._state.send(connection, NodeRefused(why=why))
+        self._state.send(connection, PoolRefusal(why=why))
         self._state.close(connection)
 
     def stands(self, here: Connected, stands: NodeStands) -> None:

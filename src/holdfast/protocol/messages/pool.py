@@ -76,10 +76,10 @@ class NodeGrant(Struct, frozen=True, kw_only=True):
     standby: bool = False
 
 
-class NodeRefused(Struct, frozen=True, kw_only=True):
+class PoolRefusal(Struct, frozen=True, kw_only=True):
     """The pool does not take the node, and closes."""
 
     why: Text
 
 
-ToNode = NodeGrant | NodeRefused
+ToNode = NodeGrant | PoolRefusal

@@ -1,0 +1,81 @@
+"""Which advertised addresses are refused: those that only their own host can reach, unless all is on one host."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import Job, hello
+
+from holdfast.coordination.nodes.admission import reaches_only_itself
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+
+
+def come(job: Job, node: str, address: str, *, beside: bool) -> msg.Refused | None:
+    """Return why an agent is refused, None if it is let in."""
+    job.connect(msgspec.structs.replace(hello(node), address=address, beside_coordinator=beside))
+    return next(iter(job.sent(msg.Refused)), None)
+
+
+@pytest.mark.parametrize(
+    ("address", "only_itself"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("10.0.0.2", False),
+        ("fe80::1", False),
+        ("gpu-7.cluster", False),
+        ("", False),
+    ],
+)
+def test_loopback_and_unspecified_addresses_reach_only_their_own_host(address: str, only_itself: bool) -> None:
+    assert reaches_only_itself(address) is only_itself
+
+
+def test_on_one_host_a_loopback_address_will_do() -> None:
+    job = Job().boot()
+    assert come(job, "n0", "127.0.0.1", beside=True) is None
+    assert come(job, "n1", "127.0.0.1", beside=True) is None
+
+
+def test_from_another_host_a_loopback_address_is_refused_with_what_to_do() -> None:
+    job = Job().boot()
+    refused = come(job, "n0", "127.0.0.1", beside=False)
+    assert refused is not None
+    assert (refused.exit_code, refused.retry) == (EXIT_BAD_INPUT, False)
+    assert "the coordinator is on another host" in refused.why
+    assert "--advertise ADDRESS" in refused.why
+    (event,) = job.said(ev.NodeRefused)
+    assert (event.node, event.address, event.why) == ("n0", "127.0.0.1", refused.why)
+    assert come(job, "n0", "127.0.0.1", beside=False) is not None
+    assert not job.said(ev.NodeRefused), "it is reported once"
+    assert come(job, "n0", "10.0.0.2", beside=False) is None
+
+
+def test_beside_the_coordinator_a_loopback_address_is_refused_if_another_node_is_elsewhere() -> None:
+    job = Job().boot()
+    assert come(job, "n0", "10.0.0.2", beside=False) is None
+    refused = come(job, "n1", "127.0.0.1", beside=True)
+    assert refused is not None
+    assert "node n0 is on another host" in refused.why
+    assert come(job, "n2", "10.0.0.1", beside=True) is None
+
+
+def test_a_node_from_elsewhere_is_told_whose_loopback_address_it_cannot_reach() -> None:
+    job = Job().boot()
+    assert come(job, "n0", "127.0.0.1", beside=True) is None
+    refused = come(job, "n1", "10.0.0.2", beside=False)
+    assert refused is not None
+    assert "cannot reach node n0, which advertises 127.0.0.1" in refused.why
+
+
+def test_a_member_that_comes_back_is_not_refused() -> None:
+    """The coordinator may run on another host by now: its members have reached each other."""
+    job = Job(nodes=1).start()
+    job = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1).boot()
+    assert come(job, "n0", "127.0.0.1", beside=False) is None
