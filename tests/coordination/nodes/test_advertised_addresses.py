@@ -78,4 +78,6 @@ def test_a_member_that_comes_back_is_not_refused() -> None:
     """The coordinator may run on another host by now: its members have reached each other."""
     job = Job(nodes=1).start()
     job = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1).boot()
-    assert come(job, "n0", "127.0.0.1", beside=False) is None
+    refused = come(job, "n0", "127.0.0.1", beside=False)
+    assert refused is None or refused.retry, "for its workers, which are gone"
+    assert not job.said(ev.NodeRefused)
