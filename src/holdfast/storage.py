@@ -17,6 +17,7 @@ import stat
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -28,6 +29,8 @@ _PROBE = ".holdfast-probe"
 _ANSWER_S = 60.0
 #: a disk is given so many bytes at a time
 _SYNC_BYTES = 1 << 30
+#: a file is copied so many bytes at a time
+_READ_BYTES = 4 << 20
 
 Chunk = bytes | bytearray | memoryview
 
@@ -127,8 +130,10 @@ class LocalStorage(Storage):
         self.folder = folder
 
     def entries(self, path: str = "") -> list[str]:
-        folder = self.folder / path
-        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        try:
+            return sorted(os.listdir(self._path(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def size(self, path: str) -> int:
         status = self._path(path).stat()
@@ -141,10 +146,10 @@ class LocalStorage(Storage):
 
     def write(self, path: str, chunks: Iterable[Chunk]) -> None:
         final = self._path(path)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
+        _make_folder(final.parent)
+        draft = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
         try:
-            with partial.open("wb") as file:
+            with draft.open("wb") as file:
                 unsynced = 0
                 for chunk in chunks:
                     file.write(chunk)
@@ -155,20 +160,34 @@ class LocalStorage(Storage):
                         unsynced = 0
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, final)
+            os.replace(draft, final)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
             raise
-        _sync(final.parent)
+        self._sync_folders(final)
 
     def copy(self, path: str, target: str) -> None:
         final = self._path(target)
-        final.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(final.parent)
         final.unlink(missing_ok=True)
         try:
             os.link(self._path(path), final)
         except OSError:
-            shutil.copy2(self._path(path), final)
+            with self.open(path) as file:
+                self.write(target, iter(partial(file.read, _READ_BYTES), b""))
+        else:
+            self._sync_folders(final)
+
+    def _sync_folders(self, final: Path) -> None:
+        """Sync the entry of a file, and those of the folders that lead to it from here.
+
+        Another process may have made a folder, and not have synced its entry yet.
+        """
+        folder = final.parent
+        _sync(folder)
+        while folder != self.folder and self.folder in folder.parents:
+            folder = folder.parent
+            _sync(folder)
 
     def remove(self, path: str) -> None:
         target = self._path(path)
@@ -180,7 +199,7 @@ class LocalStorage(Storage):
 
     def check(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.folder)
         except OSError as error:
             raise BadInputError(f"the checkpoint directory {self.folder} cannot be made: {error.strerror}") from None
         if not os.access(self.folder, os.W_OK | os.X_OK):
@@ -334,6 +353,14 @@ def _remote(url: str, scheme: str) -> RemoteStorage:
 
 def _line(error: Exception) -> str:
     return f"{error}".strip().partition("\n")[0][:300] or type(error).__name__
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, so that their entries outlive a power cut."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

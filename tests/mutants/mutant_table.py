@@ -14,6 +14,7 @@ from mutants_of_moves import MOVE_MUTANTS
 from mutants_of_outputs import OUTPUT_MUTANTS
 from mutants_of_parts import PART_MUTANTS
 from mutants_of_samples import SAMPLE_MUTANTS
+from mutants_of_saves import SAVE_MUTANTS
 from mutants_of_snapshots import SNAPSHOT_MUTANTS
 from mutants_of_tenancy import TENANCY_MUTANTS
 from mutants_of_units import UNIT_MUTANTS
@@ -616,6 +617,7 @@ MUTANTS = (
     *LATENESS_MUTANTS,
     *WITNESS_MUTANTS,
     *SAMPLE_MUTANTS,
+    *SAVE_MUTANTS,
     *SNAPSHOT_MUTANTS,
     *TENANCY_MUTANTS,
     *UNIT_MUTANTS,

@@ -168,6 +168,39 @@ def test_only_what_is_named_is_removed_and_what_was_left_unfinished_before_it(tm
     assert left == ["mine.txt", sealed[0], "step-00000003-t1-g2-bb", sealed[1]]
 
 
+class FullOfDirectories(LocalStorage):
+    """Cannot remove folders, as where the power fails in between, or a file system refuses."""
+
+    def remove(self, path: str) -> None:
+        if (self.folder / path).is_dir():
+            raise OSError(5, "Input/output error")
+        super().remove(path)
+
+
+def test_a_checkpoint_that_is_half_removed_counts_no_more(tmp_path: Path) -> None:
+    storage = FullOfDirectories(tmp_path)
+    gone, stays = kept(tmp_path, 1), kept(tmp_path, 2)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint_dir.remove(storage, [gone.name])
+    assert [name.folder for name in checkpoint_dir.find_checkpoints(storage)] == [stays.name]
+
+
+def test_a_folder_that_another_node_removes_meanwhile_is_no_error(tmp_path: Path) -> None:
+    """Two nodes tidy up at a time: each lists what the other is removing."""
+
+    class Racing(LocalStorage):
+        def entries(self, path: str = "") -> list[str]:
+            found = super().entries(path)
+            if not path:
+                LocalStorage(tmp_path).remove(unfinished.folder)
+            return found
+
+    unfinished = write(tmp_path, 1)
+    newest = kept(tmp_path, 2)
+    checkpoint_dir.remove_unfinished(Racing(tmp_path), CheckpointName(term=1, generation=1, step=2, nonce="ab"))
+    assert [path.name for path in tmp_path.iterdir()] == [newest.name]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.sampled_from([*FILES, checkpoint_dir.MANIFEST]), st.data())
 def test_any_file_that_is_cut_short_or_altered_is_noticed(

@@ -70,6 +70,22 @@ def test_roll_backs_are_counted_and_the_period_follows_what_is_known() -> None:
     assert periods(cluster)
 
 
+@pytest.mark.parametrize("in_time", [True, False])
+def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(*, in_time: bool) -> None:
+    for seed in range(5):
+        slow = Fault(kind=FaultKind.SLOW_DISK, time=0.5, target=seed, duration=1.0)
+        plan = replace(PLAN, seed=seed, saves_in_time=in_time, steps=120, faults=(slow,))
+        cluster = run(plan)
+        events, files = cluster.world.journal.events, cluster.world.checkpoints.files
+        assert not [event for event in events if isinstance(event, ev.CheckpointFailed)]
+        begun = sorted(files.items(), key=lambda item: parse_name(item[0]))
+        assert all(file.sealed and len(file.parts) == 4 for _, file in begun[:-1]), f"seed {seed}: {files}"
+        saves = [event for event in events if isinstance(event, ev.CheckpointSaved)]
+        longest = max(saves, key=lambda event: event.left_out)
+        assert longest.left_out >= 3, f"seed {seed}: {saves}"
+        assert [event for event in events if isinstance(event, ev.CheckpointDelayed)], f"seed {seed}"
+
+
 @pytest.mark.parametrize("seed", [15118906747])
 def test_one_that_was_removed_counts_for_no_later_coordinator(seed: int) -> None:
     """It was sealed late, removed since a newer one counted already, and then told of to the next coordinator."""

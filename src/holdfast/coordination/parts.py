@@ -129,6 +129,7 @@ class JobParts:
 
     def look_at_what_is_saved(self, plan: GenerationPlan) -> None:
         """See which checkpoints and snapshots count by now."""
+        self.checkpoints.note_left_out(self.progress.take_left_out())
         self.checkpoints.accept(self.ledger.committed)
         self.snapshots.look(self.ledger.committed)
         self.layouts.put_away(plan)

@@ -47,6 +47,7 @@ class Wish(StrEnum):
     STOP = "stop"  # leave the loop
     SAVE = "save"  # a checkpoint
     SAVE_IF_FREE = "save_if_free"  # a checkpoint, unless the one before is still being written
+    STILL_SAVING = "still_saving"  # no checkpoint that is merely due: a part of the one before is still being written
 
 
 class Commit(Struct, frozen=True, kw_only=True):

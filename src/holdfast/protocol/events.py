@@ -292,6 +292,21 @@ class CheckpointSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="
     saved_bytes: int
     stall_s: float = 0.0
     period_s: float | None = None
+    #: how many checkpoints that were due were left out while this one was being written
+    left_out: int = 0
+
+
+class CheckpointDelayed(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_delayed"):
+    """Checkpoints that were due are left out, because parts of an earlier one are still being written."""
+
+    #: the newest step whose checkpoint was left out
+    step: int
+    #: nodes that are still writing, at most 16 of them
+    nodes: tuple[str, ...]
+    #: how many were left out, one after the other
+    left_out: int
+    #: seconds since the first of them was due
+    waited_s: float
 
 
 class CheckpointFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_failed"):
@@ -450,6 +465,7 @@ AnyEvent = (
     | RolledBack
     | CorruptionFound
     | CheckpointSaved
+    | CheckpointDelayed
     | CheckpointFailed
     | OutputLost
     | CheckpointRejected

@@ -134,6 +134,15 @@ def test_nothing_that_is_announced_is_undone_where_nobody_can_finish_the_next_st
     assert verdict.decision.kind is DecisionKind.ROLLBACK
 
 
+@pytest.mark.parametrize("stand", ["applied", "passed"])
+def test_a_worker_that_lacks_what_all_have_alike_brings_nobody_to_a_step(stand: str) -> None:
+    """It keeps the experts of the step alone: the others' next state cannot come from it."""
+    apart = Holding(dense=False)
+    torn = msgspec.structs.replace(report(0, stand), state=apart, result=apart)
+    verdict = decide(None, STEP - 1, [torn, report(1, "computing")], [])
+    assert verdict == Verdict(decision=Decision(kind=DecisionKind.REDO, applied=STEP - 1), holders=(w("n1"),))
+
+
 def lost_at(*steps: int) -> Callable[[Verdict], list[tuple[int, int]]]:
     """Expert 7 of layer 1 has no copy of the state of these steps."""
     return lambda verdict: [(1, 7)] if verdict.decision.applied in steps else []

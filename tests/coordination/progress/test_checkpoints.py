@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
-from machinery import Job, attach, called, commit, hello, kept, w, written
+from machinery import Job, applied, attach, called, commit, hello, kept, w, written
 
 from holdfast.coordination.inputs import SaveState
 from holdfast.errors import BadInputError
@@ -165,6 +166,16 @@ def test_a_checkpoint_counts_once_all_parts_are_there_and_its_manifest() -> None
     assert [event.step for event in job.said(ev.CheckpointSaved)] == [1]
     settled = job.orders(msg.AcceptCheckpoint)
     assert {worker: order.files for worker, order in settled.items()} == {w("n0"): (), w("n1"): ()}
+
+
+def test_a_checkpoint_is_sealed_once_the_record_knows_its_step() -> None:
+    """A coordinator that takes over must not know less than the directory proves."""
+    job = Job(nodes=2).start(saves=True)
+    for step in (1, 2, 3):
+        job.step(step)
+    parts_of(job, 3, "n0", "n1")
+    assert job.kinds == ["persist", "AcceptCheckpoint"]
+    assert job.records[-1].position.step == 3
 
 
 def test_a_part_counts_although_its_worker_has_died_meanwhile() -> None:
@@ -344,6 +355,107 @@ def test_who_asks_for_a_checkpoint_has_the_first_member_asked_in_each_generation
     job.say(kept("n1", 3, "three", generation=2))
     job.tick(0.1)
     assert not job.orders(msg.AskCheckpoint)
+
+
+def slow_job(slow: int, steps: int) -> Job:
+    """A part is due from each node after each step; n1 leaves out those that are due while it writes one."""
+    job, busy = Job(nodes=3).start(saves=True), dict[int, int]()
+
+    def say(message: msg.CheckpointWritten) -> None:
+        job.say(message)
+        for order in job.orders(msg.AcceptCheckpoint).values():
+            if order.files:
+                job.say(kept("n0", order.step, "x"))
+                break
+
+    for step in range(1, steps + 1):
+        job.step(step)
+        for part, node in ((0, "n0"), (1, "n2")):
+            say(written(node, step, "x", part=part, parts=3))
+        busy = busy or {step: step + slow}
+        for begun, until in list(busy.items()):
+            if step >= until:
+                busy.clear()
+                say(written("n1", begun, "x", part=2, parts=3))
+    return job
+
+
+@pytest.mark.parametrize("slow", [0, 1, 7, 8, 9, 20])
+def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(slow: int) -> None:
+    """Reproducer slow_disk.py: from 8 periods on, none was ever whole."""
+    job = slow_job(slow, 60)
+    saved = [event.step for event in job.events if isinstance(event, ev.CheckpointSaved)]
+    assert len(saved) >= 60 // (slow + 2)
+    assert not [event for event in job.events if isinstance(event, ev.CheckpointFailed)]
+    assert len(job.machine.parts.checkpoints._open) <= 9
+
+
+def still_saving(job: Job, step: int, *more: msg.Wish) -> None:
+    """A step whose v says that a part of an earlier checkpoint is still being written."""
+    v = msgspec.structs.replace(commit(), wishes=(msg.Wish.STILL_SAVING, *more))
+    for node in ("n0", "n1"):
+        job.say(applied(w(node), 1, step, v, world=2))
+
+
+def test_checkpoints_that_are_left_out_are_reported_with_the_nodes_that_still_write() -> None:
+    job = Job(nodes=2).start(saves=True)
+    job.step(1)
+    parts_of(job, 1, "n0")
+    told: list[ev.CheckpointDelayed] = []
+    for step in range(2, 14):
+        job.now += 1.0
+        still_saving(job, step)
+        told += job.said(ev.CheckpointDelayed)
+        asked = [event.about for event in job.said(ev.ActionRequested)]
+        assert asked == (["checkpoint_delayed"] if step == 13 else []), "a person is asked once it takes long"
+    assert [(event.step, event.left_out, event.nodes) for event in told] == [
+        (4, 3, ("n1",)),
+        (7, 6, ("n1",)),
+        (13, 12, ("n1",)),
+    ]
+    job.say(written("n1", 1, "whole", part=1, parts=2))
+    job.say(kept("n0", 1, "whole"))
+    (event,) = job.said(ev.CheckpointSaved)
+    assert (event.step, event.left_out) == (1, 12)
+    still_saving(job, 14)
+    assert not job.said(ev.CheckpointDelayed), "that the period is as long as before is no news"
+
+
+def test_where_time_says_when_only_those_that_were_asked_for_count_as_left_out() -> None:
+    job = Job(nodes=2).start(saves=True, in_time=True)
+    for step in range(1, 10):
+        still_saving(job, step)
+    assert not [event for event in job.events if isinstance(event, ev.CheckpointDelayed)]
+    for step in range(10, 13):
+        still_saving(job, step, msg.Wish.SAVE_IF_FREE)
+    (event,) = job.said(ev.CheckpointDelayed)
+    assert (event.left_out, event.nodes) == (3, ("n0", "n1")), "no part is there: all may be writing"
+    for step in range(13, 20):
+        still_saving(job, step, msg.Wish.SAVE_IF_FREE, msg.Wish.SAVE)
+        assert not job.said(ev.CheckpointDelayed), "all save, for that was requested"
+
+
+def unwritten(node: str, step: int, name: str) -> msg.CheckpointUnwritten:
+    return msg.CheckpointUnwritten(
+        worker=w(node), term=1, generation=1, step=step, name=called(step, name), why="No such file or directory"
+    )
+
+
+def test_a_part_whose_folder_another_node_has_pruned_is_no_alert() -> None:
+    """A requested save overtakes a slow one; the node that seals it removes what is older and unfinished."""
+    job = Job(nodes=2).start(saves=True)
+    for step in (1, 2):
+        job.step(step)
+    parts_of(job, 1, "n0")
+    parts_of(job, 2, "n0", "n1")
+    job.say(unwritten("n1", 1, "whole"))
+    assert not job.said(ev.CheckpointFailed), "the newer one is being sealed"
+    assert list(job.orders(msg.PruneCheckpoints)) == [w("n1"), w("n0")]
+    job.say(kept("n0", 2, "whole"))
+    job.boot(takeover=True)
+    job.connect(hello("n1", kept=(attach(w("n1")), msg.Entered(worker=w("n1"), generation=1, applied=2))))
+    job.say(unwritten("n1", 1, "whole"))
+    assert not job.said(ev.CheckpointFailed), "a newer one counts, whichever coordinator hears of it"
 
 
 def test_a_checkpoint_of_a_job_that_keeps_none_is_refused() -> None:

@@ -8,7 +8,7 @@ from machinery import commit, w
 
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import Compute, Finish, Tell
-from holdfast.coordination.worker.wishes import Wishes
+from holdfast.coordination.worker.wishes import Wishes, is_save_due
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 from holdfast.step_samples import StepSamples
@@ -52,6 +52,24 @@ def finished(machine: WorkerMachine) -> msg.Finished:
     assert isinstance(told, Tell)
     assert isinstance(told.message, msg.Finished)
     return told.message
+
+
+@pytest.mark.parametrize(
+    ("due", "wishes", "saves"),
+    [
+        (False, (), False),
+        (True, (), True),
+        (False, (msg.Wish.SAVE_IF_FREE,), True),
+        (False, (msg.Wish.SAVE,), True),
+        (True, (msg.Wish.STILL_SAVING,), False),
+        (False, (msg.Wish.SAVE_IF_FREE, msg.Wish.STILL_SAVING), False),
+        (True, (msg.Wish.SAVE, msg.Wish.STILL_SAVING), True),
+    ],
+)
+def test_one_slow_worker_delays_all_saves_but_the_requested_ones(
+    *, due: bool, wishes: tuple[msg.Wish, ...], saves: bool
+) -> None:
+    assert is_save_due(wishes, due=due) is saves
 
 
 def test_all_finish_after_a_step_that_passed_with_the_wish_whoever_had_it() -> None:

@@ -252,7 +252,8 @@ def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
     assert saver.offer(make(1), 1, ORIGIN)
     unwritten = told.next(CheckpointUnwritten)
     assert "has not answered for 0.05 s" in unwritten.why
-    assert not saver.offer(make(1), 2, ORIGIN), "left out, not queued"
+    assert saver.is_still_saving(2)
+    assert not saver.offer(make(1), 2, ORIGIN, (Wish.STILL_SAVING,)), "left out, not queued"
     saver.close()
     storage.release.set()
 
@@ -387,13 +388,16 @@ def test_one_at_a_time_and_only_when_due(tmp_path: Path) -> None:
     state = make(1)
     assert saver.idle
     assert not saver.offer(state, 1, ORIGIN)
+    assert not saver.is_still_saving(2)
     assert saver.offer(state, 2, ORIGIN)
-    assert not saver.offer(state, 4, ORIGIN)
-    assert not saver.offer(state, 5, ORIGIN, (Wish.SAVE_IF_FREE,))
+    assert [saver.is_still_saving(step) for step in (3, 4)] == [False, True], "nothing is due after step 3"
+    assert not saver.offer(state, 4, ORIGIN, (Wish.STILL_SAVING,))
+    assert not saver.offer(state, 5, ORIGIN, (Wish.SAVE_IF_FREE, Wish.STILL_SAVING))
     assert not saver.idle
-    assert saver.offer(state, 5, ORIGIN, (Wish.SAVE,)), "what somebody has asked for waits its turn"
+    assert saver.offer(state, 5, ORIGIN, (Wish.SAVE, Wish.STILL_SAVING)), "a requested save is not left out"
     storage.release.set()
     assert [told.next(CheckpointWritten).step for _ in range(2)] == [2, 5]
+    assert not saver.is_still_saving(6)
     saver.close()
 
 

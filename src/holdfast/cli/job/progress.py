@@ -161,6 +161,12 @@ _WORDS = dict(
         _line(ev.Rebalanced, lambda e: f"{e.experts_moved} experts moved, {e.down_s:.3f} s from step to step"),
         _line(ev.RolledBack, lambda e: f"rolled back to step {e.to_step}: {e.why}"),
         _line(ev.CheckpointSaved, _saved),
+        _line(
+            ev.CheckpointDelayed,
+            lambda e: (
+                f"checkpoints are less frequent: {e.left_out} were left out, for {', '.join(e.nodes)} still write one"
+            ),
+        ),
         _line(ev.CheckpointFailed, lambda e: f"the checkpoint of step {e.step} failed on {e.node}: {e.why}"),
         _line(ev.OutputLost, _output_lost),
         _line(ev.SnapshotSaved, _snapshot),

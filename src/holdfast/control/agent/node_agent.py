@@ -28,6 +28,7 @@ from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper
 from holdfast.control.agent.stacks import stacks_of
 from holdfast.control.agent.workforce import Workforce, WorkforceOwner
+from holdfast.control.link.checkpoints.lanes import CheckpointLanes
 from holdfast.control.link.checkpoints.spool import part_of
 from holdfast.control.link.checkpoints.store import CheckpointStore
 from holdfast.control.link.deafness import go_deaf
@@ -313,7 +314,7 @@ class Agent:
 
     # ---- what the workers do ----
 
-    def _open_store(self) -> CheckpointStore:
+    def _open_store(self) -> CheckpointLanes:
         """Return what writes the workers' parts of checkpoints, which outlive them."""
         settings, loop = self.settings, asyncio.get_running_loop()
         shutil.rmtree(settings.parts, ignore_errors=True)  # (of an agent that was killed: nobody writes that any more)
@@ -324,7 +325,9 @@ class Agent:
                 loop.call_soon_threadsafe(self.on_worker_message, news)
 
         storage, rate = storage_at(settings.spec.checkpoint.dir), settings.spec.checkpoint.rate
-        return CheckpointStore(storage, tell, worker=worker_id(settings.node, 0, "0"), rate=rate)
+        worker = worker_id(settings.node, 0, "0")
+        first, second = (CheckpointStore(storage, tell, worker=worker, rate=rate) for _ in range(2))
+        return CheckpointLanes(first, second)
 
     def on_part(self, handed: PartHanded) -> None:
         """A worker has handed over its part of a checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.protocol.events import (
     AnyEvent,
+    CheckpointDelayed,
     CheckpointFailed,
     CheckpointRejected,
     CorruptionFound,
@@ -19,6 +20,8 @@ from holdfast.protocol.events import (
 
 #: who runs the job; who repairs its machines
 OPERATOR, SITE = "operator", "site"
+#: a checkpoint that delays others this long, in seconds, says that its storage is too slow, or its period too short
+SLOW_STORAGE_S = 10.0
 
 
 def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
@@ -40,6 +43,10 @@ def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
         case CheckpointFailed(tries=1):  # (who was told of the first one need not be told of each)
             why = f"the checkpoint of step {event.step} could not be written: {event.why}"
             asked = OPERATOR, f"holdfast logs --node {event.node}", why
+        case CheckpointDelayed() if event.waited_s >= SLOW_STORAGE_S:
+            writing = f"{', '.join(event.nodes)} still write an earlier one"
+            why = f"{event.left_out} checkpoints were due and are left out: {writing}"
+            asked = OPERATOR, f"holdfast logs --node {event.nodes[0]}", why
         case CheckpointRejected():
             asked = OPERATOR, look, f"checkpoint {event.name} cannot be used: {event.why}"
         case SnapshotFailed():

@@ -48,6 +48,8 @@ class Progress:
         self._beside: dict[str, tuple[float, int]] = {}
         #: what a change of layout has cost, until that is told
         self._layout_cost: tuple[float, int] | None = None
+        #: committed steps after which a checkpoint was due and none was written
+        self._left_out: list[int] = []
         self._told, self._told_at = turn.position.step, 0.0
         #: when the newest step was committed of which that is known, unix seconds; 0 where it is of none
         self._known_at = 0.0
@@ -262,6 +264,7 @@ class Progress:
     def _announce_all(self, released: Sequence[CommittedStep]) -> bool:
         for done in released:
             self._note_the_end(done)
+            self._note_left_out(done)
             self._announce(done)
             self._recovered(done)
         return bool(released)
@@ -273,6 +276,18 @@ class Progress:
             self._turn.change(stopped=Passed(step=done.step, commit=done.commit))
         elif stopped is not None and stopped.step == done.step:
             self._turn.change(stopped=None)
+
+    def _note_left_out(self, done: CommittedStep) -> None:
+        """Note a step after which no checkpoint was written although one was due."""
+        wishes = done.commit.wishes
+        due = Wish.SAVE_IF_FREE in wishes or not self._turn.record.saves_in_time
+        if due and Wish.STILL_SAVING in wishes and Wish.SAVE not in wishes:
+            self._left_out.append(done.step)
+
+    def take_left_out(self) -> list[int]:
+        """Return the steps, since the last call, after which a checkpoint was due and none was written."""
+        steps, self._left_out = self._left_out, []
+        return steps
 
     def _announce(self, done: CommittedStep) -> None:
         commit, before = done.commit, self._turn.position

@@ -7,7 +7,7 @@ whose parts are all there needs no look at who has written them; one that a fail
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.coordination.config import CoordinatorConfig
@@ -17,16 +17,21 @@ from holdfast.coordination.snapshots.book import on_lineage
 from holdfast.coordination.turn import Turn
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
-from holdfast.protocol.events import CheckpointFailed, CheckpointRejected, CheckpointSaved
+from holdfast.protocol.events import CheckpointDelayed, CheckpointFailed, CheckpointRejected, CheckpointSaved
 from holdfast.protocol.messages.orders import MAX_PRUNED, AcceptCheckpoint, AskCheckpoint, PruneCheckpoints
 from holdfast.protocol.messages.worker import CheckpointDamaged, CheckpointKept, CheckpointUnwritten, CheckpointWritten
 from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import KnownCheckpoint
 
 #: how many stay: one more than the newest, which may be damaged after it was kept
 KEPT = 2
-#: checkpoints whose parts are awaited at a time; of older ones nothing is expected any more
+#: checkpoints whose parts are awaited at a time
 _OPEN = 8
+#: nodes that an event names
+_NAMED_NODES = 16
+#: how many checkpoints are left out, one after the other, before it is reported
+_REPORTED_FROM = 3
 
 
 def retained(checkpoints: Iterable[KnownCheckpoint]) -> tuple[tuple[KnownCheckpoint, ...], tuple[str, ...]]:
@@ -63,6 +68,12 @@ class CheckpointBook:
         self._open: dict[CheckpointName, _Open] = {}
         #: names that never come to count, whatever is still told of them
         self._void: list[str] = []
+        #: the checkpoint that is not dropped to make room for newer ones: the first of those that are open
+        self._first: CheckpointName | None = None
+        #: how many that were due were left out since one was kept, and when the first of them was
+        self._left_out, self._left_out_since = 0, 0.0
+        #: it is reported once this many were left out
+        self._reported_from = _REPORTED_FROM
         #: so many in a row could not be written
         self._failed = 0
         #: somebody wants one of a later step than this; None: nobody does
@@ -145,6 +156,36 @@ class CheckpointBook:
         self._asked_at = now
         self._turn.order(plan.workers[0], AskCheckpoint(if_free=True))
 
+    def note_left_out(self, steps: Sequence[int]) -> None:
+        """Report that checkpoints become less frequent: none is begun after these steps, although one is due.
+
+        It is reported again each time that twice as many were left out.
+        """
+        plan = self._turn.record.plan
+        if not steps or plan is None:
+            return
+        if not self._left_out:
+            self._left_out_since = self._turn.now
+        self._left_out += len(steps)
+        if self._left_out < self._reported_from:
+            return
+        self._reported_from = 2 * self._left_out
+        self._turn.emit(
+            CheckpointDelayed,
+            step=steps[-1],
+            nodes=self._writing_nodes(plan)[:_NAMED_NODES],
+            left_out=self._left_out,
+            waited_s=self._turn.now - self._left_out_since,
+        )
+
+    def _writing_nodes(self, plan: GenerationPlan) -> tuple[str, ...]:
+        """Return the nodes whose parts of the oldest unfinished checkpoint are missing, or all if that is not known."""
+        for name, one in sorted(self._open.items(), key=lambda item: item[0]):
+            missing = [worker for part, worker in enumerate(plan.workers) if part not in one.parts]
+            if missing and name.generation == plan.generation:
+                return tuple(dict.fromkeys(map(node_of, missing)))
+        return tuple(dict.fromkeys(map(node_of, plan.workers)))
+
     @property
     def _newest(self) -> int:
         known = self._turn.record.checkpoints
@@ -166,6 +207,7 @@ class CheckpointBook:
 
     def rolled_back(self, *, to_snapshot: bool) -> None:
         """What was written of the abandoned steps never counts; `to_snapshot`: no checkpoint was needed."""
+        self._left_out = 0
         if not to_snapshot:
             self._turn.change(saving=gone_back(self._turn.record.saving))
         for name in list(self._open):
@@ -186,10 +228,13 @@ class CheckpointBook:
             self._prune([node], (name.folder,))
             return
         one = self._open.setdefault(name, _Open(message.parts))
+        if self._first not in self._open:
+            self._first = name
         if message.parts == one.count:
             one.parts[message.part] = message
-        for oldest in sorted(self._open)[:-_OPEN]:
-            self._drop(oldest)
+        while len(self._open) > _OPEN:
+            # The first one may lack the part of a slow node alone. If newer ones took its place, none would be whole.
+            self._drop(min(other for other in self._open if other != self._first))
 
     def _seal(self, name: CheckpointName, one: _Open) -> None:
         """Its step is committed: it is to count."""
@@ -227,9 +272,18 @@ class CheckpointBook:
         if name.folder in self._void:
             self._prune([node], (name.folder,))  # (its worker waits for that, like all others)
             return
+        if self._is_overtaken(name) or not self._on_lineage(message):
+            self._drop(name, node)
+            return
         self._failed += 1
+        self._left_out = 0
         self._turn.emit(CheckpointFailed, node=node, step=name.step, why=message.why, tries=self._failed)
         self._drop(name, node)
+
+    def _is_overtaken(self, name: CheckpointName) -> bool:
+        """Return whether a newer checkpoint counts, or has all its parts: whoever sealed it has removed older ones."""
+        sealing = any(one.sealer and other > name for other, one in self._open.items())
+        return sealing or self._passed_over(name)
 
     def _drop(self, name: CheckpointName, *nodes: str) -> None:
         """It never comes to count: whoever waits for it need not, and it may be removed."""
@@ -269,7 +323,10 @@ class CheckpointBook:
                 saved_bytes=message.bytes,
                 stall_s=message.stall_s,
                 period_s=self.period_s,
+                left_out=self._left_out,
             )
+            self._reported_from = self._reported_from if self._left_out else _REPORTED_FROM
+            self._left_out = 0
         one = self._open.pop(name, None)
         for writer in one.nodes if one is not None else [node]:
             turn.order_node(writer, _settled(name))

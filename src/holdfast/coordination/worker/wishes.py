@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from holdfast.protocol.commit import Commit, Wish
+
+
+def is_save_due(wishes: Collection[Wish], *, due: bool) -> bool:
+    """Return whether all workers save after a step with these wishes in its v.
+
+    The answer is the same on every worker. So a checkpoint has the parts of all workers, or nobody writes one: a worker
+    with slow storage makes saves less frequent, and never leaves a checkpoint without its part. A save that was
+    requested does not wait.
+
+    Args:
+        due: whether the number of the step says that a checkpoint is due.
+    """
+    if Wish.SAVE in wishes:
+        return True
+    return (due or Wish.SAVE_IF_FREE in wishes) and Wish.STILL_SAVING not in wishes
 
 
 class Wishes:

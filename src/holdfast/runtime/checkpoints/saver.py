@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from holdfast.control.link.checkpoints.store import PartToWrite
+from holdfast.coordination.worker.wishes import is_save_due
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
@@ -170,6 +171,10 @@ class CheckpointSaver:
         with self._lock:
             return self._saved_step
 
+    def is_still_saving(self, step: int) -> bool:
+        """Return whether this worker's part of an earlier checkpoint keeps all workers from saving after `step`."""
+        return (self.in_time or self.due(step)) and not self._sink.free
+
     @property
     def in_time(self) -> bool:
         """Whether others say when a checkpoint is due, rather than the step's number."""
@@ -196,18 +201,11 @@ class CheckpointSaver:
         Called by the training thread; the state must not change until it returns.
 
         Args:
-            wishes: those in the step's v. One that somebody has asked for is not left out, others are where the part
-                of the one before is still on its way.
+            wishes: those in the step's v. They say for all workers whether a checkpoint that is due is left out,
+                because some worker's part of the one before is still being written.
             experts: gives those that this worker saves.
         """
-        if Wish.SAVE in wishes:
-            return self.save(state, step, share, experts)
-        if not (self.due(step) or Wish.SAVE_IF_FREE in wishes):
-            return False
-        if not self._sink.free:
-            logger.warning("the checkpoint of step %d is left out: the one before it is still being written", step)
-            return False
-        return self.save(state, step, share, experts)
+        return is_save_due(wishes, due=self.due(step)) and self.save(state, step, share, experts)
 
     def saved(self, step: int, share: PartShare) -> bool:
         """Tell whether nothing more is to be written of a step by this worker."""

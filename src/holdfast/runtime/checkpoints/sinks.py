@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.control.link.checkpoints.lanes import CheckpointLanes
 from holdfast.control.link.checkpoints.spool import PartSpool
 from holdfast.control.link.checkpoints.store import CheckpointStore
 from holdfast.control.link.framing import FromWorkerProcess
@@ -31,5 +32,6 @@ def sink_of(
     """
     if settings is not None and settings.parts:
         return PartSpool(Path(settings.parts), worker, tell, at_disk), lambda order: None
-    store = CheckpointStore(storage, tell, worker=worker, at_disk=at_disk)
-    return store, store.obey
+    first, second = (CheckpointStore(storage, tell, worker=worker, at_disk=at_disk) for _ in range(2))
+    lanes = CheckpointLanes(first, second)
+    return lanes, lanes.obey

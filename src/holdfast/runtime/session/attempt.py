@@ -11,7 +11,7 @@ import torch
 
 from holdfast.coordination.generations.assignment import share_of
 from holdfast.coordination.worker.tasks import Compute
-from holdfast.protocol.commit import Commit
+from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import FlopTally
 from holdfast.protocol.plan import Phase
@@ -40,8 +40,13 @@ class Attempt:
         compute: Compute,
         generation: int,
         bring: Bring = lambda _: True,
+        is_still_saving: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Start the step from nothing, or go on from the micro-batches that are summed up already."""
+        """Start the step from nothing, or go on from the micro-batches that are summed up already.
+
+        Args:
+            is_still_saving: whether this worker's part of an earlier checkpoint is being written when a step ends.
+        """
         self.step = compute.step
         #: the micro-batch that is being computed
         self.at_hand: int | None = None
@@ -52,6 +57,7 @@ class Attempt:
         self._faults = faults
         self._apply = apply
         self._bring = bring
+        self._is_still_saving = is_still_saving
         self._compute = compute
         self._generation = generation
         workload.begin(compute.step, compute.summed)
@@ -240,10 +246,11 @@ class Attempt:
             HaltedError, PeerLostError: it was left; the machine knows.
         """
         machine = self._shared.machine
+        saving = (Wish.STILL_SAVING,) if self._is_still_saving(self.step) else ()
         with self._shared.changed:
             if self._shared.left(self._generation) or not machine.voting():
                 return None
-            flags, wishes = machine.generations.flags, machine.wishes.raised
+            flags, wishes = machine.generations.flags, (*machine.wishes.raised, *saving)
         self._shared.progress.at(Activity.VOTED)
         try:
             pending = commit_operation.start_commit(groups.world, flags, wishes)

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts, OpenMemory
 from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.coordination.worker.wishes import is_save_due
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages import any_side as msg
@@ -31,17 +32,23 @@ class Saver:
         self._counting = (0, "")
 
     def applied(self, plan: msg.GenerationPlan, step: int, state: int, commit: Commit) -> None:
-        """Save a step if it is one of those to be saved, and the part before is written.
+        """Save a step if all workers save it.
 
         `plan`: the one under which the step was applied; a swap may have taken effect since.
         """
         self._worker.copier.applied(plan, step)
-        job = self._worker.world.plan
-        due = job.checkpoint_every and not job.saves_in_time and step % job.checkpoint_every == 0
-        free = not self._worker.agent.writer.busy(self._worker.id)
-        wanted = (due or Wish.SAVE_IF_FREE in commit.wishes) and not commit.failed
-        if wanted and free and not alone_in(self._worker.machine, step):
+        wanted = is_save_due(commit.wishes, due=self._is_due(step)) and not commit.failed
+        if wanted and not alone_in(self._worker.machine, step):
             self._hand(plan, step, state)
+
+    def is_still_saving(self, step: int) -> bool:
+        """Return whether this worker's part of an earlier checkpoint keeps all workers from saving after `step`."""
+        in_time = self._worker.world.plan.saves_in_time
+        return (in_time or self._is_due(step)) and self._worker.agent.writer.busy(self._worker.id)
+
+    def _is_due(self, step: int) -> bool:
+        job = self._worker.world.plan
+        return bool(job.checkpoint_every) and not job.saves_in_time and step % job.checkpoint_every == 0
 
     @property
     def idle(self) -> bool:

@@ -129,11 +129,12 @@ def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, layout: Layout, ro
     )
 
 
-def vote(plan: FaultPlan, machine: WorkerMachine) -> list[float]:
+def vote(plan: FaultPlan, machine: WorkerMachine, *, still_saving: bool) -> list[float]:
     """Return what a rank puts into the commit operation."""
     if plan.wants_the_end(machine.step, machine.generations.rank, machine.generations.world):
         machine.wishes.want(Wish.STOP, "enough")
-    return flag_numbers(machine.generations.flags, machine.wishes.raised)
+    saving = (Wish.STILL_SAVING,) if still_saving else ()
+    return flag_numbers(machine.generations.flags, (*machine.wishes.raised, *saving))
 
 
 def combine(votes: Iterable[Sequence[float]]) -> list[float]:

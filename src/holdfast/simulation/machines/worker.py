@@ -392,7 +392,8 @@ class SimWorker(Process):
         self.busy, machine = "", self.machine
         if not machine.voting():
             return
-        self.issue("vote", training.vote(self.world.plan, machine), training.combine)
+        still_saving = self._saver.is_still_saving(machine.step)
+        self.issue("vote", training.vote(self.world.plan, machine, still_saving=still_saving), training.combine)
         self.boundary("voted")
 
     def _apply(self) -> None:

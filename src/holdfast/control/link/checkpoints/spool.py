@@ -46,7 +46,11 @@ class PartSpool:
         """
         self._at_disk = at_disk
         self._folder, self._index, self._tell = folder, index_of(worker), tell
-        self._busy = threading.Event()
+        self._lock = threading.Lock()
+        #: how many parts wait here until they are handed over
+        self._waiting = 0
+        #: whether a part may still lie in the folder; looking there takes time
+        self._may_lie_there = True
         self._work: queue.SimpleQueue[PartToWrite | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         for left in (f"{_WRITING}{self._index}-*", f"{self._index}-*"):
@@ -56,13 +60,19 @@ class PartSpool:
     @property
     def free(self) -> bool:
         """True where the part before is where it stays."""
-        if self._busy.is_set():
-            return False
-        return not any(path for head in ("", _TAKEN) for path in self._folder.glob(f"{head}{self._index}-*"))
+        with self._lock:
+            if self._waiting:
+                return False
+            if self._may_lie_there:
+                found = (path for head in ("", _TAKEN) for path in self._folder.glob(f"{head}{self._index}-*"))
+                self._may_lie_there = any(found)
+            return not self._may_lie_there
 
     def write(self, part: PartToWrite) -> None:
         """Hand a part over, in the background."""
-        self._busy.set()
+        with self._lock:
+            self._waiting += 1
+            self._may_lie_there = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="holdfast-parts", daemon=True)
             self._thread.start()
@@ -82,7 +92,8 @@ class PartSpool:
                 logger.error("the checkpoint of step %d failed: %s", part.name.step, error.strerror or error)
                 self._tell(_left_out(part, error.strerror or str(error)))
             finally:
-                self._busy.clear()
+                with self._lock:
+                    self._waiting -= 1
 
     def _hand(self, part: PartToWrite) -> PartHanded:
         name = f"{self._index}-{part.name.folder}"

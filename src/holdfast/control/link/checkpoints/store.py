@@ -47,6 +47,10 @@ class PartToWrite:
     done: Callable[[], None] = nothing
 
 
+class _OvertakenError(Exception):
+    """A newer checkpoint counts: a part is no longer of use."""
+
+
 class CheckpointStore:
     """The parts of checkpoints that one process writes. Whatever stops one: training is worth more than a checkpoint.
 
@@ -84,7 +88,10 @@ class CheckpointStore:
         self._hangs = False  # what is being done has not moved for too long, and that was said
         #: what is to be written or sealed that nobody has given up, in turn; the message for the case that it hangs
         self._due: list[CheckpointUnwritten] = []
-        self._parts = 0  # of `_pending`, those to be written
+        #: the checkpoints whose parts are to be written, or are being written, in turn
+        self._writing: list[CheckpointName] = []
+        #: parts of older checkpoints are no longer written
+        self._newest: CheckpointName | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -92,13 +99,24 @@ class CheckpointStore:
     def free(self) -> bool:
         """True where no part is being written."""
         with self._changed:
-            return not self._parts
+            return not self._writing
+
+    @property
+    def writing(self) -> frozenset[str]:
+        """The names of the checkpoints whose parts are being written, or wait for that."""
+        with self._changed:
+            return frozenset(name.folder for name in self._writing)
+
+    def give_up_before(self, newest: CheckpointName) -> None:
+        """Stop writing parts of checkpoints that are older than one that counts: nobody waits for them."""
+        with self._changed:
+            self._newest = max(self._newest or newest, newest)
 
     def write(self, part: PartToWrite) -> None:
         """Write a part, and tell."""
         due = self._unanswered(part.name, part.worker)
         with self._changed:
-            self._parts += 1
+            self._writing.append(part.name)
         self._later(lambda: self._write(part, due), due)
 
     def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
@@ -204,21 +222,26 @@ class CheckpointStore:
         told = self._written(part) if self._awaited(due) else None
         part.done()
         with self._changed:
-            self._parts -= 1
+            self._writing.remove(part.name)
+            self._due = self._due if told is not None else [one for one in self._due if one is not due]
             self._changed.notify_all()
         if told is not None:
             self._end(due, told)
 
-    def _written(self, part: PartToWrite) -> CheckpointNews:
-        """Write a part, and return what is to be told of it."""
+    def _written(self, part: PartToWrite) -> CheckpointNews | None:
+        """Write a part, and return the message about it, or None if a newer checkpoint counts by now."""
         name = part.name
         try:
             self._at_disk()
             files = tuple(
-                directory.write_file(self.storage, name.folder, file, self._paced(content()))
+                directory.write_file(self.storage, name.folder, file, self._paced(name, content()))
                 for file, content in part.files.items()
             )
+        except _OvertakenError:
+            return None
         except OSError as error:
+            if self._is_overtaken(name):  # its folder may be removed by now
+                return None
             logger.error("the checkpoint of step %d failed: %s", name.step, said(error))
             return _unwritten(name, part.worker, said(error))
         return CheckpointWritten(
@@ -234,16 +257,28 @@ class CheckpointStore:
             stall_s=part.stall_s,
         )
 
-    def _paced(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """Yield what is to be written, no faster than it may be."""
+    def _is_overtaken(self, name: CheckpointName) -> bool:
+        with self._changed:
+            return self._newest is not None and name < self._newest
+
+    def _paced(self, name: CheckpointName, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Yield what is to be written, no faster than it may be.
+
+        Raises:
+            _OvertakenError: a newer checkpoint counts.
+        """
         begun, sent = time.monotonic(), 0
         for chunk in chunks:
             self._moved()
+            if self._is_overtaken(name):
+                raise _OvertakenError
             yield chunk
             sent += len(chunk)
             while self._rate and (ahead_s := begun + sent / self._rate - time.monotonic()) > 0:
                 time.sleep(min(ahead_s, _LOOK_S))
                 self._moved()  # (it is we who wait)
+                if self._is_overtaken(name):
+                    raise _OvertakenError
 
     def _seal(self, name: CheckpointName, order: AcceptCheckpoint, due: CheckpointUnwritten) -> None:
         if not self._awaited(due):

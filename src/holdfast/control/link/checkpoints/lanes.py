@@ -1,0 +1,53 @@
+"""Two checkpoint stores: a save that was requested is written next to a part that is still being written."""
+
+from __future__ import annotations
+
+import contextlib
+
+from holdfast.control.link.checkpoints.store import CheckpointStore, PartToWrite
+from holdfast.protocol.checkpoints.names import parse_name
+from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints
+
+
+class CheckpointLanes:
+    """Writes with the first store, and with the second one while the first is still writing another checkpoint."""
+
+    def __init__(self, first: CheckpointStore, second: CheckpointStore) -> None:
+        """Both stores write to the same place."""
+        self._lanes = first, second
+
+    @property
+    def free(self) -> bool:
+        """True if no part is being written."""
+        return all(lane.free for lane in self._lanes)
+
+    def write(self, part: PartToWrite) -> None:
+        """Write a part, and report it."""
+        self._lane_for(part.name.folder).write(part)
+
+    def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
+        """Seal a checkpoint, remove some, or stop writing those that a newer one has overtaken."""
+        if isinstance(order, PruneCheckpoints):
+            # A checkpoint is removed by the lane that may still be writing it, after that.
+            for name in order.names if order.remove else ():
+                self._lane_for(name).obey(PruneCheckpoints(term=order.term, names=(name,)))
+        elif order.files:
+            self._lane_for(order.name).obey(order)
+        else:
+            with contextlib.suppress(ValueError):  # not a name of ours: there is nothing to give up
+                newest = parse_name(order.name)
+                for lane in self._lanes:
+                    lane.give_up_before(newest)
+
+    def close(self) -> None:
+        """Wait for what is under way, unless it hangs."""
+        for lane in self._lanes:
+            lane.close()
+
+    def _lane_for(self, checkpoint: str) -> CheckpointStore:
+        """Return the store that is writing a checkpoint, else one that is free, else the second."""
+        first, second = self._lanes
+        for lane in self._lanes:
+            if checkpoint in lane.writing:
+                return lane
+        return first if first.free else second

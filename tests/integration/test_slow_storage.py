@@ -1,0 +1,64 @@
+"""One node writes its part of a checkpoint slowly: checkpoints become less frequent, and are still whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from job_cases import FOREVER, TINY, wait_until
+
+from holdfast.protocol.checkpoints.directory import find_checkpoints
+from holdfast.protocol.events import CheckpointDelayed, CheckpointFailed, CheckpointSaved
+from holdfast.storage import LocalStorage
+from holdfast.testing.local_job import LocalJob
+
+#: Python runs this at the start of every process. The first file of rank 1 that is synced once `armed` is there is held
+#: up until `release` is there: the disk of one node, which is slow.
+SLOW_DISK = """
+import os, pathlib, time
+_folder, _fsync = pathlib.Path({folder!r}), os.fsync
+def fsync(descriptor):
+    if "part-00001-of" in os.readlink(f"/proc/self/fd/{{descriptor}}"):
+        try:
+            (_folder / "armed").rename(_folder / "held")
+        except FileNotFoundError:
+            return _fsync(descriptor)
+        while not (_folder / "release").exists():
+            time.sleep(0.01)
+        (_folder / "release").unlink()
+        (_folder / "held").unlink()
+    return _fsync(descriptor)
+os.fsync = fsync
+"""
+
+
+def test_one_slow_node_delays_checkpoints_but_no_requested_one(tmp_path: Path) -> None:
+    slow, saved = tmp_path / "slow", tmp_path / "checkpoints"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(SLOW_DISK.format(folder=str(slow)))
+    (slow / "armed").touch()
+    options = ("--nodes", "2", "--checkpoint-dir", str(saved), "--checkpoint-every", "2")
+    environment = {"PYTHONPATH": str(slow), "XDG_RUNTIME_DIR": str(tmp_path)}
+    with LocalJob(TINY, FOREVER, options=options, folder=tmp_path, environment=environment) as job:
+        delayed = job.wait(CheckpointDelayed)
+        assert delayed.nodes == (job.nodes()[1],), "the node of rank 1"
+        # Far more are due than may be unfinished at a time; the first one stays the one that all wait for.
+        job.wait(CheckpointDelayed, lambda event: event.left_out > 16)
+        assert not job.all(CheckpointSaved)
+        (slow / "release").touch()
+        first = job.wait(CheckpointSaved)
+        assert first.step == 2
+        assert first.left_out > 16
+        (slow / "armed").touch()
+        wait_until(lambda: (slow / "held").exists())
+        since = len(job.events)
+        with job.client() as client:
+            client.checkpoint()
+        requested = job.wait(CheckpointSaved, since=since)
+        assert (slow / "held").exists(), "it is whole although an earlier one is still being written"
+        (slow / "release").touch()
+        job.wait(CheckpointSaved, lambda event: event.step > requested.step, since=since)
+        assert not job.all(CheckpointFailed)
+        assert job.process is not None
+        job.process.terminate()
+        job.wait_exit()
+    assert max(name.step for name in find_checkpoints(LocalStorage(saved))) > requested.step

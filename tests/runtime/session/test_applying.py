@@ -1,0 +1,104 @@
+"""A step that has passed changes the state, and only once nobody is sent the state from before it any more."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.control.link.progress_page import NoProgress
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.progress import Activity
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
+from holdfast.runtime.session.applying import Applying
+from holdfast.runtime.session.resources import Generations, Shared
+from holdfast.step_samples import StepSamples
+
+DEADLINE_S = 60.0
+ME, PEER = "a/0/a", "b/0/b"
+SAMPLES = StepSamples(seed=0, micro_batches=1, micro_batch=1)
+V = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0, sample_hashes=SAMPLES.expected(1))
+PLAN = GenerationPlan(
+    term=1, generation=1, members=tuple(Member(worker=worker, host="127.0.0.1", state_port=1) for worker in (ME, PEER))
+)
+
+
+class Passed:
+    """A worker whose first step has passed, and which sends its state to a worker that joins."""
+
+    def __init__(self, transfer: str) -> None:
+        self.happened: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.transfer = SimpleNamespace(sent=False, abort=lambda: None)
+        machine = WorkerMachine(ME, samples=SAMPLES)
+        machine.order(msg.Begin(plan=PLAN, decision=Decision(kind=DecisionKind.START, applied=0)))
+        machine.entered()
+        for micro_batch in machine.share:
+            assert machine.computing(micro_batch)
+        assert machine.computed()
+        machine.reduced(V)
+        assert machine.voting()
+        machine.vote_passed(V)
+        self.shared = Shared(
+            changed=threading.Condition(threading.RLock()),
+            machine=machine,
+            resources=Generations(lambda generation, keys: None),
+            carry_out=lambda instructions: None,
+            progress=self._progress(),
+        )
+        resources = self.shared.resources.of(1)
+        assert resources is not None
+        setattr(resources, transfer, self.transfer)
+        workload: Any = SimpleNamespace(
+            apply=lambda commit: self.happened.put("applied"),
+            state=SimpleNamespace(watch=SimpleNamespace(note=lambda: None)),
+        )
+        faults: Any = SimpleNamespace(at=lambda *_: None)
+        evaluating: Any = SimpleNamespace(forget=lambda: None)
+        options: dict[str, Any] = dict.fromkeys(("experts", "saver", "snapshots", "after_apply"))
+        self.applying = Applying(
+            self.shared, workload, faults, **options, give_up=pytest.fail, verify_state=0, evaluating=evaluating
+        )
+        self.thread = threading.Thread(target=self._apply, daemon=True)
+        self.thread.start()
+
+    def next(self) -> str:
+        return self.happened.get(timeout=DEADLINE_S)
+
+    def _apply(self) -> None:
+        self.happened.put(f"returned {self.applying.apply(1, 1, V)}")
+
+    def _progress(self) -> NoProgress:
+        happened = self.happened
+
+        class Progress(NoProgress):
+            def at(self, activity: Activity, *_: Any, **__: Any) -> None:
+                if activity is Activity.AWAITING:
+                    happened.put("waits")
+
+        return Progress()
+
+
+@pytest.mark.parametrize("transfer", ["push", "parcels"])
+def test_the_state_changes_once_all_of_it_is_sent(transfer: str) -> None:
+    passed = Passed(transfer)
+    assert passed.next() == "waits"
+    passed.shared.notify()
+    assert passed.happened.empty()
+    passed.transfer.sent = True
+    passed.shared.notify()
+    assert [passed.next(), passed.next()] == ["applied", "returned True"]
+
+
+def test_a_stop_ends_the_wait_and_changes_nothing() -> None:
+    passed = Passed("push")
+    assert passed.next() == "waits"
+    with passed.shared.changed:
+        passed.shared.machine.order(msg.Stop(term=1, generation=1))
+    passed.shared.notify()
+    assert passed.next() == "returned False"
+    assert passed.happened.empty()

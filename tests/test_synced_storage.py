@@ -1,0 +1,71 @@
+"""A checkpoint that counts is on disk: each test fails if one sync is left out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast import storage as module
+from holdfast.protocol.checkpoints import directory
+from holdfast.protocol.checkpoints.names import parse_name
+from holdfast.storage import LocalStorage, storage_at
+from synced_disk import Disk
+
+NAME = parse_name("step-00000005-t1-g1-ab")
+FILES = {"part-00000-of-00001.safetensors": b"x" * 100, "state.msgpack": b"y" * 10}
+
+
+def test_a_checkpoint_that_counts_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reproducer fsync_root.py: the new folder's own entry in the checkpoint directory was not synced."""
+    disk = Disk(tmp_path, monkeypatch)
+    storage = storage_at(str(tmp_path / "above" / "checkpoints"))
+    storage.check()
+    assert disk.last_sync(".") >= 0, "the folder above the checkpoint directory is new"
+    assert disk.last_sync("above") >= 0, "the checkpoint directory is new"
+    root, folder = "above/checkpoints", f"above/checkpoints/{NAME.folder}"
+    written = [directory.write_file(storage, NAME.folder, name, [content]) for name, content in FILES.items()]
+    for name, content in FILES.items():
+        named = disk.check_named(f"{folder}/{name}", len(content))
+        assert disk.last_sync(folder) > named, "a part that is reported is there under its name"
+    assert disk.last_sync(root) > disk.check_named(f"{folder}/state.msgpack", 10), "and its folder is"
+    before = len(disk.done)
+    directory.seal(storage, NAME, written)
+    sealed = disk.check_named(f"{folder}/manifest.json", storage.size(f"{NAME.folder}/manifest.json"))
+    assert before <= sealed < min(disk.last_sync(folder), disk.last_sync(root))
+
+
+def test_a_folder_that_another_process_has_made_is_synced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    disk = Disk(tmp_path, monkeypatch)
+    LocalStorage(tmp_path).write("a/b/file", [b"x"])
+    assert all(disk.last_sync(path) > disk.check_named("a/b/file", 1) for path in (".", "a", "a/b"))
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_copy_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, linked: bool) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("a/file", [b"content"])
+    disk = Disk(tmp_path, monkeypatch)
+    if linked:
+        storage.copy("a/file", "best/file")
+        named = disk.named_at("best/file")
+    else:
+
+        def refuse(*_: object) -> None:
+            raise OSError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+        storage.copy("a/file", "best/file")
+        named = disk.check_named("best/file", 7)
+    assert storage.read("best/file", 99) == b"content"
+    assert min(disk.last_sync("best"), disk.last_sync(".")) > named
+
+
+def test_a_large_file_is_synced_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk is seen to move: else a part would seem to hang."""
+    monkeypatch.setattr(module, "_SYNC_BYTES", 10)
+    disk = Disk(tmp_path, monkeypatch)
+    LocalStorage(tmp_path).write("file", [b"x" * 6] * 5)
+    assert [size for what, path, size in disk.done if what == "sync" and path != "."] == [12, 24, 30]
