@@ -208,7 +208,7 @@ def test_a_state_shows_whatever_went_wrong() -> None:
     def vote(*flags: msg.Flag) -> list[float]:
         machine: Any = SimpleNamespace(generations=SimpleNamespace(rank=0, world=2, flags=flags))
         machine.step, machine.wishes = 1, SimpleNamespace(raised=())
-        return training.vote(plan, machine)
+        return training.vote(plan, machine, still_saving=False)
 
     v = with_flags(right.v, training.combine([vote(), vote(msg.Flag.SWAP)]), 2)
     assert (v.samples, v.flags, v.sample_hashes) == (16, (), samples.expected(1))

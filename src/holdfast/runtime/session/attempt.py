@@ -15,6 +15,7 @@ from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import FlopTally
 from holdfast.protocol.plan import Phase
+from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
@@ -40,12 +41,12 @@ class Attempt:
         compute: Compute,
         generation: int,
         bring: Bring = lambda _: True,
-        is_still_saving: Callable[[int], bool] = lambda _: False,
+        saver: CheckpointSaver | None = None,
     ) -> None:
         """Start the step from nothing, or go on from the micro-batches that are summed up already.
 
         Args:
-            is_still_saving: whether this worker's part of an earlier checkpoint is being written when a step ends.
+            saver: knows whether this worker's part of an earlier checkpoint is still being written.
         """
         self.step = compute.step
         #: the micro-batch that is being computed
@@ -57,7 +58,7 @@ class Attempt:
         self._faults = faults
         self._apply = apply
         self._bring = bring
-        self._is_still_saving = is_still_saving
+        self._saver = saver
         self._compute = compute
         self._generation = generation
         workload.begin(compute.step, compute.summed)
@@ -246,7 +247,8 @@ class Attempt:
             HaltedError, PeerLostError: it was left; the machine knows.
         """
         machine = self._shared.machine
-        saving = (Wish.STILL_SAVING,) if self._is_still_saving(self.step) else ()
+        still_saving = self._saver is not None and self._saver.is_still_saving(self.step)
+        saving = (Wish.STILL_SAVING,) if still_saving else ()
         with self._shared.changed:
             if self._shared.left(self._generation) or not machine.voting():
                 return None

@@ -249,8 +249,7 @@ class Session:
     def attempt(self, compute: Compute, generation: int) -> Attempt:
         """Begin what `next_compute` has returned."""
         parts = self._shared, self.workload, self._faults, self._applying.apply
-        is_still_saving = self._saver.is_still_saving if self._saver is not None else lambda _: False
-        self._attempt = Attempt(*parts, compute, generation, self._bring, is_still_saving)
+        self._attempt = Attempt(*parts, compute, generation, self._bring, self._saver)
         return self._attempt
 
     def settle(self, attempt: Attempt) -> msg.Commit | None:
