@@ -1,4 +1,4 @@
-"""The mutants of checkpoints: when all workers save, which unfinished ones are kept, and what is on disk first."""
+"""The mutants of checkpoints, of what is on disk first, and of lists that members could fill."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ DECISIONS = "coordination/generations/decisions.py"
 PROGRESS = "coordination/progress/announced.py"
 DIRECTORY = "protocol/checkpoints/directory.py"
 STORAGE = "storage.py"
+EVALUATIONS = "coordination/progress/evaluations.py"
+LADDER = "coordination/failures/ladder.py"
 
 SAVE_MUTANTS = (
     Mutant(
@@ -67,6 +69,20 @@ SAVE_MUTANTS = (
         old='        storage.remove(f"{name}/{MANIFEST}")\n',
         new="",
         why="half of a checkpoint must not look like a whole one",
+    ),
+    Mutant(
+        name="all_evaluations_are_remembered",
+        file=EVALUATIONS,
+        old="            turn.change(evaluated=dict(list(told.items())[-MAX_EVALUATIONS:]))\n",
+        new="            turn.change(evaluated=told)\n",
+        why="a member that makes up names fills the record until no store takes it",
+    ),
+    Mutant(
+        name="all_quarantined_nodes_are_remembered",
+        file=LADDER,
+        old="        turn.change(quarantined=(*others, entry)[-MAX_LISTED:], given_up",
+        new="        turn.change(quarantined=(*others, entry), given_up",
+        why="nodes that are unfit under ever new names fill the record until no store takes it",
     ),
     Mutant(
         name="files_are_not_synced",

@@ -27,6 +27,15 @@ from holdfast.protocol.state import SnapshotSource
 SCHEMA = 7
 #: lineages that are remembered: snapshots of older ones are of no use
 MAX_BASES = 8
+#: The record is written as a whole, and etcd takes 1.5 MB at a time. So every list that a member can add to is bounded:
+#: evaluations whose newest step is known
+MAX_EVALUATIONS = 256
+#: nodes that are quarantined, and nodes that are given up: the newest of each
+MAX_LISTED = 512
+#: nodes that have left in good order, and standbys: the newest of each
+MAX_NODES_KEPT = 2048
+#: characters of a reason, and of a place in a script
+MAX_REASON = 300
 
 
 class KnownCheckpoint(Struct, frozen=True, kw_only=True):

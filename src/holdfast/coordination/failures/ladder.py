@@ -16,7 +16,7 @@ from holdfast.protocol.events import NodeLeft, NodeRepaired
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import EndNode, Leave
 from holdfast.protocol.names import index_of
-from holdfast.protocol.record import GivenUp, Quarantined
+from holdfast.protocol.record import MAX_LISTED, MAX_REASON, GivenUp, Quarantined
 
 #: Trying again costs all members some tens of milliseconds; a link that breaks more than once a minute is better left
 #: out.
@@ -87,7 +87,10 @@ class Ladder:
 
     def gone(self, node: str) -> None:
         """A node has left although nobody wanted it to."""
+        self._gone.pop(node, None)
         self._gone[node] = self._turn.now, AUTOMATIC
+        while len(self._gone) > _KEPT:
+            del self._gone[next(iter(self._gone))]
 
     def back(self, node: Node) -> None:
         """All workers of a node run: say so where it had been gone."""
@@ -107,9 +110,9 @@ class Ladder:
         turn = self._turn
         begun = turn.record.generation > 0
         shared = not begun or any(other.host == host for other in turn.members.nodes.values() if other.name != node)
-        entry = Quarantined(node=node, host="" if shared else host, why=why[:1000], since=turn.now)
+        entry = Quarantined(node=node, host="" if shared else host, why=why[:MAX_REASON], since=turn.now)
         others = (one for one in turn.record.quarantined if one.node != node)
-        turn.change(quarantined=(*others, entry), given_up=self._given_up_but(node))
+        turn.change(quarantined=(*others, entry)[-MAX_LISTED:], given_up=self._given_up_but(node))
         self._gone.pop(node, None)
         if not self._pooled:  # (a pool may have another one)
             self._out = node, f"is quarantined: {why}"
@@ -131,8 +134,8 @@ class Ladder:
         """
         turn = self._turn
         step = turn.position.step + 2
-        entry = GivenUp(node=node, host=host, why=why[:1000], since=turn.now, step=step)
-        turn.change(given_up=(*self._given_up_but(node), entry)[-_KEPT:])
+        entry = GivenUp(node=node, host=host, why=why[:MAX_REASON], since=turn.now, step=step)
+        turn.change(given_up=(*self._given_up_but(node), entry)[-MAX_LISTED:])
         self._out = node, f"is given up: {why}"
 
     def made_good(self) -> None:

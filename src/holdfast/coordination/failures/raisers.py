@@ -26,7 +26,7 @@ from holdfast.protocol.failures import Detector, FailureKind
 from holdfast.protocol.messages.agent import Replace, WorkerDown
 from holdfast.protocol.messages.worker import Raised, ScriptError
 from holdfast.protocol.names import node_of
-from holdfast.protocol.record import RaisedBefore
+from holdfast.protocol.record import MAX_REASON, RaisedBefore
 
 #: so many of the newest exceptions are remembered: more than any generation of a small job can meet at once
 _REMEMBERED = 64
@@ -127,7 +127,7 @@ class Raisers:
         if worker in (one.worker for one in turn.record.raised):
             return  # (its node tells a coordinator that has come since)
         last = RaisedBefore(
-            worker=worker, place=error.place, step=error.step, micro_batch=error.micro_batch, time=turn.now
+            worker=worker, place=error.place[:MAX_REASON], step=error.step, micro_batch=error.micro_batch, time=turn.now
         )
         before = turn.record.raised
         turn.change(raised=(*before, last)[-_REMEMBERED:])

@@ -84,6 +84,9 @@ class Newcomers:
         if not self._crowd:
             self._first = self._turn.now
         self._crowd.add(node.name)
+        here = self._turn.members.nodes
+        if len(self._crowd) > 2 * len(here) + FEW:  # most have gone again
+            self._crowd &= here.keys()
         self._last = self._turn.now
 
     def taken_in(self) -> None:

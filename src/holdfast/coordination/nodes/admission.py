@@ -204,6 +204,7 @@ class Admission:
         Until then it may well be the same node, come back before its old connection's end was noticed.
         """
         now, lease_s = self._turn.now, self._config.lease_s
+        self._namesakes = {name: one for name, one in self._namesakes.items() if name in self._turn.members.nodes}
         asked = self._namesakes.setdefault(known.name, _Namesake(now, now))
         if now - asked.last > lease_s:
             asked.first = now

@@ -36,13 +36,13 @@ from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import EndNode, Refused
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.protocol.record import Departure
+from holdfast.protocol.record import MAX_NODES_KEPT, Departure
 
 DRAINED, MOVED = "drained", "moved"
 #: where a node could not go, although it was stopped for that, it is tried again after so many steps
 RETRY_STEPS = 10
 #: of those that have left, so many are remembered
-_KEPT = 4096
+_KEPT = MAX_NODES_KEPT
 
 
 class Departures:

@@ -258,7 +258,9 @@ class Membership:
 
     def failed(self, name: str) -> None:
         """The machine of a node has failed: what has, may again, also where it stays or comes back."""
-        self._failed[name] = min(self._failed.get(name, 0) + 1, _MOST_FAILURES)
+        self._failed[name] = min(self._failed.pop(name, 0) + 1, _MOST_FAILURES)
+        if len(self._failed) > _KEPT:
+            del self._failed[next(iter(self._failed))]
 
     def failure_rate(self, name: str) -> float:
         """Return how often a node fails: as it has said, and as much again for each failure that was seen."""

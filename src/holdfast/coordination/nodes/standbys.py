@@ -26,12 +26,12 @@ from holdfast.protocol.messages.agent import AgentMessage, EndNode, Hello, Leave
 from holdfast.protocol.messages.orders import StandBy, Warm
 from holdfast.protocol.messages.worker import Warmed
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.protocol.record import Standby
+from holdfast.protocol.record import MAX_NODES_KEPT, Standby
 
 #: so often one is told to warm up, by agent
 MAX_TRIES = 3
 #: of those that have come, so many are remembered, and of their workers
-_KEPT = 4096
+_KEPT = MAX_NODES_KEPT
 _KEPT_WORKERS = 16 * _KEPT
 
 

@@ -7,6 +7,7 @@ import math
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import Evaluated
 from holdfast.protocol.messages.worker import EvaluationDone
+from holdfast.protocol.record import MAX_EVALUATIONS
 
 
 class EvaluationBook:
@@ -23,11 +24,12 @@ class EvaluationBook:
         told = dict(record.evaluated)
         news = [result for result in message.results if result.step > told.get(result.name, 0)]
         for result in sorted(news, key=lambda one: (one.step, one.name)):
+            told.pop(result.name, None)  # the names that are reported longest ago come first
             told[result.name] = result.step
             metrics = {key: value if math.isfinite(value) else None for key, value in result.metrics.items()}
             turn.emit(Evaluated, name=result.name, step=result.step, samples=result.samples, metrics=metrics)
         if news:
-            turn.change(evaluated=told)
+            turn.change(evaluated=dict(list(told.items())[-MAX_EVALUATIONS:]))
 
     def rolled_back(self, step: int) -> None:
         """What comes after `step` is evaluated once more."""

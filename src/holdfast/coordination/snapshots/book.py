@@ -44,6 +44,12 @@ class _Cost:
     stall_s: float = 0.0
 
 
+#: snapshots whose costs are known at a time
+_KEPT_COSTS = 64
+#: damaged copies, and snapshots of which nothing is of use, that are remembered
+_KEPT_DAMAGED = 4096
+
+
 @dataclass(slots=True)
 class _Held:
     """One snapshot: who holds its parts, in the order in which they have said so."""
@@ -64,8 +70,9 @@ class SnapshotBook:
         self._turn, self._config = turn, config
         self._costs: dict[SnapshotKey, _Cost] = {}
         #: copies that were found to be of no use: of which snapshot, which part, on which node; and whole snapshots
-        self._bad: set[tuple[SnapshotKey, int, str]] = set()
-        self._lost: set[SnapshotKey] = set()
+        #: each is a set, the oldest first
+        self._bad: dict[tuple[SnapshotKey, int, str], None] = {}
+        self._lost: dict[SnapshotKey, None] = {}
         #: the newest that was announced
         self._told: SnapshotKey = (0, 0, 0)
         #: what each node was asked to keep last
@@ -109,6 +116,8 @@ class SnapshotBook:
         match message:
             case said.SnapshotTaken():
                 cost = self._costs.setdefault(message.snapshot.key, _Cost())
+                while len(self._costs) > _KEPT_COSTS:
+                    del self._costs[next(iter(self._costs))]
                 cost.nbytes += message.bytes
                 cost.seconds, cost.stall_s = max(cost.seconds, message.seconds), max(cost.stall_s, message.stall_s)
                 return False
@@ -126,9 +135,12 @@ class SnapshotBook:
             return False
         self._changed = True
         if message.node:
-            self._bad.add(copy)
+            self._bad[copy] = None
         else:
-            self._lost.add(key)
+            self._lost[key] = None
+        for known in (self._bad, self._lost):
+            while len(known) > _KEPT_DAMAGED:
+                del known[next(iter(known))]
         self._turn.emit(SnapshotRejected, step=message.snapshot.step, node=message.node, why=message.why)
         decision = self._turn.record.decision
         source = decision.source if decision is not None else None
@@ -138,7 +150,7 @@ class SnapshotBook:
         names = [keeper.node for keeper in source.keepers]
         parts = source.parts[: source.dense]  # (of experts there are others; who finds none of one says so of all)
         copies = [[(key, number, names[place]) for place in places] for number, places in enumerate(parts)]
-        return key in self._lost or any(self._bad.issuperset(these) for these in copies)
+        return key in self._lost or any(self._bad.keys() >= set(these) for these in copies)
 
     # ---- what follows ----
 
@@ -271,6 +283,7 @@ class SnapshotBook:
         keeping = {name: node for name, node in self._turn.members.nodes.items() if node.snapshots is not None}
         threshold = self._config.spec.recovery.fault_threshold
         peers = peers_of({name: node.rack for name, node in keeping.items()}, threshold)
+        self._asked = {name: asked for name, asked in self._asked.items() if name in keeping}
         wanted: dict[str, list[WantedPart]] = {name: [] for name in keeping}
         for key in sorted(key for key, one in held.items() if not one.example.everywhere)[-NEWEST:]:
             for part, holders in held[key].holders.items():

@@ -38,7 +38,7 @@ from holdfast.protocol.messages.progress import (
     Whereabouts,
 )
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
-from holdfast.protocol.names import Count, FailureRate, Name, Rack, Seconds, Struct, Text, WorkerId
+from holdfast.protocol.names import Count, FailureRate, Host, Name, Rack, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.state import Keeper, Port, SnapshotPart
 
 #: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds. Steps that log
@@ -120,7 +120,7 @@ MAX_HELD_PARTS = 1 << 14
 class NodeSnapshots(Struct, frozen=True, kw_only=True):
     """All parts of snapshots that a node's agent holds, whole; it gives them out at `host` and `port`."""
 
-    host: Text
+    host: Host
     port: Port
     parts: Annotated[tuple[SnapshotPart, ...], Meta(max_length=MAX_HELD_PARTS)] = ()
 
