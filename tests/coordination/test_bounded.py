@@ -46,6 +46,20 @@ class Hostile:
                 return cls(**{one.name: self.value(one.type, one.name) for one in fields})
             case inspect.UnionType(types=several):
                 return self.value(self.random.choice(several), field)
+            case inspect.VarTupleType(item_type=item, min_length=least):
+                return tuple(self.value(item, field) for _ in range(max(least or 0, self.random.choice([0, 1, 2]))))
+            case inspect.TupleType(item_types=items):
+                return tuple(self.value(item, field) for item in items)
+            case inspect.DictType(key_type=key, value_type=of):
+                return {self.value(key, field): self.value(of, field) for _ in range(2)}
+            case inspect.NoneType():
+                return None
+            case _:
+                return self.scalar(kind, field)
+
+    def scalar(self, kind: inspect.Type, field: str) -> Any:
+        """Return a value that consists of no others."""
+        match kind:
             case inspect.EnumType(cls=cls):
                 return self.random.choice(list[Enum](cls))
             case inspect.LiteralType(values=values):
@@ -61,14 +75,6 @@ class Hostile:
                 return max(float(least or 0.0), self.random.choice([0.0, 0.5]))
             case inspect.BoolType():
                 return self.random.random() < 0.5
-            case inspect.VarTupleType(item_type=item, min_length=least):
-                return tuple(self.value(item, field) for _ in range(max(least or 0, self.random.choice([0, 1, 2]))))
-            case inspect.TupleType(item_types=items):
-                return tuple(self.value(item, field) for item in items)
-            case inspect.DictType(key_type=key, value_type=of):
-                return {self.value(key, field): self.value(of, field) for _ in range(2)}
-            case inspect.NoneType():
-                return None
             case _:
                 pytest.fail(f"{field} is a {kind}: say here how to make one")
 

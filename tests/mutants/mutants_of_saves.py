@@ -87,6 +87,7 @@ SAVE_MUTANTS = (
     Mutant(
         name="files_are_not_synced",
         file=STORAGE,
+        tests=("test_synced_storage.py",),
         old="                os.fsync(file.fileno())\n",
         new="",
         why="a checkpoint that counts outlives a power cut",
@@ -94,6 +95,7 @@ SAVE_MUTANTS = (
     Mutant(
         name="folders_are_not_synced",
         file=STORAGE,
+        tests=("test_synced_storage.py",),
         old="            os.replace(draft, final)\n        except BaseException:\n"
         "            draft.unlink(missing_ok=True)\n            raise\n        self._sync_folders(final)\n",
         new="            os.replace(draft, final)\n        except BaseException:\n"
@@ -103,6 +105,7 @@ SAVE_MUTANTS = (
     Mutant(
         name="the_entry_of_a_checkpoint_s_folder_is_not_synced",
         file=STORAGE,
+        tests=("test_synced_storage.py",),
         old="            folder = folder.parent\n            _sync(folder)\n",
         new="            folder = folder.parent\n",
         why="a whole checkpoint would be gone after a power cut",
@@ -110,8 +113,49 @@ SAVE_MUTANTS = (
     Mutant(
         name="the_entry_of_a_new_directory_is_not_synced",
         file=STORAGE,
+        tests=("test_synced_storage.py",),
         old="    for path in missing:\n        _sync(path.parent)\n",
         new="",
         why="all checkpoints would be gone after a power cut",
+    ),
+    Mutant(
+        name="a_step_is_applied_while_the_state_before_it_is_sent",
+        file="runtime/session/applying.py",
+        tests=("runtime/session/test_applying.py",),
+        old="        self._await_push(generation)\n",
+        new="",
+        why="a worker that joins would be sent parts of two states",
+    ),
+    Mutant(
+        name="a_requested_part_waits_for_a_slow_one",
+        file="control/link/checkpoints/lanes.py",
+        tests=("control/link/test_checkpoint_lanes.py",),
+        old="        return first if first.free else second\n",
+        new="        return first\n",
+        why="the last save of a job would wait for one that is still being written",
+    ),
+    Mutant(
+        name="a_store_syncs_less",
+        file="control/store/sqlite.py",
+        tests=("test_synced_stores.py",),
+        old='        connection.execute("PRAGMA synchronous = FULL")\n',
+        new="",
+        why="a record that was announced outlives a power cut, however SQLite was built",
+    ),
+    Mutant(
+        name="the_entry_of_a_store_is_not_synced",
+        file="control/store/sqlite.py",
+        tests=("test_synced_stores.py",),
+        old="        sync_directory(path.parent)\n",
+        new="",
+        why="the whole store would be gone after a power cut",
+    ),
+    Mutant(
+        name="a_journal_is_not_synced",
+        file="observability/journal_file.py",
+        tests=("test_synced_stores.py",),
+        old="            os.fsync(self._file)\n",
+        new="            pass\n",
+        why="agents are told to forget what would then be nowhere",
     ),
 )

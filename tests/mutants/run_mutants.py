@@ -27,7 +27,7 @@ SOURCE = TESTS.parent / "src" / "holdfast"
 QUICK_ROUNDS, ROUNDS = 4, 60
 #: seconds of the CPU; a mutant that makes a schedule endless is caught, too
 LIMIT_S = 120
-UNIT_TESTS = ("coordination", "protocol", "test_synced_storage.py")
+UNIT_TESTS = ("coordination", "protocol")
 
 
 class StaleMutantError(Exception):
