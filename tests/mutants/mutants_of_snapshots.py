@@ -33,7 +33,7 @@ SNAPSHOT_MUTANTS = (
     Mutant(
         name="snapshot_that_cannot_be_read_is_tried_for_ever",
         file=BOOK,
-        old="            self._bad.add(copy)\n",
+        old="            self._bad[copy] = None\n",
         new="            pass\n",
         why="each source is tried once",
     ),
