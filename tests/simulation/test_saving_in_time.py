@@ -73,7 +73,7 @@ def test_roll_backs_are_counted_and_the_period_follows_what_is_known() -> None:
 @pytest.mark.parametrize("in_time", [True, False])
 def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(*, in_time: bool) -> None:
     for seed in range(5):
-        slow = Fault(kind=FaultKind.SLOW_DISK, time=0.5, target=seed, duration=1.0)
+        slow = Fault(kind=FaultKind.SLOW_DISK, time=0.5, target=seed, duration=4.0)
         plan = replace(PLAN, seed=seed, saves_in_time=in_time, steps=120, faults=(slow,))
         cluster = run(plan)
         events, files = cluster.world.journal.events, cluster.world.checkpoints.files
