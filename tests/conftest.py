@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from end_with_tests import end_guard, start_guard
+
 # Properties are about results, not speed: a busy machine must not fail them.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
@@ -20,6 +22,12 @@ gc.set_threshold(50_000, 20, 20)
 
 #: the zygotes that all of xdist's processes share, by what they have imported
 _ZYGOTES = "holdfast_zygotes"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes that tests start end with the tests, also if these are interrupted or killed."""
+    if (guard := start_guard()) is not None:
+        config.add_cleanup(lambda: end_guard(guard))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -44,6 +44,8 @@ class _Cost:
     stall_s: float = 0.0
 
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 #: snapshots whose costs are known at a time
 _KEPT_COSTS = 64
 #: damaged copies, and snapshots of which nothing is of use, that are remembered
@@ -116,8 +118,7 @@ class SnapshotBook:
         match message:
             case said.SnapshotTaken():
                 cost = self._costs.setdefault(message.snapshot.key, _Cost())
-                while len(self._costs) > _KEPT_COSTS:
-                    del self._costs[next(iter(self._costs))]
+                _keep_newest(self._costs, _KEPT_COSTS)
                 cost.nbytes += message.bytes
                 cost.seconds, cost.stall_s = max(cost.seconds, message.seconds), max(cost.stall_s, message.stall_s)
                 return False
@@ -138,9 +139,8 @@ class SnapshotBook:
             self._bad[copy] = None
         else:
             self._lost[key] = None
-        for known in (self._bad, self._lost):
-            while len(known) > _KEPT_DAMAGED:
-                del known[next(iter(known))]
+        _keep_newest(self._bad, _KEPT_DAMAGED)
+        _keep_newest(self._lost, _KEPT_DAMAGED)
         self._turn.emit(SnapshotRejected, step=message.snapshot.step, node=message.node, why=message.why)
         decision = self._turn.record.decision
         source = decision.source if decision is not None else None
@@ -352,6 +352,12 @@ def _is_of_use(record: Record, part: SnapshotPart) -> bool:
     if change is None or change.kept is not None:
         return change is not None and part.key == change.kept
     return plan is not None and plan.puts_away and part.generation == plan.generation
+
+
+def _keep_newest(table: dict[_Key, _Value], most: int) -> None:
+    """Forget the oldest entries of a table that has more than `most`."""
+    while len(table) > most:
+        del table[next(iter(table))]
 
 
 def _age(held: _Held) -> tuple[int, SnapshotKey]:

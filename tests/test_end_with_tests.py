@@ -1,0 +1,70 @@
+"""What tests have started ends with them, also if pytest is interrupted or killed in the middle of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import end_with_tests
+from end_with_tests import VARIABLE
+
+DEADLINE_S = 60.0
+
+#: a test that starts a process which nothing ends, as a pool is that has not come up yet
+INNER = """
+import subprocess, sys, time
+
+def test_it():
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
+    print("pid", child.pid, flush=True)
+    time.sleep(600)
+"""
+CONFTEST = """
+import end_with_tests
+
+def pytest_configure(config):
+    config.guard = end_with_tests.start_guard()
+
+def pytest_unconfigure(config):
+    end_with_tests.end_guard(config.guard)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_tests(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_inner.py").write_text(INNER)
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    environment["PYTHONPATH"] = str(Path(end_with_tests.__file__).parent)
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "test_inner.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as tests:
+        assert tests.stdout is not None
+        line = next(line for line in tests.stdout if "pid" in line)
+        pid = int(line.split()[-1])
+        assert is_alive(pid)
+        tests.send_signal(how)
+        tests.wait(DEADLINE_S)
+    limit = time.monotonic() + DEADLINE_S
+    while is_alive(pid):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def test_all_processes_of_one_run_have_one_guard() -> None:
+    assert VARIABLE in os.environ, "conftest.py has started it"
+    assert end_with_tests.start_guard() is None
