@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -19,6 +21,10 @@ settings.load_profile("shared machine")
 # Among half a million objects of what is imported here, looking for garbage takes a twentieth of the tests' time, and a
 # fifth of that of importing.
 gc.set_threshold(50_000, 20, 20)
+
+# What the commands keep of jobs goes with the tests, and not into the user's home.
+_STATE = tempfile.TemporaryDirectory(prefix="holdfast-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 #: the zygotes that all of xdist's processes share, by what they have imported
 _ZYGOTES = "holdfast_zygotes"

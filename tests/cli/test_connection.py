@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.connection import Server, read_token
+from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import JobEntry, register, registry_directory
 from holdfast.environment import TOKEN, TOKEN_FILE
 from holdfast.errors import BadInputError, UnreachableError
@@ -102,3 +103,13 @@ def test_what_is_asked_of_a_pool_is_not_asked_of_a_job(alone: str, monkeypatch: 
         pytest.raises(UnreachableError, match="no pool answers"),
     ):
         nobody.status()
+
+
+def test_without_a_name_the_jobs_of_this_machines_pool_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message was that no job runs on this machine."""
+    monkeypatch.setattr(PoolClient, "status", lambda self: {"pool": "big", "jobs": [{"job": "b"}, {"job": "a"}]})
+    entry = JobEntry(url="http://127.0.0.1:1000", token="t", job="", pid=os.getpid(), pool="big")
+    register(registry_directory(os.environ), entry)
+    with pytest.raises(BadInputError, match=r"pool big runs on this machine: .*\(-j NAME\): a, b"):
+        Server().entry()
+    assert Server(job="a").entry().url == f"{entry.url}/jobs/a/job"

@@ -78,6 +78,12 @@ class Server:
         directory, token = registry_directory(os.environ), read_token(self.token_file)
         if self.job and (pool := self._pool_with(self.job)) is not None:
             return msgspec.structs.replace(pool, url=f"{pool.url.rstrip('/')}/jobs/{self.job}/job", job=self.job)
+        if not self.job and self.address is None and (pool := _only_pool(directory)) is not None:
+            with PoolClient(pool) as client:
+                jobs = ", ".join(sorted(one["job"] for one in client.status()["jobs"])) or "none yet"
+            raise BadInputError(
+                f"pool {pool.pool} runs on this machine: say which of its jobs is meant (-j NAME): {jobs}"
+            )
         found = find_job(directory, self.address, token, tls_ca=self.tls_ca, job=self.job)
         if found.pool:
             raise BadInputError(f"at {found.url} is pool {found.pool}: say which of its jobs is meant (-j NAME)")
@@ -167,6 +173,12 @@ class Server:
         """
         if self.job and found != self.job:
             raise UnreachableError(f"there is no job {self.job!r} at {self.address}: the one there is {found!r}")
+
+
+def _only_pool(directory: Path) -> JobEntry | None:
+    """Return this machine's pool, or None if there is none, if there are several, or if a job runs by itself."""
+    entries = live_jobs(directory)
+    return entries[0] if len(entries) == 1 and entries[0].pool else None
 
 
 def _job_alone(entry: JobEntry) -> str:

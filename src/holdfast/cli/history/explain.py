@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,12 +13,13 @@ import msgspec
 import typer
 
 from holdfast.cli.connection import Server
+from holdfast.cli.history.kept_journals import journal_folder, newest_journal
 from holdfast.cli.job.look import events_of
 from holdfast.cli.job.progress import describe, time_of_day
 from holdfast.cli.job.show import event_json
 from holdfast.cli.options import grouped
-from holdfast.cli.output import AsJson, on_one_line, print_json, say
-from holdfast.errors import BadInputError
+from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
+from holdfast.errors import BadInputError, UnreachableError
 from holdfast.observability.history.explanation import Explanation, explain
 from holdfast.observability.history.standing import JobStanding, standing_of
 from holdfast.protocol.events import FailureDetected, StacksTaken
@@ -56,6 +58,7 @@ def explain_command(
 ) -> None:
     """Say why an event happened, what was tried and what it cost; without SEQ, why the job stands or waits."""
     seq, path = _asked(what, file)
+    path = path or _ended(server)
     pooled: dict[str, Any] = {}
     if seq is None and path is None and (pool := server.of_pool()) is not None:
         with pool as client:
@@ -74,7 +77,7 @@ def explain_command(
     if as_json:
         print_json(dataclasses.asdict(standing) | ({"refuses": pooled["refuses"]} if pooled else {}))
         return
-    for line in stands(standing):
+    for line in stands(standing, path):
         say(on_one_line(line))
     _say_kept_back(pooled)
     _say_unfit(pooled)
@@ -121,6 +124,22 @@ def _asked(what: str | None, file: str | None) -> tuple[int | None, Path | None]
     if file is not None:
         raise BadInputError(f"SEQ is {what!r}: give an event's number, such as 42, then the file")
     return None, Path(what)
+
+
+def _ended(server: Server) -> Path | None:
+    """Return the kept journal of the job that ended last, if none runs that could be meant."""
+    if server.address is not None:
+        return None
+    try:
+        server.entry()
+    except UnreachableError:
+        path = newest_journal(journal_folder(os.environ), server.job)
+        if path is not None:
+            warn(f"holdfast: no such job runs on this machine; this is of {path}")
+        return path
+    except BadInputError:
+        pass  # it says itself which jobs there are
+    return None
 
 
 def _live(server: Server) -> JobStanding:
@@ -216,8 +235,8 @@ def _count(number: int | None) -> str:
     return "not known how many" if number is None else str(number)
 
 
-def stands(standing: JobStanding) -> Iterator[str]:
-    """Yield where a job stands, line by line."""
+def stands(standing: JobStanding, file: Path | None = None) -> Iterator[str]:
+    """Yield where a job stands, line by line; `file`: its events, if they were read from one."""
     yield f"{standing.job} is {standing.state} since {time_of_day(standing.since)}, at step {standing.step}"
     if standing.why:
         yield f"why: {standing.why}"
@@ -233,4 +252,4 @@ def stands(standing: JobStanding) -> Iterator[str]:
     if standing.command and standing.seq:
         yield f"the {standing.who} may do: {standing.command}"
     if standing.seq:
-        yield f"more: holdfast explain {standing.seq}"
+        yield f"more: holdfast explain {standing.seq}{f' {file}' if file is not None else ''}"

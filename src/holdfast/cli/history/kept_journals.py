@@ -1,0 +1,81 @@
+"""The last journals of this user's jobs, kept after the jobs have ended, so that `holdfast explain` can read them.
+
+They lie in `$XDG_STATE_HOME/holdfast/journals` (by default below `~/.local/state`), one file a job, the newest `KEPT`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+
+from holdfast.cli.job.show import event_json
+from holdfast.protocol.events import ReadEvent, StepCommitted
+
+#: journals that are kept, the newest ones
+KEPT = 20
+#: Bytes of one journal: beyond half of them its steps are left out, beyond all of them everything.
+MOST_BYTES = 16 << 20
+
+_log = logging.getLogger("holdfast.run")
+
+
+def journal_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder in which this user's journals are kept."""
+    state = environment.get("XDG_STATE_HOME", "")
+    return Path(state or os.path.join(environment.get("HOME", "/"), ".local", "state"), "holdfast", "journals")
+
+
+def newest_journal(folder: Path, job: str | None = None, *, since: float = 0.0) -> Path | None:
+    """Return the newest journal of a job, or of any job, that was written `since` (unix seconds); None if none is."""
+    with contextlib.suppress(OSError):
+        times = {path: path.stat().st_mtime for path in _journals(folder, job)}
+        return max((path for path, at in times.items() if at >= since), key=lambda path: times[path], default=None)
+    return None
+
+
+@contextlib.contextmanager
+def kept_journal(
+    folder: Path, job: str, on_event: Callable[[ReadEvent], None]
+) -> Generator[Callable[[ReadEvent], None]]:
+    """Write a job's events to a journal that is kept, before each is passed on; older journals are removed.
+
+    A journal that cannot be written is no reason to end anything: it is logged, and the job goes on without.
+    """
+    path = folder / f"{job}.{time.time_ns()}-{os.getpid()}.jsonl"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        for old in sorted(_journals(folder), key=lambda one: one.stat().st_mtime)[:-KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        _log.info("the events of the job are not kept: %s", error)
+        yield on_event
+        return
+    written = 0
+
+    def told(event: ReadEvent) -> None:
+        nonlocal written
+        room = MOST_BYTES // 2 if isinstance(event, StepCommitted) else MOST_BYTES
+        line = event_json(event) + b"\n"
+        if written + len(line) <= room:
+            try:
+                written += os.write(descriptor, line)
+            except OSError as error:
+                _log.info("the events of the job are not kept any further: %s", error)
+                written = MOST_BYTES
+        on_event(event)
+
+    try:
+        yield told
+    finally:
+        os.close(descriptor)
+
+
+def _journals(folder: Path, job: str | None = None) -> list[Path]:
+    """Return the journals in a folder, of one job or of all. A job's name may contain dots, the rest of it does not."""
+    found = folder.glob("*.jsonl")
+    return [path for path in found if job is None or path.name.removesuffix(".jsonl").rpartition(".")[0] == job]

@@ -1,0 +1,81 @@
+"""The journals of the last jobs are kept, bounded, and found by the job's name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.connection import Server
+from holdfast.cli.history import kept_journals
+from holdfast.cli.history.explain import explain_command
+from holdfast.cli.history.kept_journals import journal_folder, kept_journal, newest_journal
+from holdfast.errors import UnreachableError
+from holdfast.observability.event_lines import read_events
+from holdfast.protocol.events import JobFailed, ReadEvent
+
+
+def failed(seq: int = 1) -> JobFailed:
+    return JobFailed(time=1.0, job="a.b", term=1, generation=1, seq=seq, why="oops")
+
+
+def keep(folder: Path, job: str, *events: ReadEvent) -> list[ReadEvent]:
+    passed: list[ReadEvent] = []
+    with kept_journal(folder, job, passed.append) as told:
+        for event in events:
+            told(event)
+    return passed
+
+
+def test_the_folder_is_the_users(tmp_path: Path) -> None:
+    assert journal_folder({"XDG_STATE_HOME": "/state"}) == Path("/state/holdfast/journals")
+    assert journal_folder({"HOME": "/home/me"}) == Path("/home/me/.local/state/holdfast/journals")
+
+
+def test_what_was_told_is_kept_and_passed_on(tmp_path: Path) -> None:
+    assert newest_journal(tmp_path / "new") is None
+    assert keep(tmp_path / "new", "a.b", failed()) == [failed()]
+    keep(tmp_path / "new", "a", failed())
+    path = newest_journal(tmp_path / "new", "a.b")
+    assert path is not None
+    assert list(read_events(path, print)) == [failed()]
+    assert path.stat().st_mode & 0o077 == 0
+    assert newest_journal(tmp_path / "new", "b") is None
+    assert newest_journal(tmp_path / "new", since=path.stat().st_mtime + 1000) is None
+
+
+def test_only_the_newest_are_kept_and_each_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_journals, "KEPT", 3)
+    monkeypatch.setattr(kept_journals, "MOST_BYTES", 1000)
+    for number in range(5):
+        keep(tmp_path, f"job-{number}", *map(failed, range(50)))
+        newest = newest_journal(tmp_path, f"job-{number}")
+        assert newest is not None
+        assert 800 < newest.stat().st_size <= 1000
+        os.utime(newest, (number + 1.0, number + 1.0))
+    assert sorted(path.name.split(".")[0] for path in tmp_path.iterdir()) == ["job-2", "job-3", "job-4"]
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert keep(tmp_path / "file", "job", failed()) == [failed()]
+
+
+def test_the_job_that_ended_last_is_explained_if_none_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message was that no job runs on this machine."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with pytest.raises(UnreachableError, match="no job runs on this machine"):
+        explain_command(server=Server())
+    keep(journal_folder(os.environ), "a.b", failed())
+    path = newest_journal(journal_folder(os.environ))
+    explain_command(server=Server())
+    shown = capsys.readouterr()
+    assert "why: oops" in shown.out
+    assert shown.out.splitlines()[-1] == f"more: holdfast explain 1 {path}"
+    assert str(path) in shown.err
+    with pytest.raises(UnreachableError, match="no job runs on this machine"):
+        explain_command(server=Server(job="other"))
