@@ -1,0 +1,77 @@
+"""A node moves to a standby: every pair of failures around it, and a failure with a coordinator that dies.
+
+A model of the protocol lists both as open: with two failures it loses an announced step, with a failure and a crash
+some of its states have no way on. The checker looks for both here. An example of the first, message by message, is in
+`tests/coordination/nodes/test_departures.py`: the step is not announced before the others have passed the next one.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from holdfast.protocol.events import GenerationStarted, StepCommitted
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.faults.plans import STEP_BOUNDARIES, Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.shrinking import failure
+
+KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE)
+#: longer than a lease: a stopped node is expelled, and wakes up
+STOPPED_S = 1.3
+
+
+def moved(*faults: Fault, crash: int = 0) -> FaultPlan:
+    return FaultPlan(
+        seed=7,
+        nodes=2,
+        start_nodes=2,
+        standbys=1,
+        steps=12,
+        micro_batches=4,
+        start_spread=0.0,
+        faults=(Fault(kind=FaultKind.MOVE, time=0.5, target=0), *faults),
+        crashes=(crash,) if crash else (),
+    )
+
+
+def struck(kind: FaultKind, target: int, boundary: str, step: int) -> Fault:
+    return Fault(
+        kind=kind, target=target, boundary=boundary, step=0 if boundary == "stopped" else step, duration=STOPPED_S
+    )
+
+
+@pytest.fixture(scope="module")
+def step() -> int:
+    """The first step that is trained without the node that is moved."""
+    cluster = SimCluster(moved())
+    assert not failure(cluster)
+    events = cluster.world.journal.events
+    (left,) = [
+        place for place, event in enumerate(events) if isinstance(event, GenerationStarted) and event.reason == "move"
+    ]
+    found = max(event.step for event in events[:left] if isinstance(event, StepCommitted)) + 1
+    assert 3 < found < 11
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_failures_lose_nothing_that_was_announced(kind: FaultKind, step: int) -> None:
+    seen, places = 0, ("stopped", *STEP_BOUNDARIES)
+    for first, second, target in product(places[::2] if kind is FaultKind.STOP_NODE else places, places[::2], range(3)):
+        at = step - 1 if first in STEP_BOUNDARIES[4:] else step
+        faults = struck(kind, target, first, at), struck(FaultKind.KILL_NODE, target + 1, second, step)
+        cluster = SimCluster(moved(*faults))
+        assert not failure(cluster), moved(*faults)
+        seen += cluster.injector.seen.total() == 3
+    assert seen > 30, f"all three faults strike in {seen} schedules only"
+
+
+@pytest.mark.parametrize("target", range(3))
+def test_a_failure_and_a_crash_leave_a_way_on(target: int, step: int) -> None:
+    for boundary in ("stopped", "reduced", "passed"):
+        fault = struck(FaultKind.KILL_NODE, target, boundary, step)
+        undisturbed = SimCluster(moved(fault))
+        assert not failure(undisturbed), moved(fault)
+        for write in range(20, undisturbed.writes + 1, 5):
+            assert not failure(SimCluster(moved(fault, crash=write))), moved(fault, crash=write)
