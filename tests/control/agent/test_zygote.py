@@ -148,6 +148,20 @@ def test_a_worker_is_like_a_cold_start(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_workers_have_random_numbers_of_their_own(tmp_path: Path) -> None:
+    """As after cold starts: the generators that the zygote has preloaded are seeded anew in each child."""
+    code = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())"
+
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        drawn: list[list[str]] = []
+        for _ in range(2):
+            assert await owner.exit_of(await fork(client, folder, code)) == 0
+            drawn.append((folder / "output").read_text().splitlines()[-1].split())
+        assert all(one != other for one, other in zip(*drawn, strict=True)), drawn
+
+    play(tmp_path, story, ("torch", "numpy"))
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code", "words"),
     [

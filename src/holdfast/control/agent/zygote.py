@@ -225,9 +225,22 @@ def become(fork: Fork) -> None:
         sys.argv = [fork.script, *fork.args]
         # (the zygote runs with -P: nothing of its own stands there)
         sys.path.insert(0, fork.cwd if fork.as_module else str(Path(fork.script).parent))
+    reseed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # what a worker said is not lost when it is killed
+
+
+def reseed() -> None:
+    """Seed the global generators of preloaded modules from the system, as importing them would have.
+
+    Otherwise all children continue the random numbers of the zygote: a script without a seed makes the same data on all
+    nodes of one machine, and other data on another machine.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
 
 
 def main() -> int:
