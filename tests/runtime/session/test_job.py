@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import logging
 import pickle
+import struct
 import subprocess
 import sys
 import threading
@@ -97,6 +99,48 @@ def test_it_trains_as_plain_pytorch_does() -> None:
     for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=0)
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_dropout_in_each_micro_batch_is_that_of_plain_pytorch_seeded_by_step_and_number() -> None:
+    """Plain PyTorch seeds itself by the documented rule: a hash of the job's seed, the step and the micro-batch."""
+
+    def fresh() -> torch.nn.Module:
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 1)).double()
+
+    def seed_of(step: int, micro_batch: int) -> int:
+        packed = struct.pack("<QQQ", 7, step, micro_batch)
+        digest = hashlib.blake2b(packed, digest_size=8, person=b"hf-stream").digest()
+        return int.from_bytes(digest, "little")
+
+    data = TensorDataset(X.double(), X.double().sum(1, keepdim=True))
+    ours = Trained(model=fresh())
+    masks: dict[tuple[int, int], tuple[bool, ...]] = {}
+    numbers = iter([(step, number) for step in range(1, 6) for number in range(3)])
+    ours.model[1].register_forward_hook(  # type: ignore[index] - a Sequential
+        lambda _module, _given, made: masks.__setitem__(next(numbers), tuple((made == 0.0).flatten().tolist()))
+    )
+    ours.run(5, dataset=data, seed=7)
+    assert len(set(masks.values())) == 15, "each micro-batch has randomness of its own"
+    model = fresh()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    assert ours.job._session is not None
+    order = ours.job._session.workload.loader.order
+    for step in range(1, 6):
+        optimizer.zero_grad()
+        losses: list[float] = []
+        for number in range(3):
+            samples = order.indices(step, number)
+            torch.manual_seed(seed_of(step, number))
+            loss = torch.nn.functional.mse_loss(model(data.tensors[0][samples]), data.tensors[1][samples])
+            (loss / 3).backward()
+            losses.append(loss.item())
+        optimizer.step()
+        schedule.step()
+        assert ours.losses[step] == pytest.approx(sum(losses) / 3, rel=1e-12)
+    for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
 def test_rank_world_and_norm(tmp_path: Path) -> None:
