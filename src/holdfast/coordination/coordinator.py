@@ -100,6 +100,8 @@ class Coordinator:
             # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
             turn.change(checkpoints=tuple(checkpoints), term=term)
+        if not self.config.takeover:
+            turn.change(data=())  # Its user may have corrected the data: the workers of this run say what they are.
         emulated, told = self.config.spec.experiments.emulated_seconds, self.parts.flop.told
         if first:
             turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, **emulated, **told)

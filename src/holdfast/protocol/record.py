@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from holdfast.protocol.batch_summary import BatchSummary
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import FailedLayout, LayoutChange, Layouts
@@ -169,7 +170,8 @@ class Record(Struct, frozen=True, kw_only=True):
     `generation` is the highest number ever given, a pending plan's included. `lineage` is the generation of the last
     START or ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and
     that were not in the journal when it was taken, with their v. `script_digest`, `config` and `layouts` are those of
-    the first worker, `layout` is the one in force. `change`: to another one. `layout_s`: what a micro-batch took under
+    the first worker, `layout` is the one in force. `data`: a summary of the data that all workers of this run have.
+    `change`: to another one. `layout_s`: what a micro-batch took under
     layouts that were in force, by their names. `too_large`: those that have not fitted memory. `failed_layouts`:
     those under which the script failed.
     `outbox` holds the events of the transition that wrote this record, `position` is where the job stood before them:
@@ -204,6 +206,7 @@ class Record(Struct, frozen=True, kw_only=True):
     lineage: int = 0
     script_digest: str = ""
     config: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    data: BatchSummary = ()
     global_batch: int = 0
     micro_batches: int = 0
     seed: int = 0

@@ -35,7 +35,9 @@ from holdfast.coordination.generations.planner import (
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
 from holdfast.coordination.generations.roles import every_role, only_whole
 from holdfast.coordination.nodes.admission import send_away_all
-from holdfast.coordination.nodes.fitting import wanted_places
+from holdfast.coordination.nodes.fitting import send_away, wanted_places
+from holdfast.coordination.nodes.membership import Node, WorkerInfo
+from holdfast.coordination.nodes.same_data import ADVICE, difference, split_by_data
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT, SAVE
 from holdfast.coordination.snapshots.nearest import nearest
@@ -54,6 +56,7 @@ class Deciding:
     """Asked after every input; does something only where it is time."""
 
     def __init__(self, parts: JobParts) -> None:
+        self._parts = parts
         self._turn, self._config = parts.turn, parts.config
         self._progress = parts.progress
         self._ledger = parts.ledger
@@ -285,12 +288,48 @@ class Deciding:
         complete, needed = turn.members.complete_nodes, 1 if self._closing.under_way else self._replacing.needed
         if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, self._config)):
             return
+        if not self._have_same_data():
+            return
         workers = [info.id for info in turn.members.workers()]
         known, fresh = record.checkpoints, self._standbys.fresh(workers)
         anew, unreadable, places = self._anew, record.unreadable, record.layout.places
         committed, away = self._ledger.committed, self._snapshots.lacking
         verdict = without_state(committed, known, fresh, away, anew=anew, unreadable=unreadable, places=places)
         self._carry_out(self._nearest(verdict), workers, {})
+
+    def _have_same_data(self) -> bool:
+        """Compare the data of all workers before the first plan of a run. The majority has the job's data.
+
+        The nodes of other workers are refused. If there is no majority, the job fails.
+        """
+        turn, infos = self._turn, list(self._turn.members.workers())
+        if turn.record.data:
+            return True  # Workers were compared with it as they came.
+        groups = split_by_data([(info, info.attach.data) for info in infos])
+        if not groups:
+            return True
+        most, *others = groups
+        if others and 2 * len(most) <= sum(map(len, groups)):
+            self._ending.failed(self._without_majority(most[0], others[0][0]), EXIT_BAD_INPUT)
+            return False
+        turn.change(data=most[0].attach.data)
+        for name in {node_of(info.id) for group in others for info in group}:
+            self._refuse(turn.members.nodes[name])
+        return not others
+
+    def _without_majority(self, one: WorkerInfo, other: WorkerInfo) -> str:
+        where = self._turn.place_of(one.id), self._turn.place_of(other.id)
+        what = difference(other.attach.data, one.attach.data).replace("the job's", f"that of {where[0]}")
+        return f"the nodes have different data: on {where[1]} {what}; {ADVICE}"
+
+    def _refuse(self, node: Node) -> None:
+        """Send a node away whose data are not those of the majority."""
+        job, parts = self._turn.record.data, self._parts
+        what = next(filter(None, (difference(info.attach.data, job) for info in node.workers.values())), "")
+        why = f"node {node.name} does not fit the job: {what}: {ADVICE}"
+        parts.misfit = send_away(self._turn, node, why)
+        parts.tenant.refuse(node.name, why)
+        parts.departures.forget(node)
 
     @property
     def _anew(self) -> bool:

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.nodes.same_data import ADVICE, difference
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.layouts.several import said_of
@@ -26,12 +27,12 @@ def misfit(turn: Turn, node: Node, attach: Attach, goes_back: Callable[[str], bo
         What differs; "" where all is the same.
     """
     if why := _cannot_be(node, attach):
-        return _sent_away(turn, node, why)
+        return send_away(turn, node, why)
     if not turn.record.config and node.standby:
         return ""  # (the others say what the job is)
     if not turn.record.config and (why := _other_work(turn, attach)):
         why = f"node {node.name} does not fit the job: {why}"
-        return why if goes_back(why) else _sent_away(turn, node, why)
+        return why if goes_back(why) else send_away(turn, node, why)
     if not turn.record.config:
         turn.change(
             config=attach.config,
@@ -52,9 +53,11 @@ def misfit(turn: Turn, node: Node, attach: Attach, goes_back: Callable[[str], bo
         said.append(_difference("layouts", said_of(attach.layouts) or "one", said_of(turn.record.layouts) or "one"))
     elif attach.layout != turn.record.layout:
         said.append(_difference("layout", str(attach.layout), str(turn.record.layout)))
+    if other := difference(attach.data, turn.record.data):
+        said.append(f"{other}: {ADVICE}")
     if node.standby:
         said += _other_room(turn, node, attach)
-    return _sent_away(turn, node, f"node {node.name} does not fit the job: {'; '.join(said)}") if said else ""
+    return send_away(turn, node, f"node {node.name} does not fit the job: {'; '.join(said)}") if said else ""
 
 
 def _other_work(turn: Turn, attach: Attach) -> str:
@@ -71,7 +74,8 @@ def _other_work(turn: Turn, attach: Attach) -> str:
     return "; ".join(_difference(name, str(here), str(job)) for name, here, job in pairs if here != job)
 
 
-def _sent_away(turn: Turn, node: Node, why: str) -> str:
+def send_away(turn: Turn, node: Node, why: str) -> str:
+    """End a node that does not fit the job, alone; return why."""
     turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
     return why
 

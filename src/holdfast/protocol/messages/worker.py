@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from holdfast.protocol.batch_summary import BatchSummary
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.commit import Commit, Metrics
 from holdfast.protocol.layouts.layout import WHOLE, Layout
@@ -45,6 +46,8 @@ class Attach(Struct, frozen=True, kw_only=True):
     layout: Layout = WHOLE
     #: all that the script lists, where these are several: then its agent has said which one this is
     layouts: Layouts = ()
+    #: of micro-batch 0 of step 1; all workers of a job must have the same data
+    data: BatchSummary = ()
 
 
 class Begun(Struct, frozen=True, kw_only=True):

@@ -107,6 +107,12 @@ class MicroBatchLoader:
             fetched = cut(fetched, self._part, self._parts, self.order.micro_batch)
         return to_device(fetched, self.device, pin=self._pins)
 
+    def fetch_whole(self, step: int, micro_batch: int) -> Any:
+        """Fetch a micro-batch in this process, with the samples of all places of a unit. Not for streams."""
+        wanted = self._data.wanted(step, micro_batch)
+        seed_fetch(self.order.seed, step, micro_batch, devices=False)
+        return self._data.fetch(step, micro_batch, wanted)
+
     def close(self) -> None:
         """End the loader workers."""
         if self._pool is not None:

@@ -27,6 +27,7 @@ from holdfast.protocol.job_spec import AUTO
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.checkpoints.who_saves import saver_of
+from holdfast.runtime.data.batch_summary import summarize_data
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
@@ -405,7 +406,7 @@ class Job:
             after_apply=self._applied if self._after_apply else None,
             progress=open_progress(settings) if settings else NoProgress(),
         )
-        session.attach(config)
+        session.attach(config, summarize_data(workload.loader) if settings else ())
         if settings:
             self._last_words = LastWords(session.ending, session.locate, session.keep, session.left_loop.save)
             self._last_words.install()

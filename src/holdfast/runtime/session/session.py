@@ -36,6 +36,7 @@ from holdfast.coordination.worker.tasks import (
     WarmUp,
     WorkerInstruction,
 )
+from holdfast.protocol.batch_summary import BatchSummary
 from holdfast.protocol.commit import Wish
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity
@@ -171,11 +172,12 @@ class Session:
         with self._changed:
             return self._machine.generations.world
 
-    def attach(self, config: dict[str, str]) -> None:
+    def attach(self, config: dict[str, str], data: BatchSummary = ()) -> None:
         """Announce this worker, and listen for orders from now on.
 
         Args:
             config: software, model and settings in words; all workers of a job must have the same.
+            data: a summary of the data, which all must have in common as well.
         """
         experts, order = self.workload.experts, self.workload.loader.order
         self._link.start(self._on_order, self._on_lost)
@@ -191,6 +193,7 @@ class Session:
             seed=self.workload.samples.seed,
             layout=self.workload.place.layout,
             layouts=self.workload.place.layouts,
+            data=data,
             expert_shape=experts.shape(self._identity.slots) if experts is not None else None,
             saves=self._saver is not None,
             saves_in_time=self._saver is not None and self._saver.in_time,
