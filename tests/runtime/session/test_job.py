@@ -358,7 +358,7 @@ def test_a_loop_that_uses_steps_wrongly_is_told_so() -> None:
     trained = Trained()
     trained.protect()
     for step in trained.job.steps(1):
-        with pytest.raises(HoldfastError, match=r"needs one step\.backward"):
+        with pytest.raises(HoldfastError, match=r"had no step\.backward"):
             for _ in step.micro_batches():
                 pass
         break

@@ -109,23 +109,43 @@ def test_a_loop_without_apply_is_told_so() -> None:
         loop.run(loop.compute)
 
 
-@pytest.mark.parametrize("how", ["unfrozen", "added"])
-def test_a_parameter_that_is_trained_only_since_protect_is_refused(how: str) -> None:
+def test_a_parameter_that_replaces_one_of_the_model_is_refused() -> None:
     model = torch.nn.Linear(4, 1)
-    model.weight.requires_grad_(how == "added")
     loop = Loop(model)
 
     def train(step: Step) -> None:
-        if how == "unfrozen":
-            model.weight.requires_grad_(True)
-        else:
-            model.weight = torch.nn.Parameter(model.weight.detach().clone())
-            loop.optimizer.add_param_group({"params": [model.weight]})
+        model.weight = torch.nn.Parameter(model.weight.detach().clone())
+        loop.optimizer.add_param_group({"params": [model.weight]})
         loop.compute(step)
         step.apply()
 
-    with pytest.raises(StepUseError, match=r"shape \(1, 4\) .* required none at job\.protect"):
+    with pytest.raises(StepUseError, match=r"shape \(1, 4\) that the model given to job\.protect\(\) does not have"):
         loop.run(train)
+
+
+def test_a_second_backward_for_a_micro_batch_is_told_from_one_outside_the_loop() -> None:
+    loop = Loop()
+
+    def twice(step: Step) -> None:
+        for x, y in step.micro_batches():
+            step.backward(loop.loss(x, y))
+            step.backward(loop.loss(x, y))
+
+    def after(step: Step) -> None:
+        loop.compute(step)
+        step.backward(loop.loss(*DATA[:2]))
+
+    with pytest.raises(StepUseError, match=r"step 1: a second step\.backward\(\) for one micro-batch: add its losses"):
+        loop.run(twice)
+    loop = Loop()
+    with pytest.raises(StepUseError, match=r"backward\(\) belongs inside `for batch in step\.micro_batches"):
+        loop.run(after)
+
+
+def test_a_micro_batch_without_backward_is_told_how_to_leave_it_out() -> None:
+    loop = Loop()
+    with pytest.raises(StepUseError, match=r"step 1: a micro-batch had no step\.backward.*step\.skip\(reason\)"):
+        loop.run(lambda step: list(step.micro_batches()))
 
 
 def test_a_complex_parameter_is_refused() -> None:

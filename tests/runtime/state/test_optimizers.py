@@ -111,6 +111,10 @@ class Wrapped(SGD):
         (lambda ps: {"": SGD(ps)}, "the name of an optimizer is a text, and not empty"),
         (lambda ps: {1: SGD(ps)}, "the name of an optimizer is a text, and not empty"),
         (lambda ps: {"a": SGD(ps), "b": SGD(ps[:1])}, r"shape \(2, 2\) is in the optimizers 'a' and 'b'"),
+        (
+            lambda ps: torch.optim.SparseAdam(list(ps)),
+            "SparseAdam, which takes sparse gradients only, .*leave sparse=True out",
+        ),
         (lambda ps: torch.optim.LBFGS(ps), r"LBFGS, whose step\(\) needs a closure: .* use one that does without"),
         (lambda ps: Wrapped(ps), r"Wrapped, which has its own state_dict\(\): only plain"),
     ],

@@ -108,9 +108,14 @@ def _cut_beside(spec: TensorSpec, beside: torch.Tensor) -> SpreadAs:
     return SpreadAs(spec.shape, spec.placed if tuple(cuts) == names else whole)
 
 
+def _kept_for(state: TrainingState, manifest: Manifest) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield which parameter the optimizers' state in a manifest has a tensor for, and that tensor's place."""
+    yield from state.optimizers.kept_for(manifest.optimizer, state.added_parameters(manifest))
+
+
 def _of_other_shapes(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield what optimizers keep of parameters that are spread here, by place, each with its parameter."""
-    for parameter, number in state.optimizers.kept_for(manifest.optimizer):
+    for parameter, number in _kept_for(state, manifest):
         if is_spread(parameter):
             yield number, parameter
 
@@ -150,7 +155,7 @@ def _likes(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torc
     if not any(is_spread(tensor) for _, tensor in own):
         return
     pairs = [*enumerate(tensor for _, tensor in own)]
-    pairs += [(number, parameter) for parameter, number in state.optimizers.kept_for(manifest.optimizer)]
+    pairs += [(number, parameter) for parameter, number in _kept_for(state, manifest)]
     named = dict(own)
     for name, node in manifest.extra.items():
         here = _tensors_in(state.extra[name].state_dict()) if name in state.extra else {}

@@ -27,6 +27,7 @@ from holdfast.protocol.messages.worker import CheckpointUnwritten
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import seal_of
 from holdfast.runtime.checkpoints.best import BestChoice, BestStates, Rating
+from holdfast.runtime.checkpoints.changed_settings import changed_frozen, changed_settings
 from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_manifest, in_terms_of
 from holdfast.runtime.checkpoints.parts import copy_part, part_name, stored_names
 from holdfast.runtime.checkpoints.stored_tensors import load_tensors, opened
@@ -274,13 +275,14 @@ class CheckpointSaver:
 
         Args:
             experts: those of this worker; `wanted`: the ones of each layer that it is to host.
-            first: this rank says where the checkpoint's learning rates are not the script's.
+            first: this rank warns if settings of the checkpoint differ from the script's.
         """
-        mine = state.optimizers.learning_rates()
+        settings, frozen = state.optimizers.settings(), state.frozen()
         step = load_checkpoint(self.storage, name, state, self._samples, self._place)
-        theirs = state.optimizers.learning_rates()
-        if first and mine != theirs:
-            logger.warning("the checkpoint's learning rate %s is used, not the script's %s", theirs, mine)
+        if first:
+            for warning in (*changed_settings(settings, state.optimizers.settings()), changed_frozen(frozen, state)):
+                if warning:
+                    logger.warning("%s", warning)
         if experts is not None:
             load_experts(self.storage, name, experts, wanted)
         if bad := state.not_a_number():

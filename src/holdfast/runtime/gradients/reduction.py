@@ -176,6 +176,11 @@ class GradientBuckets:
         """How many gradient elements there are."""
         return sum(bucket.numel for bucket in self._buckets)
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether a backward of this step has made a gradient here."""
+        return any(gradient is not None for bucket in self._buckets for gradient in bucket.local)
+
     def zero(self) -> None:
         """Begin a step: no gradient yet, whatever there was."""
         for bucket in self._buckets:

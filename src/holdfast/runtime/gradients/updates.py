@@ -15,13 +15,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.gradients.reduction import GradientBuckets, foreign_gradient
+from holdfast.runtime.gradients.step_guard import StepGuard
+from holdfast.runtime.layouts.local import is_sharded
 from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.binding import dense_parameters
 from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
-from holdfast.runtime.state.optimizers import NAMELESS, Optimizers, listed, parameters_of
+from holdfast.runtime.state.optimizers import NAMELESS, Optimizers, listed, parameters_of, said_unknown_in_group
 from holdfast.runtime.state.refusals import needs_metric
 from holdfast.runtime.state.state import TrainingState
 
@@ -37,6 +39,7 @@ class Update:
         *,
         max_norm: float | None,
         only: bool,
+        guard: StepGuard,
         place: PlaceInUnit = WHOLE_UNIT,
     ) -> None:
         """Take over the gradients of what it trains.
@@ -45,6 +48,7 @@ class Update:
             name: of the optimizer.
             max_norm: its gradients are clipped to this norm; None for no clipping.
             only: there is no other: all gradients of the model are its.
+            guard: of the job's optimizers.
             place: which part of a replica is here.
 
         Raises:
@@ -53,21 +57,86 @@ class Update:
         self.name = name
         self.max_norm = max_norm
         self._optimizer = optimizer
-        experts = {id(weight) for weight in expert_parameters(state.model)}
+        self._state, self._only, self._place, self._guard = state, only, place, guard
+        experts = expert_parameters(state.model)
+        self._experts = [(weight, weight.requires_grad) for weight in experts]
+        self._dense = dense_parameters(state.model)
+        self._in_model = {id(parameter) for parameter in (*self._dense, *experts)}
+        self._bind()
         mine = {id(parameter) for parameter in parameters_of(optimizer)}
-        dense = dense_parameters(state.model)
-        trained = [p for p in dense if only or id(p) in mine]
-        self.buckets = GradientBuckets(trained, whose=_said(name), counts=place.counts)
-        self._reduced = {id(parameter) for parameter in self.buckets.parameters} | experts
-        #: (a frozen one of its own is none of them: trained after all, it is to be told of)
-        self._others: list[Parameter] = [] if only else [p for p in dense if id(p) not in self._reduced | mine]
         #: it is the one that steps the experts
-        self.steps_experts = only or bool(experts & mine)
+        self.steps_experts = only or any(id(weight) in mine for weight in experts)
         #: those that follow its steps, by their names in `extra`
         self.schedulers = {name: thing for name, thing in state.extra.items() if _drives(thing, optimizer)}
 
+    def _bind(self) -> None:
+        """Make buckets for the parameters that the optimizer trains now."""
+        mine = {id(parameter) for parameter in parameters_of(self._optimizer)}
+        trained = self._dense if self._only else [p for p in self._dense if id(p) in mine]
+        self.buckets = GradientBuckets(trained, whose=_said(self.name), counts=self._place.counts)
+        self._reduced = {id(parameter) for parameter in self.buckets.parameters} | {id(w) for w, _ in self._experts}
+        #: parameters of the other optimizers, whose gradients are dropped
+        self._others: list[Parameter] = [] if self._only else [p for p in self._dense if id(p) not in mine]
+        self._trained = self._trains_now()
+
+    def _trains_now(self) -> tuple[list[bool], list[int]]:
+        """Return which parameters require a gradient, and how many parameters each group has."""
+        groups = [len(group["params"]) for group in self._optimizer.param_groups]
+        return [parameter.requires_grad for parameter in self._dense], groups
+
+    def follow(self) -> None:
+        """Follow the script if it has frozen or unfrozen parameters, or added a parameter group, between two steps.
+
+        Raises:
+            StepUseError: it did so in the middle of a step, or in a way that other workers cannot follow.
+        """
+        for weight, required in self._experts:
+            if weight.requires_grad != required:
+                raise StepUseError(
+                    f"requires_grad of an expert weight of shape {tuple(weight.shape)} was changed after "
+                    "job.protect(): experts move between workers, so freeze them before job.protect(), or by a "
+                    "learning rate of 0"
+                )
+        if self._trains_now() == self._trained:
+            return
+        if self.buckets.has_sums:
+            raise StepUseError(
+                "requires_grad or the optimizer's parameter groups were changed after a micro-batch of this step had "
+                "its backward: change them in after_apply, or in the loop before step.micro_batches()"
+            )
+        self._check_added()
+        for parameter in self.buckets.parameters:
+            parameter.grad = None
+        self._bind()
+
+    def _check_added(self) -> None:
+        """Check what the script has unfrozen or added.
+
+        Raises:
+            StepUseError: a parameter is not the model's, is another optimizer's, or is not sharded.
+        """
+        optimizers = self._state.optimizers
+        others = [(name, one) for name, one in optimizers.by_name.items() if name != self.name]
+        elsewhere = {id(parameter): name for name, one in others for parameter in parameters_of(one)}
+        for parameter in parameters_of(self._optimizer):
+            if id(parameter) not in self._in_model:
+                raise StepUseError(said_unknown_in_group(parameter))
+            if id(parameter) in elsewhere:
+                raise StepUseError(
+                    f"a parameter of shape {tuple(parameter.shape)} was added to the {_said(self.name)}, and is in "
+                    f"optimizer {elsewhere[id(parameter)]!r} too: each parameter belongs to one optimizer"
+                )
+        if self._place.layout.shard > 1:
+            for parameter in self._dense:
+                if parameter.requires_grad and not is_sharded(parameter):
+                    raise StepUseError(
+                        f"a parameter of shape {tuple(parameter.shape)} was unfrozen and is not sharded, so each "
+                        "worker of the replica would train it on its own samples alone: include it in fully_shard()"
+                    )
+
     def begin(self, *, anew: bool) -> None:
         """Its turn begins, with no gradient or with those that are summed up already; the others have none."""
+        self._guard.check()
         if anew:
             self.buckets.zero()
         else:
@@ -79,8 +148,9 @@ class Update:
         """Right before each backward: what is summed up already is added to.
 
         Raises:
-            StepUseError: somebody else has made or changed gradients.
+            StepUseError: somebody else has made or changed gradients, or frozen parameters in the middle of a step.
         """
+        self.follow()
         if self.check():
             self.buckets.show()
 
@@ -103,18 +173,19 @@ class Update:
             parameter.grad = None
 
     def check_trained(self) -> None:
-        """Before the reduction: its optimizer would use no gradient that nobody reduces.
+        """Before the reduction: the buckets hold all that the optimizer would use.
 
         Raises:
-            StepUseError: it would, and replicas would differ.
+            StepUseError: they do not, and replicas would differ.
         """
+        self.follow()
         self.check()
         for parameter in parameters_of(self._optimizer):
             if parameter.grad is not None and id(parameter) not in self._reduced:
                 raise StepUseError(
-                    f"a parameter of shape {tuple(parameter.shape)} has a gradient, but required none at "
-                    "job.protect(), or was not there: let all that is ever trained require a gradient from the "
-                    "start, and freeze by a learning rate of 0"
+                    f"a parameter of shape {tuple(parameter.shape)} has a gradient that nothing reduces: its "
+                    "requires_grad was set to False after a backward of this step; change it in after_apply, or in the "
+                    "loop before step.micro_batches()"
                 )
 
     def gradients(self, experts: JobExperts | None) -> Sequence[GradientBuckets | ExpertGradients | RoutingChoices]:
@@ -125,7 +196,8 @@ class Update:
 
     def step(self) -> None:
         """Change the parameters by the gradients that they have now."""
-        self._optimizer.step()
+        with self._guard.stepping():
+            self._optimizer.step()
 
     def advance_schedules(self) -> None:
         """Its turn is over: its learning rate schedules are one step further."""
@@ -155,14 +227,16 @@ class Updates:
             place: which part of a replica is here.
 
         Raises:
-            BadInputError: a name is unknown or missing, a norm is not positive, or there is nothing to train.
+            BadInputError: a name is unknown or missing, a norm is not positive, there is nothing to train, or a
+                scheduler is not in `extra`.
         """
         optimizers = state.optimizers
         self.order = _checked_order(order, optimizers)
         norms = _norms(max_grad_norm, optimizers)
         only = len(optimizers.by_name) == 1
+        guard = StepGuard(optimizers, state.extra)
         self._by_name = {
-            name: Update(name, optimizer, state, max_norm=norms.get(name), only=only, place=place)
+            name: Update(name, optimizer, state, max_norm=norms.get(name), only=only, guard=guard, place=place)
             for name, optimizer in optimizers.by_name.items()
         }
         self._places: dict[str, int] = {}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from holdfast.protocol.layouts.layout import DIMENSIONS
+from holdfast.protocol.layouts.layout import DIMENSIONS, SHARD
 
 #: the name of a group along a dimension of the layout, before that of the dimension
 GROUP = "holdfast-"
@@ -37,6 +37,11 @@ _CUT = re.compile(r"(\w+) (?:R|S\((\d{1,2})\))")
 def is_spread(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is spread over the places of a unit (a DTensor)."""
     return type(tensor) is not torch.Tensor and hasattr(tensor, "_local_tensor")
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is cut along the layout's shard dimension."""
+    return is_spread(tensor) and SHARD in dimensions_of(cast(Any, tensor).device_mesh)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

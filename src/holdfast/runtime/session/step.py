@@ -64,6 +64,8 @@ class Step:
         self._settle = settle
         self._open: int | None = None
         self._begun = False
+        #: whether the script is inside the body of that loop
+        self._looping = False
         self._ended = False
 
     def micro_batches(self) -> Iterator[Any]:
@@ -76,10 +78,14 @@ class Step:
             raise StepUseError(f"step {self.number}: micro_batches() is gone through once, its samples count once")
         self._begun = True
         for micro_batch in self._attempt.micro_batches():
-            self._open = micro_batch
+            self._open, self._looping = micro_batch, True
             yield self._attempt.load(micro_batch)
             if self._at_hand:
-                raise StepUseError(f"step {self.number}: each micro-batch needs one step.backward(loss)")
+                raise StepUseError(
+                    f"step {self.number}: a micro-batch had no step.backward(loss): each needs exactly one; to leave "
+                    "a micro-batch out on purpose, call step.skip(reason) instead"
+                )
+            self._looping = False
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of the micro-batch at hand; `loss` is its mean.
@@ -87,6 +93,11 @@ class Step:
         Raises:
             StepUseError: there is no micro-batch at hand.
         """
+        if self._open is None and self._looping:
+            raise StepUseError(
+                f"step {self.number}: a second step.backward() for one micro-batch: add its losses and call "
+                "step.backward(loss) once, with their sum"
+            )
         if self._open is None:
             raise StepUseError(f"step {self.number}: backward() belongs inside `for batch in step.micro_batches()`")
         micro_batch, self._open = self._open, None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -39,6 +40,8 @@ class Optimizers:
             self.by_name[name] = _checked(name, optimizer)
         if not self.by_name:
             raise BadInputError("optimizer is an empty mapping: there is nothing to train with")
+        #: how many parameter groups each of them had at `protect`
+        self._groups = {name: len(optimizer.param_groups) for name, optimizer in self.by_name.items()}
         self._check_apart()
 
     def __iter__(self) -> Iterator[Optimizer]:
@@ -70,19 +73,47 @@ class Optimizers:
             )
         return self.by_name[names[0]] if names else None
 
-    def learning_rates(self) -> list[float]:
-        """Return those of all parameter groups, as they were before any schedule."""
-        groups = [group for optimizer in self for group in optimizer.param_groups]
-        return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
+    def settings(self) -> list[dict[str, object]]:
+        """Return the options of each parameter group that the script chose: without those that a schedule changes."""
+        return [_chosen(group) for optimizer in self for group in optimizer.param_groups]
 
     # ---- state ----
 
-    def kept_for(self, state: tree.Node) -> Iterator[tuple[Parameter, int]]:
-        """Yield which parameter a captured state has a tensor for, and that tensor's place."""
+    def added_groups(self) -> dict[str, list[list[Parameter]]]:
+        """Return the parameters of each group added since `protect`, by the optimizer's name, if it has any."""
+        added = {name: one.param_groups[self._groups[name] :] for name, one in self.by_name.items()}
+        return {name: [list(group["params"]) for group in groups] for name, groups in added.items() if groups}
+
+    def restore_added(self, added: Mapping[str, Sequence[Sequence[Parameter]]]) -> None:
+        """Have the groups added since `protect` that a captured state has; their options are adopted afterwards.
+
+        Raises:
+            ValueError: a parameter would be in two groups.
+        """
+        if _ids(self.added_groups()) == _ids(added):
+            return
+        for name, optimizer in self.by_name.items():
+            del optimizer.param_groups[self._groups[name] :]
+            for parameters in added.get(name, ()):
+                optimizer.add_param_group({"params": list(parameters)})
+
+    def kept_for(
+        self, state: tree.Node, added: Mapping[str, Sequence[Sequence[Parameter]]] | None = None
+    ) -> Iterator[tuple[Parameter, int]]:
+        """Yield which parameter a captured state has a tensor for, and that tensor's place.
+
+        Args:
+            added: the parameters of the state's groups that were added since `protect`, by the optimizer's name.
+        """
         known = {
             (name, str(number)): parameter
             for name, optimizer in self.by_name.items()
-            for number, parameter in enumerate(parameters_of(optimizer))
+            for number, parameter in enumerate(
+                [
+                    *_distinct(optimizer.param_groups[: self._groups[name]]),
+                    *(parameter for group in (added or {}).get(name, ()) for parameter in group),
+                ]
+            )
         }
         for way, place in tree.ways(state):
             named = (NAMELESS, *way) if NAMELESS in self.by_name else way[1:]
@@ -131,7 +162,16 @@ class Optimizers:
 
 def parameters_of(optimizer: Optimizer) -> list[Parameter]:
     """Return the parameters of an optimizer in the order of its groups, each once."""
-    return list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
+    return _distinct(optimizer.param_groups)
+
+
+def said_unknown_in_group(parameter: torch.Tensor) -> str:
+    """Return the refusal of a parameter group with a parameter that the protected model does not have."""
+    return (
+        f"a parameter group added to the optimizer has a parameter of shape {tuple(parameter.shape)} that the model "
+        "given to job.protect() does not have, so no other worker can receive it: make all parameters before "
+        "job.protect(), with requires_grad_(False) on those that are trained later"
+    )
 
 
 def listed(names: Iterable[str]) -> str:
@@ -146,6 +186,26 @@ def needed_arguments(method: Any) -> list[str]:
     return [one.name for one in arguments if one.default is inspect.Parameter.empty and one.kind not in kinds]
 
 
+def _distinct(groups: Iterable[dict[str, Any]]) -> list[Parameter]:
+    return list(dict.fromkeys(parameter for group in groups for parameter in group["params"]))
+
+
+def _ids(groups: Mapping[str, Sequence[Sequence[Parameter]]]) -> dict[str, list[list[int]]]:
+    return {name: [[id(parameter) for parameter in group] for group in each] for name, each in groups.items() if each}
+
+
+def _chosen(group: dict[str, Any]) -> dict[str, object]:
+    scheduled = {"lr"} if "initial_lr" in group else set[str]()
+    scheduled |= {"momentum", "betas"} if "max_momentum" in group else set()
+    plain = (bool, int, float, str, tuple, type(None))
+    return {
+        {"initial_lr": "lr"}.get(name, name): float(value) if isinstance(value, torch.Tensor) else value
+        for name, value in sorted(group.items())
+        if name not in scheduled
+        and (isinstance(value, plain) or (isinstance(value, torch.Tensor) and value.numel() == 1))
+    }
+
+
 def _checked(name: str, optimizer: object) -> Optimizer:
     said = f"optimizer {name!r}" if name else "optimizer"
     if not isinstance(optimizer, Optimizer):
@@ -158,6 +218,11 @@ def _checked(name: str, optimizer: object) -> Optimizer:
         raise BadInputError(
             f"{said} is a {kind.__name__}, whose step() needs a {arguments[0]}: it computes gradients several times a "
             "step, which no other worker would know of; use one that does without, such as AdamW"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise BadInputError(
+            f"{said} is a SparseAdam, which takes sparse gradients only, and holdfast reduces gradients as dense ones: "
+            "use Adam or AdamW, and leave sparse=True out of the embeddings"
         )
     if kind.state_dict is not Optimizer.state_dict:  # wrappers keep state elsewhere
         raise BadInputError(

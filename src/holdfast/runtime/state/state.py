@@ -20,7 +20,7 @@ from holdfast.runtime.layouts.local import SpreadAs, as_spread, is_spread, local
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
 from holdfast.runtime.state.memory import UsedMemory
-from holdfast.runtime.state.optimizers import Optimizers
+from holdfast.runtime.state.optimizers import Optimizers, said_unknown_in_group
 from holdfast.runtime.tensors import has_extra_state, named_modules, uncompiled
 
 MAX_TENSORS = 1 << 20
@@ -54,6 +54,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     buffers: int
     optimizer: tree.Node
     extra: dict[str, tree.Node]
+    #: the parameters that do not require a gradient, by index; None in a state saved before this was recorded
+    frozen: tuple[int, ...] | None = None
+    #: parameter groups added since `protect`, by the optimizer's name: the indices of their parameters
+    added_groups: dict[str, tuple[tuple[int, ...], ...]] = {}
 
     @property
     def in_all_places(self) -> Manifest:
@@ -166,12 +170,31 @@ class TrainingState:
             buffers=len(own) - len(self._parameters),
             optimizer=optimizer,
             extra=extra,
+            frozen=tuple(self.frozen()),
+            added_groups=self._added_groups(),
         )
         return StateView(manifest=manifest, tensors=tensors, spread=spread)
 
     def own(self) -> list[tuple[str, torch.Tensor]]:
         """Return the model's tensors that are state, by name: parameters first, then buffers."""
         return [*self._parameters.items(), *self._buffers().items()]
+
+    def frozen(self) -> dict[int, str]:
+        """Return the parameters that do not require a gradient now: index -> name."""
+        return {n: name for n, (name, one) in enumerate(self._parameters.items()) if not one.requires_grad}
+
+    def added_parameters(self, manifest: Manifest) -> dict[str, list[list[torch.nn.Parameter]]]:
+        """Return the parameters of the groups that a state's optimizers have in addition to those of `protect`.
+
+        Raises:
+            StateMismatchError: an index is not that of a parameter here, or an optimizer is unknown.
+        """
+        known = list(self._parameters.values())
+        indices = [n for groups in manifest.added_groups.values() for group in groups for n in group]
+        unknown = manifest.added_groups.keys() - self.optimizers.by_name.keys()
+        if unknown or any(not 0 <= n < len(known) for n in indices):
+            raise StateMismatchError("its added parameter groups name parameters or optimizers that do not exist here")
+        return {name: [[known[n] for n in group] for group in groups] for name, groups in manifest.added_groups.items()}
 
     def let_go(self, tensors: Iterable[torch.Tensor]) -> None:
         """What an optimizer had is of no use: its memory is kept for the state that is received next."""
@@ -198,6 +221,9 @@ class TrainingState:
             raise StateMismatchError(f"it has extra {sorted(manifest.extra)} where this job has {sorted(self.extra)}")
         if other := self.optimizers.differences(manifest.optimizer):
             raise StateMismatchError(other)
+        self.added_parameters(manifest)
+        if any(not 0 <= n < manifest.parameters for n in manifest.frozen or ()):
+            raise StateMismatchError("it freezes parameters that do not exist here")
         trees = [manifest.optimizer, *manifest.extra.values()]
         named = sorted(place for node in trees for place in tree.places(node))
         if named != list(range(len(own), len(manifest.tensors))):
@@ -224,6 +250,8 @@ class TrainingState:
         self._take_over(tensors)
         try:
             whole = self._spread_again(manifest, tensors)
+            self.optimizers.restore_added(self.added_parameters(manifest))
+            self._restore_frozen(manifest.frozen)
             self.optimizers.adopt(tree.unpack(manifest.optimizer, whole), self._apart)
             for name, node in manifest.extra.items():
                 self.extra[name].load_state_dict(tree.unpack(node, whole))
@@ -253,6 +281,24 @@ class TrainingState:
         return ""
 
     # ---- inside ----
+
+    def _restore_frozen(self, frozen: tuple[int, ...] | None) -> None:
+        """Let those parameters require a gradient that did where the state was captured."""
+        if frozen is None:
+            return
+        without = set(frozen)
+        for number, parameter in enumerate(self._parameters.values()):
+            if parameter.requires_grad == (number in without):
+                parameter.requires_grad_(number not in without)
+                parameter.grad = None
+
+    def _added_groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        index = {id(parameter): number for number, parameter in enumerate(self._parameters.values())}
+        added = self.optimizers.added_groups()
+        for parameter in (one for groups in added.values() for group in groups for one in group):
+            if id(parameter) not in index:
+                raise BadInputError(said_unknown_in_group(parameter))
+        return {name: tuple(tuple(index[id(p)] for p in group) for group in groups) for name, groups in added.items()}
 
     @torch.no_grad()
     def _take_over(self, tensors: list[torch.Tensor]) -> None:

@@ -1,0 +1,62 @@
+"""What a checkpoint changes of a script's settings: the checkpoint's values count, and the user is told which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from holdfast.runtime.state.state import TrainingState
+
+_NAMED = 3
+
+
+def changed_settings(
+    script: Sequence[Mapping[str, object]], checkpoint: Sequence[Mapping[str, object]]
+) -> Iterator[str]:
+    """Yield one warning for each option of the optimizers that the checkpoint has changed.
+
+    Args:
+        script, checkpoint: the options of each parameter group before and after the checkpoint was loaded.
+    """
+    options = dict.fromkeys(option for group in script for option in group)
+    for option in options:
+        mine = [group.get(option) for group in script]
+        theirs = [group.get(option) for group in checkpoint[: len(script)]]
+        if mine == theirs:
+            continue
+        called, remedy = "learning rate", ""
+        if option != "lr":  # A schedule may drive the learning rate, so no line in the loop could change it.
+            called = option
+            remedy = (
+                f": to change it, set group[{option!r}] of optimizer.param_groups in the loop, before "
+                "step.micro_batches()"
+            )
+        yield f"the checkpoint's {called} {_brief(theirs)} is used, not the script's {_brief(mine)}{remedy}"
+
+
+def changed_frozen(script: Mapping[int, str], state: TrainingState) -> str:
+    """Return a warning if the checkpoint has frozen or unfrozen parameters of the script, "" if not."""
+    now = state.frozen()
+    parts = [
+        f"{said} {_listed([*names])}"
+        for said, names in (
+            ("freezes", [name for number, name in now.items() if number not in script]),
+            ("trains", [name for number, name in script.items() if number not in now]),
+        )
+        if names
+    ]
+    if not parts:
+        return ""
+    return (
+        f"the checkpoint {' and '.join(parts)}, unlike the script before job.protect(): the checkpoint counts; to "
+        "change it, call requires_grad_() in the loop, before step.micro_batches()"
+    )
+
+
+def _brief(values: Sequence[object]) -> str:
+    """Return one value if all groups have the same."""
+    return str(values[0] if all(value == values[0] for value in values) else list(values))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"

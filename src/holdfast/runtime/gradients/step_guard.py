@@ -1,0 +1,124 @@
+"""Refuses steps of the protected optimizers, and of their schedulers, that the script makes itself.
+
+Such lines are left over from a plain loop. Each worker would run them on its own, so replicas would differ.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from holdfast.errors import BadInputError, StepUseError
+from holdfast.runtime.script_line import line_of_call, named_in_script, script_line
+from holdfast.runtime.state.optimizers import Optimizers
+
+#: how deep, and among how many objects, the schedulers are looked for that an `extra` of the script's own holds
+_DEPTH = 4
+_OBJECTS = 10_000
+
+
+class StepGuard:
+    """Watches the optimizers of a job; only `stepping` may step them."""
+
+    def __init__(self, optimizers: Optimizers, extra: Mapping[str, Any]) -> None:
+        """Install a hook on each optimizer.
+
+        Raises:
+            BadInputError: a scheduler drives one of them and is not in `extra`.
+        """
+        self._optimizers, self._extra = optimizers, extra
+        self._stepping = False
+        self._check_schedulers()
+        self._scheduled = self._has_schedules()
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._on_step)
+
+    @contextmanager
+    def stepping(self) -> Generator[None]:
+        """Let the optimizers step."""
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
+
+    def check(self) -> None:
+        """Look whether the script has made a scheduler since `protect`.
+
+        Raises:
+            BadInputError: it has, and the scheduler is not in `extra`.
+        """
+        scheduled = self._has_schedules()
+        if scheduled != self._scheduled:
+            self._check_schedulers()
+            self._scheduled = scheduled
+
+    def _on_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if self._stepping:
+            return
+        line = script_line()
+        raise StepUseError(
+            f"{line + ': ' if line else ''}{type(optimizer).__name__}.step() was called outside of step.apply(), which "
+            "makes this step itself, with the gradients of all workers: remove the line"
+        )
+
+    def _has_schedules(self) -> list[bool]:
+        """Return for each optimizer whether torch has marked its `step` for a scheduler."""
+        return [hasattr(optimizer.step, "_wrapped_by_lr_sched") for optimizer in self._optimizers]
+
+    def _check_schedulers(self) -> None:
+        known = {id(scheduler) for scheduler in schedulers_within(self._extra.values())}
+        for scheduler in attached_schedulers(self._optimizers):
+            if id(scheduler) in known:
+                continue
+            name = named_in_script(scheduler)
+            line = line_of_call(name, "step") or script_line()
+            kind = type(scheduler).__name__
+            raise BadInputError(
+                f"{line + ': ' if line else ''}the {kind} {name + ' ' if name else ''}drives the learning rate of a "
+                "protected optimizer and is not in extra, so a worker that joins or resumes would have another "
+                f'learning rate: give job.protect(..., extra={{"scheduler": {name or "scheduler"}}}) and leave '
+                "scheduler.step() out, step.apply() calls it"
+            )
+
+
+def attached_schedulers(optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
+    """Return the schedulers that were made for these optimizers and still exist."""
+    found: list[LRScheduler] = []
+    wanted = list(optimizers)
+    holders: list[object] = gc.get_referrers(*wanted)
+    dicts = [cast(object, one) for one in holders if type(one) is dict and "last_epoch" in one]
+    holders += gc.get_referrers(*dicts) if dicts else []
+    for one in holders:
+        # The scheduler's own dict does not appear here unless something has asked for it.
+        if issubclass(type(one), LRScheduler) and any(cast(LRScheduler, one).optimizer is o for o in wanted):
+            found.append(cast(LRScheduler, one))
+    return list({id(one): one for one in found}.values())
+
+
+def schedulers_within(things: Iterable[object]) -> list[LRScheduler]:
+    """Return the schedulers among these objects, and in what they hold (`SequentialLR`, a script's own container)."""
+    found: list[LRScheduler] = []
+    seen: set[int] = set()
+    level = list(things)
+    for _ in range(_DEPTH):
+        following: list[object] = []
+        for thing in level:
+            if id(thing) in seen or len(seen) > _OBJECTS:
+                continue
+            seen.add(id(thing))
+            if issubclass(type(thing), LRScheduler):
+                found.append(cast(LRScheduler, thing))
+            if isinstance(thing, dict):
+                following += cast(dict[object, object], thing).values()
+            elif isinstance(thing, list | tuple):
+                following += cast(list[object], thing)
+            elif not issubclass(type(thing), Optimizer):
+                following += getattr(thing, "__dict__", {}).values()
+        level = following
+    return found

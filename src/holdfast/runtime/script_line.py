@@ -1,0 +1,56 @@
+"""Where the user's script is: for errors about a line of it."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import holdfast
+
+_NOT_THE_SCRIPT = tuple(f"{Path(module.__file__ or '').parent}/" for module in (torch, holdfast))
+_STANDARD_LIBRARY = f"{Path(linecache.__file__ or '').parent}/"
+
+
+def script_line() -> str:
+    """Return the line of the script that led here, as `file:line`, or "" if none did."""
+    frame = next(_script_frames(), None)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+def named_in_script(thing: object) -> str:
+    """Return the name of the variable that holds a thing in the script that led here, or "" if none does."""
+    for frame in _script_frames():
+        for variables in (frame.f_locals, frame.f_globals):
+            for name, value in variables.items():
+                if value is thing:
+                    return name
+    return ""
+
+
+def line_of_call(name: str, method: str) -> str:
+    """Return the first line of the script that calls a method of a variable, as `file:line`, or "" if none does."""
+    call = re.compile(rf"\b{re.escape(name)}\s*\.\s*{re.escape(method)}\s*\(")
+    for file in dict.fromkeys(frame.f_code.co_filename for frame in _script_frames()) if name else ():
+        for number, line in enumerate(linecache.getlines(file), 1):
+            if call.search(line.split("#", 1)[0]):
+                return f"{file}:{number}"
+    return ""
+
+
+def _script_frames() -> Iterator[FrameType]:
+    """Yield the script's frames, innermost first."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        library = file.startswith(_NOT_THE_SCRIPT) or (
+            file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
+        )
+        if not library and not file.startswith("<"):
+            yield frame
+        frame = frame.f_back
