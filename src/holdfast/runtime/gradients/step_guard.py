@@ -73,9 +73,10 @@ class StepGuard:
 
     def _check_schedulers(self) -> None:
         known = {id(scheduler) for scheduler in schedulers_within(self._extra.values())}
-        for scheduler in attached_schedulers(self._optimizers):
-            if id(scheduler) in known:
-                continue
+        missing = [one for one in attached_schedulers(self._optimizers) if id(one) not in known]
+        parts = {id(part) for one in missing for part in schedulers_within(vars(one).values())}
+        # The script has a name for a SequentialLR, and often none for its parts.
+        for scheduler in (one for one in missing if id(one) not in parts):
             name = named_in_script(scheduler)
             line = line_of_call(name, "step") or script_line()
             kind = type(scheduler).__name__
