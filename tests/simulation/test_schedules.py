@@ -14,6 +14,7 @@ import pytest
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.simulation.cluster import Outcome, run_plan
 from holdfast.simulation.families.corrupt_plans import corrupt_plan
+from holdfast.simulation.families.differ_plans import differ_plan
 from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.link_plans import link_plan
@@ -223,6 +224,7 @@ def test_random_plans_cover_every_kind_of_fault_and_size() -> None:
     plans += [raising_plan(0), *(ladder_plan(seed) for seed in range(10)), *(storm_plan(seed) for seed in range(10))]
     plans += [link_plan(seed) for seed in range(40)] + [memory_plan(seed) for seed in range(10)]
     plans += [leaving_plan(0), standby_plan(0), *(move_plan(seed) for seed in range(5))]
+    plans += [differ_plan(seed) for seed in range(3)]
     plans += [notice_plan(seed) for seed in range(5)] + [straggler_plan(0)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {1, 16} <= {plan.nodes for plan in plans}

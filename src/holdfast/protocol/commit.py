@@ -58,6 +58,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     `sample_hashes`: sum of the hashes of all micro-batches whose gradients are in (step_samples); -1: not known.
     `place_hashes`: the same sum over the other places of units (layouts), where each place has hashes of its own.
     `flags`: those that every rank raised; `wishes`: those that any did; of a part, what the rank raises.
+    `unequal_roles`: those whose workers differ in settings or state (`fingerprint`): no worker votes for such a step.
     `metrics`: what the script has logged, by name in alphabetical order; may be infinite or no number.
     `overflow`: the loss scale was too large for this step's gradients, and is lowered. Every rank knows it by itself.
     """
@@ -72,6 +73,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     wishes: tuple[Wish, ...] = ()
     metrics: Metrics = msgspec.field(default_factory=dict[str, float])
     overflow: bool = False
+    unequal_roles: tuple[Annotated[int, Meta(ge=0)], ...] = ()
 
     @property
     def skipped(self) -> bool:
@@ -89,11 +91,11 @@ class Commit(Struct, frozen=True, kw_only=True):
         return self.loss_sum / self.samples if self.samples else math.nan
 
 
+#: fields of a commit that are not lanes
+_NO_LANES = ("flags", "wishes", "metrics", "overflow", "unequal_roles")
 #: the lanes and their types (whole numbers are exact up to 2**53), in the order in which they cross the wire
 LANES: tuple[tuple[str, type[float] | type[int]], ...] = tuple(
-    (name, get_type_hints(Commit)[name])
-    for name in Commit.__struct_fields__
-    if name not in ("flags", "wishes", "metrics", "overflow")
+    (name, get_type_hints(Commit)[name]) for name in Commit.__struct_fields__ if name not in _NO_LANES
 )
 _FLAGS, _WISHES = tuple(Flag), tuple(Wish)
 #: returns the values of all lanes of a commit

@@ -276,12 +276,16 @@ class RolledBack(Event, frozen=True, kw_only=True, tag_field="event", tag="rolle
 class CorruptionFound(Event, frozen=True, kw_only=True, tag_field="event", tag="corruption_found"):
     """Something was not what it must be, and was refused before it counted.
 
-    `what`: samples (an attempt at `step` did not have each micro-batch once: it is done again with nothing kept).
+    `what`: samples (an attempt at `step` did not have each micro-batch once: it is done again with nothing kept);
+    settings, state (workers differ before `step`: which options of the optimizer, or a slice of the state).
+    `likely_cause`: script, or transfer (a worker that differs has received its state since all were equal); "" if
+    nothing is known.
     """
 
     step: int
     what: str
     detail: str
+    likely_cause: str = ""
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_saved"):

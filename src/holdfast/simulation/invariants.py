@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.failures.mismatch import RECEIVED
 from holdfast.coordination.generations.roles import every_role, unit_of
 from holdfast.coordination.inputs import Input, Received
 from holdfast.coordination.worker.tasks import Compute
@@ -47,6 +48,9 @@ class Checker:
         self._record: Record | None = None
         self._barred: set[str] = set()  # (who is let back may still hear of an earlier refusal)
         self._counts = WhoCounts()
+        #: the nodes with a worker whose settings differ, and with which settings (generation, step, role) has passed
+        self._differing = set[str]()
+        self._compared: dict[tuple[int, int, int], int] = {}
         #: parts of a reduction that were found right, and for which state and step: nearly all members have the same
         self._right: tuple[tuple[int, int], tuple[int, ...]] = ((0, 0), ())
         #: generation -> the workers of its plan
@@ -95,6 +99,16 @@ class Checker:
     def passes(self, worker: Peer) -> None:
         """A worker's commit operation returns v."""
         self._keeps_promise(worker, "passed")
+        compared, machine = worker.machine.compared, worker.machine
+        place = machine.generation, machine.step, worker.place
+        if compared is None or self._compared.setdefault(place, compared.settings) != compared.settings:
+            self._fail(
+                f"{worker.id} passes step {machine.step} with other settings than others of its role: {compared}"
+            )
+
+    def lets_differ(self, node: str) -> None:
+        """A worker of a node is given settings that no other worker has."""
+        self._differing.add(node)
 
     def refuses(self, worker: Peer, of_places: tuple[training.SimReduced, ...]) -> None:
         """Check that a refused v is wrong: a corruption must have left some place without each micro-batch once.
@@ -102,6 +116,10 @@ class Checker:
         Args:
             of_places: what was reduced at each place of a unit.
         """
+        if of_places[0].v.unequal_roles:
+            if not self._differing:
+                self._fail(f"{worker.id} refuses a step because workers differ, and nobody lets any differ")
+            return
         step, kinds = worker.machine.step, {fault.kind for fault in self._world.plan.faults}
         expected = training.expected_parts(worker.state, step, self._world.plan.micro_batches)
         if FaultKind.CORRUPT_SUM not in kinds or all(reduced.parts == expected for reduced in of_places):
@@ -272,6 +290,11 @@ class Checker:
                 self._step_committed(event)
             case ev.FailureDetected() if wrong := wrongly_blamed(self._world.plan, self._record, event):
                 self._fail(wrong)
+            case ev.FailureDetected(node=node, category="replica_differs", detail=detail) if (
+                # Of two workers that differ, the one that was sent its state goes.
+                node not in self._differing and RECEIVED not in detail
+            ):
+                self._fail(f"{node} is replaced because it differs, and it does not")
             case ev.RolledBack(to_step=step) if step > self._committed:
                 self._fail(f"rolled back forward, from step {self._committed} to {step}")
             case ev.GenerationStarted(generation=generation):

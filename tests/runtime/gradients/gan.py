@@ -38,6 +38,7 @@ class Followers:
         self.moving = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(0.75))
         self.mean = AveragedModel(generator)
         self.target = copy.deepcopy(critic).requires_grad_(False)
+        del gan.schedules["critic schedule"]
         self.plateau = ReduceLROnPlateau(gan.optimizers["critic"], factor=0.5, patience=0, threshold=0.0)
 
     @property

@@ -20,6 +20,7 @@ DATA = TensorDataset(X, X.sum(1, keepdim=True))
 
 
 def protected(gan: Gan, followers: Followers, directory: Path | str = "") -> Job:
+    gan.schedules.clear()  # A scheduler that is not in extra is refused.
     job = Job(None, checkpoint_dir=str(directory), checkpoint_every=100)
     gan.protect(
         job,

@@ -632,7 +632,7 @@ def test_another_learning_rate_is_said(tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         again.run(3)
     (said,) = [record.getMessage() for record in caplog.records if "learning rate" in record.message]
-    assert "[0.01] is used, not the script's [0.5]" in said
+    assert "0.01 is used, not the script's 0.5" in said
 
 
 def test_alone_a_layout_counts_as_one_whole_replica() -> None:

@@ -60,6 +60,7 @@ TABLE: tuple[FailureRule, ...] = (
     _rule(r"signal_\1", _PROCESS, r"^process_exit: SIG([A-Z0-9]+)"),
     _rule(r"exit_\1", _PROCESS, r"^process_exit: (?:exit code |.*\bsys\.exit\()(\d+)"),
     _rule("exited_abnormally", _PROCESS, r"^process_exit:"),
+    _rule("replica_differs", _PROCESS, r"^exception: replica differs:"),
     _rule("task_hang", _PROCESS, r"^hang:"),
     _rule("software_error", _PROCESS, r"^exception: [\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Stop)\b"),
     # ---- a collective failed, and nothing says why ----

@@ -173,7 +173,7 @@ class Failures:
             often = f"it has failed {tries} times in {WINDOW_S:.0f} s, at last: "
             why = f"{'' if self._is_the_machines(failure) else often}{why or failure.kind}"
             turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
-        elif node is not None and failure.kind is FailureKind.HANG:
+        elif node is not None and failure.kind in (FailureKind.HANG, FailureKind.EXCEPTION):
             # Its agent lives: it replaces the processes and comes again.
             turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         if node is not None and failure.kind is not FailureKind.CONNECTION_LOST:

@@ -33,6 +33,12 @@ def says_nonsense(node: str, why: str, now: float) -> Failure:
     return _of_node(node, FailureKind.EXCEPTION, now, Evidence(detector=Detector.EXCEPTION, detail=why))
 
 
+def differs(node: str, why: str, now: float) -> Failure:
+    """A node has a worker whose settings or state are not those of most others."""
+    evidence = Evidence(detector=Detector.STATISTICS, detail=f"replica differs: {why}")
+    return _of_node(node, FailureKind.EXCEPTION, now, evidence)
+
+
 def process_ended(node: str, down: WorkerDown, now: float) -> Failure:
     """A worker's process has ended."""
     evidence = _of_script(down.error) if down.error is not None else Evidence(detector=down.detector)

@@ -10,7 +10,8 @@ import msgspec
 
 from holdfast.coordination.failures.budget import WINDOW_S, Budget
 from holdfast.coordination.failures.ladder import MAX_RETRIES
-from holdfast.coordination.failures.seen import hung
+from holdfast.coordination.failures.mismatch import REPLACEMENTS, Mismatch, find_mismatch
+from holdfast.coordination.failures.seen import differs, hung
 from holdfast.coordination.failures.suspects import (
     TRANSFER_TRIES,
     StateTransfers,
@@ -74,6 +75,10 @@ class Deciding:
         self._suspects = Suspects()
         #: restarts of all workers for a step that was refused
         self._refusals = Budget()
+        #: replacements of workers that differ from the others
+        self._mismatches = Budget()
+        #: the generation in which they differed last
+        self._differed = 0
 
     def decide(self) -> None:
         """Decide what becomes of the interrupted step, if everybody has spoken and there is room for all experts."""
@@ -88,7 +93,10 @@ class Deciding:
             return
         if self._catches_up():
             return
-        parted = self._judge(record.plan)
+        mismatch = find_mismatch(record.plan.workers, stopping.reports, record.plan.places)
+        if mismatch is not None and not self._replace_minority(mismatch):
+            return
+        parted = mismatch is None and self._judge(record.plan)
         if record.refusal is not None and refused_again(record.refusal, stopping.reports.values()):
             self._closing.fail(f"{stopping.refused}, in an attempt too that had kept nothing from before")
             if self._ending.over is not None or turn.record.plan is None:
@@ -104,6 +112,24 @@ class Deciding:
                 self._closing.end()  # (nobody waits for the nodes that would bring room)
             return
         self._settle(parted=parted)
+
+    def _replace_minority(self, mismatch: Mismatch) -> bool:
+        """Replace the nodes that differ from the majority; False if that is no use, and the job ends.
+
+        What its members have is not saved then: nobody knows which of them is right.
+        """
+        turn, step, why, cause = self._turn, mismatch.step, mismatch.why, mismatch.likely_cause
+        if turn.generation != self._differed:  # A node that comes back with its old report is not another mismatch.
+            self._differed = turn.generation
+            self._mismatches.use(turn.now)
+            turn.emit(CorruptionFound, step=step, what=mismatch.what, detail=why, likely_cause=cause)
+        tries, minority = self._mismatches.tries, mismatch.minority
+        if minority and tries <= REPLACEMENTS[cause]:
+            self._failures.take(*(differs(node, f"step {step}: {why}", turn.now) for node in minority))
+            return True
+        again = f" ({tries} times in {WINDOW_S:.0f} s)" if tries > 1 else ""
+        self._ending.failed(f"workers differ at step {step}{again}: {why}")
+        return False
 
     def _settle(self, *, parted: bool) -> None:
         """Carry out what follows from the reports."""

@@ -166,7 +166,11 @@ class StepLedger:
         else:
             what, suspects = "differ, and which is right nobody can say", odd | most
         where = ", ".join(sorted(suspects))
-        return f"step {self.differing}: the state of {where} {what}: look at memory and accelerators there"
+        return (
+            f"step {self.differing}: the state of {where} {what}: the likely cause is the script, if it changes state "
+            "on one worker alone or keeps some outside the model, the optimizer's state_dict() and extra; if it does "
+            "not, test the memory and the accelerators of these nodes"
+        )
 
     def _more_will_tell(self, told: set[str]) -> bool:
         """Tell whether somebody elsewhere has not come to the step yet after which states differ.

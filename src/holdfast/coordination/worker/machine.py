@@ -22,6 +22,7 @@ from holdfast.coordination.worker.unit.share import Share
 from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.fingerprint import Fingerprint
 from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.orders import Begin, GenerationOrder, JobDone, PendingOrder, StandBy, Stop, Warm
 from holdfast.protocol.messages.worker import Applied, Finished, Prepared, VoteRefused
@@ -159,6 +160,7 @@ class WorkerMachine(Adopting):
         if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
             self.holding.overwrite()
         self.generations.begin(order)
+        self._comparison.enter(decision.applied + 1)
         self._take_up(order, self.generations.unit, same_step=here, keeps=self._copy.keeps)
         self._complaints.forget()
         self.phase = Phase.ENTERING
@@ -238,6 +240,7 @@ class WorkerMachine(Adopting):
         if self.holding is not None and self.plan.expert_plan is not None:
             self.holding.loaded(self.plan.expert_plan, self.generations.rank)
         self._copy.load(step, self.generations.decision)
+        self._comparison.receive(step)
         return True
 
     def entered(self, *, received_bytes: int = 0, transfer_s: float = 0.0) -> list[WorkerInstruction]:
@@ -265,6 +268,21 @@ class WorkerMachine(Adopting):
             raise self._invalid(f"computed: {self._share.proposed} is open")
         return self._cross("computed")
 
+    @property
+    def compares_state(self) -> bool:
+        """Whether the fingerprint of the step in progress includes a slice of the state: the same for all members."""
+        plan = self.plan
+        return plan is not None and plan.units > 1 and self._comparison.includes_state(self.step)
+
+    @property
+    def compared(self) -> Fingerprint | None:
+        """What this worker has compared with others at the attempt at hand; None if it has not come that far."""
+        return self._comparison.fingerprint
+
+    def comparing(self, fingerprint: Fingerprint) -> None:
+        """The reduction is about to begin, in which this is compared."""
+        self._comparison.begin(fingerprint)
+
     def brought(self, *, received_bytes: int, transfer_s: float) -> list[WorkerInstruction]:
         """What was to come beside the step is here, all of it. Not where frozen."""
         if self.holding is None or not self._cross("brought"):
@@ -275,12 +293,19 @@ class WorkerMachine(Adopting):
     def reduced(self, v: Commit) -> list[WorkerInstruction]:
         """REDUCING -> READY: every local reduction has returned, and with them v, but for its flags. Not where frozen.
 
-        Or -> REFUSED, where not every micro-batch of the step is in v, once: nobody votes, for all have the same v.
+        Or -> REFUSED, if not every micro-batch of the step is in v once, or if workers of one role differ in settings
+        or state: no worker votes, for all have the same v.
         """
         if self.frozen:
             return []
         if self.holding is not None and not self.holding.whole:
             raise self._invalid("reduced without all experts")
+        if v.unequal_roles:
+            self._comparison.differs = True
+            self._follow("refused")
+            why = "workers differ in settings or state"
+            return [Tell(VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=why))]
+        self._comparison.agree()
         hashes = {"hashes": v.sample_hashes, "place_hashes": v.place_hashes}
         if wrong := self.samples.wrong(self.step, samples=v.samples, places=self.generations.places, **hashes):
             self._follow("refused")
@@ -396,6 +421,7 @@ class WorkerMachine(Adopting):
     def _swap(self) -> None:
         """The pending generation is the current one from here on."""
         self.generations.swap()
+        self._comparison.enter(self.step)
         self.phase = Phase.ENTERING
 
     def _cross(self, boundary: str) -> bool:
@@ -417,7 +443,16 @@ class WorkerMachine(Adopting):
         stop = self.generations.stop
         if stop is None or self._complaints.looking or self.phase in UNDER_WAY:
             return []
-        report = report_of(self.worker, stop, self._copy, self.holding, self.phase, self._share.summed, self.generation)
+        report = report_of(
+            self.worker,
+            stop,
+            self._copy,
+            self.holding,
+            self.phase,
+            self._share.summed,
+            self.generation,
+            self._comparison,
+        )
         return [*what_was_sent(self.worker, self._copy), Tell(report)]
 
     def _invalid(self, name: str) -> InvalidTransitionError:

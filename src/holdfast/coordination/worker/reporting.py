@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from holdfast.coordination.worker.comparing import Comparison
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
 from holdfast.protocol.messages.orders import Stop
@@ -27,6 +28,7 @@ def report_of(
     phase: Phase,
     summed: Iterable[int],
     generation: int,
+    comparison: Comparison,
 ) -> Report:
     """Return the report of a worker, which must keep to it.
 
@@ -34,7 +36,9 @@ def report_of(
         holding: its experts; those without the rest of the state are of no use to anybody.
         summed: the micro-batches of the step in progress whose gradients are here.
         generation: in which it has come to where it stands.
+        comparison: has its fingerprint.
     """
+    compared = comparison.fingerprint
     here, ready = copy.applied is not None, copy.reduced is not None
     return Report(
         worker=worker,
@@ -49,7 +53,8 @@ def report_of(
         state=Holding(dense=here, experts=holding.blob if holding is not None and here else b""),
         result=Holding(experts=holding.next_blob if holding is not None else b"") if ready else None,
         reduced=copy.reduced,
-        refused=generation if phase is Phase.REFUSED else 0,
+        refused=generation if phase is Phase.REFUSED and not comparison.differs else 0,
+        compared=compared if compared is not None and compared.step == copy.step else None,
     )
 
 

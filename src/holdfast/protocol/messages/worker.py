@@ -9,6 +9,7 @@ from msgspec import Meta
 from holdfast.protocol.batch_summary import BatchSummary
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.commit import Commit, Metrics
+from holdfast.protocol.fingerprint import Fingerprint
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.names import Count, Host, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
@@ -142,6 +143,8 @@ class Report(Struct, frozen=True, kw_only=True):
     reduced: Commit | None = None
     refused: Count = 0
     ending: bool = False
+    #: what this worker compared, or was about to compare, at the attempt at `step`; None if it had not come that far
+    compared: Fingerprint | None = None
 
     def holding_of(self, step: int) -> Holding | None:
         """Return which parts of a step's state are here, or can be made here by its v; None: not any."""
@@ -166,7 +169,10 @@ class Complaint(Struct, frozen=True, kw_only=True):
 
 
 class VoteRefused(Struct, frozen=True, kw_only=True):
-    """v of an attempt is refused here, as by all who have it: nobody votes. `why`: what is wrong with its samples."""
+    """v of an attempt is refused here, as by all who have it: nobody votes.
+
+    `why`: what is wrong with its samples, or that workers differ.
+    """
 
     worker: WorkerId
     generation: Count

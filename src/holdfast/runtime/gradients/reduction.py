@@ -22,7 +22,8 @@ import torch
 from msgspec.structs import replace
 
 from holdfast.errors import BadInputError, StepUseError
-from holdfast.protocol.commit import Commit, from_lanes, lane_numbers
+from holdfast.protocol.commit import LANES, Commit, from_lanes, lane_numbers
+from holdfast.protocol.fingerprint import unequal_roles
 from holdfast.runtime.gradients.bucket import ArrivalRoom, Bucket
 from holdfast.runtime.gradients.squares import DIGITS, Reduced, digits_of, number_of
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
@@ -55,6 +56,15 @@ class Reducible(Protocol):
         ...
 
 
+#: given the number of workers, returns what one of them puts into the sums to be compared (`compared_numbers`)
+ComparedNumbers = Callable[[int], Sequence[float]]
+
+
+def no_numbers(world: int) -> Sequence[float]:
+    """Compare nothing."""
+    return ()
+
+
 #: what a rank adds to the lanes of v that are of no gradients, where nobody wants them
 NO_LANES = Commit(grad_square=0.0, loss_sum=0.0, samples=0, nonfinite=0)
 
@@ -66,6 +76,7 @@ def reduce_gradients(
     max_norm: float | None = None,
     own: Commit = NO_LANES,
     everybody: Communicator | None = None,
+    compared: ComparedNumbers = no_numbers,
 ) -> Commit:
     """Bring the gradients' sums over all ranks, times `scale`, and v to all ranks. All ranks must call it.
 
@@ -75,6 +86,7 @@ def reduce_gradients(
         max_norm: clip to this norm, by torch.nn.utils.clip_grad_norm_'s own formula; None for no clipping.
         own: this rank's part of v, but for what is said of the gradients.
         everybody: over whom v is added up, where those whose gradients are reduced together are not all.
+        compared: given the number of workers in `everybody`, returns what this rank puts into the sums to be compared.
 
     Returns:
         v, but for its flags, the same on every rank in every bit: the squared norm is the one before clipping.
@@ -84,15 +96,15 @@ def reduce_gradients(
     """
     world = everybody or comm
     mine = Reduced.all_of(part.reduce_scatter(world if part.everywhere else comm, scale) for part in parts)
-    lanes = start_sums(world, _numbers(own, mine), "lanes of v")
-    v = None if max_norm is None else _whole(finish_sums(lanes))
+    lanes = start_sums(world, [*_numbers(own, mine), *compared(world.size)], "lanes of v")
+    v = None if max_norm is None else _whole(finish_sums(lanes), world.size)
     factor = 1.0
     if v is not None and max_norm is not None:
         norm = math.sqrt(v.grad_square) + CLIP_EPSILON
         factor = max_norm / norm if norm > max_norm else 1.0  # 1 where it is no number: the step changes nothing then
     for part in parts:
         part.all_gather(world if part.everywhere else comm, factor)
-    return v if v is not None else _whole(finish_sums(lanes))
+    return v if v is not None else _whole(finish_sums(lanes), world.size)
 
 
 def _numbers(own: Commit, mine: Reduced) -> list[float]:
@@ -102,10 +114,14 @@ def _numbers(own: Commit, mine: Reduced) -> list[float]:
     return [*lane_numbers(replace(own, grad_square=square, nonfinite=mine.nonfinite)), *digits]
 
 
-def _whole(sums: Sequence[float]) -> Commit:
+def _whole(sums: Sequence[float], world: int) -> Commit:
     """Return v of the sums of all ranks' numbers: its squared norm is that of the digits wherever it is finite."""
-    v = from_lanes(sums[:-DIGITS])
-    return replace(v, grad_square=number_of(sums[-DIGITS:])) if math.isfinite(v.grad_square) else v
+    lanes, digits, compared = sums[: len(LANES)], sums[len(LANES) :][:DIGITS], sums[len(LANES) + DIGITS :]
+    v = from_lanes(lanes)
+    if math.isfinite(v.grad_square):
+        v = replace(v, grad_square=number_of(digits))
+    unequal = unequal_roles(compared, world) if compared else ()
+    return replace(v, unequal_roles=unequal) if unequal else v
 
 
 @contextlib.contextmanager

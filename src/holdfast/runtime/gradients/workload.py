@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,14 +15,16 @@ from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.fingerprint import Fingerprint, compared_numbers
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
 from holdfast.runtime.gradients.emulation import MicroBatchTime
+from holdfast.runtime.gradients.fingerprinting import Fingerprinting
 from holdfast.runtime.gradients.flop_count import FirstRound
 from holdfast.runtime.gradients.logged_values import LoggedValues
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
-from holdfast.runtime.gradients.reduction import NO_LANES, reduce_gradients
+from holdfast.runtime.gradients.reduction import NO_LANES, no_numbers, reduce_gradients
 from holdfast.runtime.gradients.running_statistics import RunningStatistics
 from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
@@ -93,6 +96,7 @@ class Workload:
         self._notes = Notes((*noted, self.logged), self.micro_batches, place)
         self._statistics = next((source for source in noted if isinstance(source, RunningStatistics)), None)
         self._versions: dict[str, tuple[int, int]] = {}
+        self._fingerprinting = Fingerprinting(state)
         #: hash of the micro-batch that was fetched last
         self._fetched = 0
 
@@ -199,7 +203,24 @@ class Workload:
         """The script is done with a micro-batch: keep what it leaves beside its gradient."""
         self.sums.notes[micro_batch] = self._notes.note()
 
-    def reduce(self, comm: Communicator, everybody: Communicator | None = None) -> Commit:
+    def fingerprint(self, step: int, *, with_state: bool) -> Fingerprint:
+        """Return what this worker compares with the others of its role at a step.
+
+        Args:
+            with_state: include a slice of the state.
+        """
+        return self._fingerprinting.make(step, with_state=with_state)
+
+    def with_settings(self, fingerprint: Fingerprint) -> Fingerprint:
+        """Return a fingerprint with the settings in words, for the report about a difference."""
+        return replace(fingerprint, shown=self._fingerprinting.shown())
+
+    def reduce(
+        self,
+        comm: Communicator,
+        everybody: Communicator | None = None,
+        fingerprint: Fingerprint | None = None,
+    ) -> Commit:
         """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale, and clip them.
 
         Where any rank has noted something beside its gradients, all get everybody's notes.
@@ -207,6 +228,7 @@ class Workload:
         Args:
             comm: of those who hold the same part of the model.
             everybody: the world, where those are not all.
+            fingerprint: to be compared; None for nothing.
 
         Returns:
             v, but for its flags: the same on every rank in every bit, with what was logged.
@@ -220,7 +242,14 @@ class Workload:
         update.buckets.say_noted(self._notes.any(sums.notes))
         parts = self.micro_batches * self.place.layout.shard  # (each a mean over its samples)
         scale = 1.0 / (parts * self.loss_scale.factor)
-        v = reduce_gradients(update.gradients(self.experts), comm, scale, update.max_norm, self._own(), everybody)
+        place = self.place
+        compared = (
+            partial(compared_numbers, fingerprint, place.place, place.layout.places)
+            if fingerprint is not None
+            else no_numbers
+        )
+        gradients = update.gradients(self.experts)
+        v = reduce_gradients(gradients, comm, scale, update.max_norm, self._own(), everybody, compared)
         if not update.buckets.any_noted():
             self._notes.take_none()
         elif not self._notes.gather(everybody or comm, sums.notes):

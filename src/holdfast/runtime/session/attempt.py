@@ -222,7 +222,15 @@ class Attempt:
             self._shared.link.slow_down(domain.sockets, self._faults.slow_link)
         if self._faults.armed("reducing", self.step):
             domain = FaultingCommunicator(domain, self._faults, self.step, "reducing")
-        v = self._workload.reduce(domain, everybody)
+        with self._shared.changed:
+            compares_state = self._shared.machine.compares_state
+        fingerprint = self._workload.fingerprint(self.step, with_state=compares_state)
+        with self._shared.changed:
+            self._shared.machine.comparing(fingerprint)
+        v = self._workload.reduce(domain, everybody, fingerprint)
+        if v.unequal_roles:
+            with self._shared.changed:
+                self._shared.machine.comparing(self._workload.with_settings(fingerprint))
         rate = self._shared.link.look(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)

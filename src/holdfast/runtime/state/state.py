@@ -183,6 +183,14 @@ class TrainingState:
         """Return the parameters that do not require a gradient now: index -> name."""
         return {n: name for n, (name, one) in enumerate(self._parameters.items()) if not one.requires_grad}
 
+    def requires_gradient(self) -> bytes:
+        """Return for each parameter whether it requires a gradient; asked in every step."""
+        return bytes([parameter.requires_grad for parameter in self._parameters.values()])
+
+    def is_sent(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether a parameter, and what the optimizer keeps of it, is the same on all workers of a role."""
+        return id(parameter) not in self._apart
+
     def added_parameters(self, manifest: Manifest) -> dict[str, list[list[torch.nn.Parameter]]]:
         """Return the parameters of the groups that a state's optimizers have in addition to those of `protect`.
 

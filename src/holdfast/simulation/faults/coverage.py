@@ -35,6 +35,7 @@ AT_WORKERS = frozenset(
         FaultKind.RAISE,
         FaultKind.LINK_DOWN,
         FaultKind.CORRUPT_STATE,
+        FaultKind.DIFFER,
         FaultKind.FLIP,
         FaultKind.FULL_MEMORY,
         FaultKind.BAD_SENDER,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from holdfast.coordination.failures.mismatch import RECEIVED
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, JobFinished, NodeLeft
 from holdfast.protocol.record import Record
@@ -22,6 +23,13 @@ def refused_twice(plan: FaultPlan, why: str) -> bool:
 def diverged(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends because somebody's state is another than the others'."""
     return any(fault.kind is FaultKind.CORRUPT_STATE for fault in plan.faults) and "replicas diverged" in why
+
+
+def differs(plan: FaultPlan, why: str) -> bool:
+    """Whether a job ends because workers have other settings than others: twice, or without a majority."""
+    faults = sum(fault.kind is FaultKind.DIFFER for fault in plan.faults)
+    unclear = "no majority" in why or RECEIVED in why
+    return faults > 0 and "workers differ at step" in why and (faults > 1 or unclear)
 
 
 def unjust(plan: FaultPlan, events: Iterable[AnyEvent]) -> Sequence[AnyEvent]:
@@ -52,7 +60,7 @@ def skipped(plan: FaultPlan, why: str) -> bool:
 
 def may_fail(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends for what its plan does to it, although a worker lives that has its state."""
-    reasons = (skipped, refused_twice, works_fault, last_quarantined, diverged)
+    reasons = (skipped, refused_twice, works_fault, last_quarantined, diverged, differs)
     return any(is_reason(plan, why) for is_reason in reasons)
 
 

@@ -328,6 +328,9 @@ class Injector:
                 worker.corrupt()
             case FaultKind.CORRUPT_STATE:
                 worker.corrupted = True
+            case FaultKind.DIFFER:
+                worker.settings = fault.target + 1
+                worker.checker.lets_differ(worker.node)
             case FaultKind.HANG:
                 worker.hanging = True
                 tell = self._tell_coordinator_of_hang if fault.target % 2 else self._tell_agent_of_hang

@@ -48,6 +48,7 @@ class FaultKind(StrEnum):
     CLOCK_JUMP = "clock_jump"  # a node shows another time; and the coordinator's machine, as the next ones will see
     LINK_DOWN = "link_down"  # nothing gets in or out of a node, until the end of the duration
     CORRUPT_STATE = "corrupt_state"  # a worker's state is another from the next step on that it applies
+    DIFFER = "differ"  # a worker's script sets options of the optimizer that no other worker has
     KILL_WORKERS = "kill_workers"  # all workers of all nodes at once; their agents live
     FLIP = "flip"  # a bit flips in the parts of snapshots that a node holds
     FULL_MEMORY = "full_memory"  # a node has no room for parts of snapshots

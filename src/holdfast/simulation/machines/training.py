@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.commit import Commit, Wish, flag_numbers, from_lanes, lane_numbers, lanes_of
 from holdfast.protocol.events import StepCommitted
+from holdfast.protocol.fingerprint import unequal_roles
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import FlopTally
 from holdfast.protocol.plan import Passed
@@ -71,6 +72,24 @@ def gradient(state: int, step: int, micro_batch: int) -> int:
 def summed(sums: SimSums) -> list[SimGradient]:
     """Return all gradients that are in a worker's sums."""
     return [gradient for gradients in sums.values() for gradient in gradients]
+
+
+class SimShare(NamedTuple):
+    """What a rank puts into a reduction: its gradients, and the numbers that are compared."""
+
+    gradients: Sequence[SimGradient]
+    compared: Sequence[float]
+
+
+def reduce_shares(
+    shares: Iterable[SimShare], plan: FaultPlan, generation: int, step: int, count: int = 1
+) -> tuple[SimReduced, ...]:
+    """Reduce as `reduce_parts`, and compare what the ranks have put in for that."""
+    shares = list(shares)
+    sums = [sum(column) for column in zip(*(share.compared for share in shares), strict=True)]
+    unequal = unequal_roles(sums, len(shares))
+    reduced = reduce_parts([share.gradients for share in shares], plan, generation, step, count)
+    return tuple(one._replace(v=replace(one.v, unequal_roles=unequal)) for one in reduced) if unequal else reduced
 
 
 def reduce_parts(

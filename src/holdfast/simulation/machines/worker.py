@@ -14,6 +14,7 @@ from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker import tasks
 from holdfast.protocol.commit import with_flags
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.fingerprint import Fingerprint, compared_numbers
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import index_of
 from holdfast.protocol.plan import Phase
@@ -90,6 +91,8 @@ class SimWorker(Process):
         self.raise_next = self.raise_script = self.corrupting = self.corrupted = False
         #: the training thread is to hang where it comes next; it does
         self.hanging = self.hung = False
+        #: what its script has set that no other worker's has, 0 for nothing
+        self.settings = 0
         self._troubles = self.world.troubles(agent.name)
         #: the boundary that was reached last
         self.at = "starting"
@@ -317,8 +320,16 @@ class SimWorker(Process):
             self.tell(tally)
         generation = self.machine.generation
         step, plan = self.machine.step, self.world.plan
-        combine = partial(training.reduce_parts, plan=plan, generation=generation, step=step, count=self.places)
-        self.issue("reduce", training.summed(self.gradients), combine)
+        combine = partial(training.reduce_shares, plan=plan, generation=generation, step=step, count=self.places)
+        self.issue("reduce", training.SimShare(training.summed(self.gradients), self._compared()), combine)
+
+    def _compared(self) -> list[float]:
+        """Return the numbers that this worker compares with the others of its role."""
+        machine = self.machine
+        state = hash((29, self.state)) % (1 << 62) if machine.compares_state else 0
+        fingerprint = Fingerprint(step=machine.step, settings=self.settings, state=state)
+        machine.comparing(fingerprint)
+        return compared_numbers(fingerprint, self.place, self.places, machine.generations.world)
 
     def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
         self.checker.issues(self, kind)

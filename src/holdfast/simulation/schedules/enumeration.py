@@ -8,6 +8,7 @@ from itertools import product
 
 from holdfast.simulation.families.combined_plans import combined_plan
 from holdfast.simulation.families.corrupt_plans import corrupt_plan
+from holdfast.simulation.families.differ_plans import differ_plan
 from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.level_plans import layout_plan, level_plan
@@ -100,6 +101,8 @@ FIRST_SKIPPING_SEED = 36_000_000_000
 FIRST_POOLED_MOVE_SEED = 34_000_000_000
 #: from here on, random ones whose transfers of state fail in one direction
 FIRST_NEWCOMER_SEED = 30_000_000_000
+#: workers whose settings differ
+FIRST_DIFFER_SEED = 33_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -183,6 +186,7 @@ FAMILIES: dict[str, range] = {
     "layouts": range(FIRST_LAYOUT_SEED, FIRST_LAYOUT_SEED + 1_000_000_000),
     "combined": range(FIRST_COMBINED_SEED, FIRST_COMBINED_SEED + 1_000_000_000),
     "newcomers": range(FIRST_NEWCOMER_SEED, FIRST_NEWCOMER_SEED + 1_000_000_000),
+    "differ": range(FIRST_DIFFER_SEED, FIRST_DIFFER_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -218,6 +222,7 @@ _RANDOM_PLANS = {
     "layouts": layout_plan,
     "combined": combined_plan,
     "newcomers": newcomer_plan,
+    "differ": differ_plan,
 }
 
 

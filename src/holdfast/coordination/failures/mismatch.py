@@ -1,0 +1,181 @@
+"""Which workers differ in settings or state, and what follows: the minority is replaced, or the script is at fault.
+
+Pure: the same reports give the same verdict.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.protocol.fingerprint import VERSION, Fingerprint
+from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.names import node_of
+
+SCRIPT, TRANSFER = "script", "transfer"
+#: replacements within a while after which the same difference is not a machine's fault
+REPLACEMENTS = {SCRIPT: 1, TRANSFER: 3}
+#: said of workers that have received their state since all were equal
+RECEIVED = "after the state was received there"
+#: nodes and settings that a message names
+_NAMED = 4
+
+_CAUSES = {
+    (SCRIPT, "settings"): (
+        "the likely cause is the script: it sets options of the optimizer, or requires_grad, from something that "
+        "differs between workers, such as a random number, the time, the rank, or a counter that is neither in "
+        "state_dict() nor in extra"
+    ),
+    (SCRIPT, "state"): (
+        "the likely cause is the script: it changes the state on one worker alone, or keeps something that training "
+        "depends on outside the model, the optimizer's state_dict() and extra"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mismatch:
+    """Workers that should be equal and are not."""
+
+    step: int
+    #: settings, or state
+    what: str
+    #: the nodes with workers of a minority; empty if no majority exists
+    minority: tuple[str, ...]
+    detail: str
+    #: SCRIPT, TRANSFER, or "" if the fingerprints cannot be compared
+    likely_cause: str
+
+    @property
+    def why(self) -> str:
+        """What differs, and the likely cause."""
+        cause = _CAUSES.get((self.likely_cause, self.what), "")
+        return f"{self.detail}{': ' if cause else ''}{cause}"
+
+
+def find_mismatch(workers: Sequence[str], reports: Mapping[str, Report], places: int) -> Mismatch | None:
+    """Return how workers differ, or None if they do not.
+
+    Args:
+        workers: of the generation that was stopped, by rank.
+        places: how many workers have one replica between them; workers whose ranks differ by a multiple are compared.
+    """
+    found: list[Mismatch] = []
+    for place in range(places):
+        of_role = [reports[worker] for worker in workers[place::places] if worker in reports]
+        for step in sorted({report.step for report in of_role}):
+            at_step = [report for report in of_role if report.step == step and report.compared is not None]
+            if (mismatch := _differ(step, at_step)) is not None:
+                found.append(mismatch)
+    return _together(found)
+
+
+def _together(found: Sequence[Mismatch]) -> Mismatch | None:
+    """Return one mismatch for those of several roles: without a majority in one of them nobody can say who is right."""
+    if not found:
+        return None
+    first = next((one for one in found if not one.minority), found[0])
+    minority = dict.fromkeys(node for one in found for node in one.minority) if first.minority else {}
+    cause = next((one.likely_cause for one in found if one.likely_cause != SCRIPT), SCRIPT)
+    return Mismatch(step=first.step, what=first.what, minority=tuple(minority), detail=first.detail, likely_cause=cause)
+
+
+def _differ(step: int, reports: Sequence[Report]) -> Mismatch | None:
+    groups: dict[tuple[int, int, int], list[Report]] = {}
+    for report in reports:
+        if report.compared is not None:
+            one = report.compared
+            groups.setdefault((one.version, one.settings, one.state), []).append(report)
+    if len(groups) < 2:
+        return None
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    versions = sorted({version for version, _, _ in groups})
+    if versions != [VERSION]:
+        return Mismatch(step=step, what="settings", minority=(), detail=_versions(ordered), likely_cause="")
+    what = "settings" if len({settings for _, settings, _ in groups}) > 1 else "state"
+    right = _majority(ordered)
+    wrong = [report for group in ordered if group is not right for report in group]
+    received = any(map(_received, wrong))
+    detail = _differing(what, right, wrong) if right is not None else _all_differ(what, ordered)
+    return Mismatch(
+        step=step,
+        what=what,
+        minority=tuple(dict.fromkeys(node_of(report.worker) for report in wrong)) if right is not None else (),
+        detail=detail,
+        likely_cause=TRANSFER if received else SCRIPT,
+    )
+
+
+def _majority(groups: Iterable[Sequence[Report]]) -> Sequence[Report] | None:
+    """Return the group of more than half of the workers.
+
+    If there is none, but all workers that did not receive their state since all were equal agree, it is theirs.
+    """
+    groups = list(groups)
+    workers = sum(map(len, groups))
+    for group in groups:
+        if 2 * len(group) > workers:
+            return group
+    senders = [group for group in groups if not all(_received(report) for report in group)]
+    return senders[0] if len(senders) == 1 else None
+
+
+def _received(report: Report) -> bool:
+    return report.compared is not None and report.compared.received
+
+
+def _differing(what: str, right: Sequence[Report], wrong: Sequence[Report]) -> str:
+    nodes = _named(dict.fromkeys(node_of(report.worker) for report in wrong))
+    others = len({node_of(report.worker) for report in right})
+    rest = f"those of the {others} other nodes" if others > 1 else f"those of {node_of(right[0].worker)}"
+    said = (
+        f"the {what} of {nodes} differ from {rest}"
+        if what == "settings"
+        else f"the states of {nodes} differ from {rest}"
+    )
+    here, there = _different(_shown(wrong[0]), _shown(right[0]))
+    received = (
+        f", {RECEIVED}: test memory, accelerators and network of these nodes, or look at what the script changes as a "
+        "worker joins"
+    )
+    return f"{said}{f' ({here}, not {there})' if here else ''}{received if any(map(_received, wrong)) else ''}"
+
+
+def _all_differ(what: str, groups: Sequence[Sequence[Report]]) -> str:
+    first, second = (_shown(group[0]) for group in groups[:2])
+    here, there = _different(first, second)
+    nodes = [node_of(group[0].worker) for group in groups[:2]]
+    values = f" ({here} on {nodes[0]}, {there} on {nodes[1]})" if here else ""
+    names = _named(dict.fromkeys(node_of(report.worker) for group in groups for report in group))
+    return f"the {what} of {names} differ, and no majority of them agrees{values}"
+
+
+def _versions(groups: Sequence[Sequence[Report]]) -> str:
+    by_version = Counter[int]()
+    for report in (one for group in groups for one in group):
+        if report.compared is not None:
+            by_version[report.compared.version] += 1
+    counts = ", ".join(f"version {version} on {count} workers" for version, count in sorted(by_version.items()))
+    return (
+        f"fingerprints of workers are of different versions ({counts}), so they cannot be compared: install the same "
+        "version of holdfast on all nodes"
+    )
+
+
+def _shown(report: Report) -> tuple[str, ...]:
+    fingerprint: Fingerprint | None = report.compared
+    return fingerprint.shown if fingerprint is not None else ()
+
+
+def _different(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
+    """Return the first settings that differ, in words; "" if they are not known."""
+    here = [setting for setting in one if setting not in other][:_NAMED]
+    there = [setting for setting in other if setting not in one][:_NAMED]
+    return (", ".join(here), ", ".join(there)) if here and there else ("", "")
+
+
+def _named(nodes: Iterable[str]) -> str:
+    names = sorted(nodes)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"

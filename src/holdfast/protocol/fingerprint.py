@@ -1,0 +1,82 @@
+"""What workers of one role compare in every step: the settings that they train with, and at times a slice of the state.
+
+Each worker puts two numbers into the sums of v: a hash of at most 20 bits, and its square. By Cauchy-Schwarz
+`n * sum(h * h) == sum(h) ** 2` holds if and only if all n hashes are equal. All workers have the same sums, so all come
+to the same result. Numbers are exact in float64 as long as `n * 2**(2 * bits)` is at most 2**53.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from holdfast.protocol.names import Count, Struct
+
+#: raised whenever the same settings lead to another hash
+VERSION = 1
+MAX_BITS = 20
+_EXACT_BITS = 53
+_Hash = Annotated[int, Meta(ge=0, lt=1 << 62)]
+#: settings that are reported in words, and the characters of each
+MAX_SHOWN, MAX_SHOWN_CHARACTERS = 16, 80
+
+
+class Fingerprint(Struct, frozen=True, kw_only=True):
+    """One worker's settings and state before a step."""
+
+    step: Count
+    #: hash of the optimizers' options and of which parameters require a gradient
+    settings: _Hash
+    #: hash of a slice of the state after the step before, 0 if the state is not compared at this step
+    state: _Hash = 0
+    #: the settings in words, for messages
+    shown: Annotated[tuple[Annotated[str, Meta(max_length=MAX_SHOWN_CHARACTERS)], ...], Meta(max_length=MAX_SHOWN)] = ()
+    #: the worker has received or loaded its state since the last step at which all hashes of the state were equal
+    received: bool = False
+    version: Count = VERSION
+
+
+def hash_of(data: bytes) -> int:
+    """Return a hash of 62 bits."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 2
+
+
+def compared_numbers(fingerprint: Fingerprint, place: int, places: int, world: int) -> list[float]:
+    """Return what a worker puts into the sums: two numbers for each role, zero for the roles of others.
+
+    The step is part of the hash, so two settings that collide at one step differ at the next.
+
+    Args:
+        place: this worker's role. places: how many roles there are. world: how many workers.
+    """
+    one = fingerprint
+    whole = hash_of(f"{one.version} {one.step} {one.settings} {one.state}".encode())
+    value = whole >> (62 - _bits(world // places))
+    numbers = [0.0] * (2 * places)
+    numbers[2 * place : 2 * place + 2] = float(value), float(value * value)
+    return numbers
+
+
+def unequal_roles(sums: Sequence[float], world: int) -> tuple[int, ...]:
+    """Return the roles whose workers do not all have the same hash, from the sums over all workers."""
+    places = len(sums) // 2
+    workers = world // places
+    return tuple(
+        place
+        for place in range(places)
+        # Sums that are not finite come from a worker that put in nonsense.
+        if not all(map(_is_whole, sums[2 * place : 2 * place + 2]))
+        or workers * int(sums[2 * place + 1]) != int(sums[2 * place]) ** 2
+    )
+
+
+def _bits(workers: int) -> int:
+    """Return how many bits of a hash can be compared between this many workers."""
+    return min(MAX_BITS, (_EXACT_BITS - (workers - 1).bit_length()) // 2)
+
+
+def _is_whole(number: float) -> bool:
+    return number.is_integer()

@@ -1,0 +1,144 @@
+"""The fingerprint that a worker compares with the others of its role: settings in every step, at times the state.
+
+Hashing settings takes microseconds. Of the state a slice of at most `SLICE_BYTES` is hashed: a piece of each of up to
+`SLICE_TENSORS` tensors, others in each step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from holdfast.protocol.fingerprint import MAX_SHOWN, MAX_SHOWN_CHARACTERS, Fingerprint, hash_of
+from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.state.memory import host_bytes
+from holdfast.runtime.state.state import TrainingState
+
+SLICE_BYTES = 4 << 20
+SLICE_TENSORS = 256
+#: of an option that is a tensor
+_ELEMENTS = 16
+_NOT_OPTIONS = ("params", "param_names")
+
+
+class Fingerprinting:
+    """Makes the fingerprints of one worker."""
+
+    def __init__(self, state: TrainingState) -> None:
+        """Hash nothing yet."""
+        self._state = state
+        #: the options of each parameter group at the last step, none if they may change in place; and their hash
+        self._values: list[list[Any]] = []
+        self._options = 0
+
+    def make(self, step: int, *, with_state: bool) -> Fingerprint:
+        """Return the fingerprint before a step.
+
+        Args:
+            with_state: include a slice of the state.
+        """
+        return Fingerprint(
+            step=step,
+            settings=self._settings(),
+            state=self._slice(step) if with_state else 0,
+        )
+
+    def shown(self) -> tuple[str, ...]:
+        """Return the settings in words, for messages about a difference."""
+        return tuple(islice(self._in_words(), MAX_SHOWN))
+
+    def _settings(self) -> int:
+        """Return a hash of the settings; options are read one by one only if they are not those of the last step."""
+        groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
+        values = [list(group.values()) for group in groups]
+        if not self._equals_last(values):
+            # Sorted, for a worker that was sent its options may have them in another order.
+            options = [
+                [len(group["params"]), *[(k, _plain(v)) for k, v in sorted(group.items()) if k not in _NOT_OPTIONS]]
+                for group in groups
+            ]
+            # The value of a tensor may change in place.
+            in_place = any(isinstance(value, torch.Tensor) for of_group in values for value in of_group)
+            self._values, self._options = [] if in_place else values, hash_of(repr(options).encode())
+        return hash_of(b"%d %s" % (self._options, self._state.requires_gradient()))
+
+    def _equals_last(self, values: list[list[Any]]) -> bool:
+        """Whether the options are those of the last step, by identity or value."""
+        try:
+            return bool(values == self._values)
+        except (RuntimeError, ValueError):  # Arrays that are not the same object have no truth value.
+            return False
+
+    def _in_words(self) -> Iterator[str]:
+        named = self._state.optimizers.by_name
+        for name, optimizer in named.items():
+            for number, group in enumerate(optimizer.param_groups):
+                where = f"{name} group {number}".strip() if len(named) + len(optimizer.param_groups) > 2 else ""
+                for option, value in sorted(group.items()):
+                    if option not in _NOT_OPTIONS:
+                        yield f"{where} {option} {_plain(value)}".strip()[:MAX_SHOWN_CHARACTERS]
+        frozen = list(self._state.frozen().values())
+        if frozen:
+            yield f"{len(frozen)} frozen parameters, {frozen[0]} the first"[:MAX_SHOWN_CHARACTERS]
+
+    @torch.no_grad()
+    def _slice(self, step: int) -> int:
+        """Return a hash of pieces of the state, never 0."""
+        tensors = [tensor for tensor in self._tensors() if tensor.numel() and tensor.layout is torch.strided]
+        first = (step * SLICE_TENSORS) % max(1, len(tensors)) if len(tensors) > SLICE_TENSORS else 0
+        chosen = [*tensors[first:], *tensors[:first]][:SLICE_TENSORS]
+        each = SLICE_BYTES // max(1, len(chosen))
+        digest = hashlib.blake2b(digest_size=8)
+        for data in _bytes_of([_piece(tensor, each, step) for tensor in chosen]):
+            digest.update(data)
+        return (int.from_bytes(digest.digest(), "big") >> 2) or 1
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is here of the model's tensors and of the optimizers', in the same order on all workers."""
+        for _, tensor in self._state.own():
+            yield local_of(tensor)
+        for optimizer in self._state.optimizers:
+            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+                if self._state.is_sent(parameter):
+                    for _, value in sorted(optimizer.state.get(parameter, {}).items()):
+                        if isinstance(value, torch.Tensor):
+                            yield local_of(value)
+
+
+def _piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:
+    """Return up to so many bytes of a tensor, others in each step."""
+    flat = tensor.detach()
+    flat = flat.view(-1) if flat.is_contiguous() else flat[:1].reshape(-1)
+    count = max(1, nbytes // flat.element_size())
+    if flat.numel() <= count:
+        return flat
+    begin = (step * count) % (flat.numel() - count + 1)
+    return flat[begin : begin + count]
+
+
+def _bytes_of(pieces: Sequence[torch.Tensor]) -> Iterator[memoryview]:
+    """Yield the bytes of all pieces; those on a device come in one copy."""
+    on_device = [piece.contiguous().view(torch.uint8) for piece in pieces if piece.device.type != "cpu"]
+    if on_device:
+        yield host_bytes(torch.cat(on_device))
+    for piece in pieces:
+        if piece.device.type == "cpu":
+            yield host_bytes(piece)
+
+
+def _plain(value: Any) -> object:
+    """Return a value whose `repr` is the same on all workers, sent or not; of other objects, their type."""
+    if isinstance(value, torch.Tensor):
+        return list(map(float, value.reshape(-1)[:_ELEMENTS]))
+    if isinstance(value, np.generic):  # Sent as a number of Python's own.
+        return cast(Any, value).item()
+    if isinstance(value, bool | int | float | str | bytes | None):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in cast(Sequence[object], value)]
+    return type(value).__name__

@@ -1,0 +1,56 @@
+"""Workers whose scripts set other options than the others': replaced once, and then the script is at fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.errors import EXIT_DONE, EXIT_FAILED
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.families.differ_plans import differ_plan
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.enumeration import FIRST_DIFFER_SEED
+from holdfast.simulation.schedules.shrinking import failure
+
+SCHEDULES = 60
+ODD = Fault(kind=FaultKind.DIFFER, boundary="applied", step=2, target=1)
+PLAN = FaultPlan(seed=5, nodes=4, start_nodes=4, steps=6, start_spread=0.0)
+
+
+def found(cluster: SimCluster) -> list[tuple[str, str]]:
+    events = cluster.world.journal.events
+    return [(event.what, event.likely_cause) for event in events if isinstance(event, ev.CorruptionFound)]
+
+
+def test_random_schedules_with_workers_that_differ() -> None:
+    struck = 0
+    for seed in range(FIRST_DIFFER_SEED, FIRST_DIFFER_SEED + SCHEDULES):
+        cluster = SimCluster(differ_plan(seed))
+        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        struck += bool(found(cluster))
+    assert struck > SCHEDULES / 4, "a fault without effect tests nothing"
+
+
+def test_a_worker_that_differs_is_replaced_and_the_job_goes_on() -> None:
+    cluster = SimCluster(replace(PLAN, faults=(ODD,)))
+    assert cluster.run().exit_code == EXIT_DONE
+    assert found(cluster) == [("settings", "script")]
+    failed = [event for event in cluster.world.journal.events if isinstance(event, ev.FailureDetected)]
+    assert [event.category for event in failed] == ["replica_differs"]
+
+
+def test_a_second_difference_within_a_while_is_the_script_s() -> None:
+    cluster = SimCluster(replace(PLAN, faults=(ODD, replace(ODD, step=4, target=2))))
+    outcome = cluster.run()
+    assert outcome.exit_code == EXIT_FAILED
+    assert "workers differ at step 5 (2 times in 300 s)" in outcome.why
+    assert "the likely cause is the script" in outcome.why
+
+
+def test_where_no_majority_agrees_the_job_ends() -> None:
+    faults = (ODD, replace(ODD, target=2), replace(ODD, target=3))
+    cluster = SimCluster(replace(PLAN, faults=faults))
+    outcome = cluster.run()
+    assert outcome.exit_code == EXIT_FAILED
+    assert "no majority" in outcome.why
+    assert found(cluster) == [("settings", "script")]
