@@ -11,9 +11,8 @@ from types import FrameType
 
 import torch
 
-import holdfast
-
-_NOT_THE_SCRIPT = tuple(f"{Path(module.__file__ or '').parent}/" for module in (torch, holdfast))
+#: torch, and this package
+_NOT_THE_SCRIPT = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/")
 _STANDARD_LIBRARY = f"{Path(linecache.__file__ or '').parent}/"
 
 
