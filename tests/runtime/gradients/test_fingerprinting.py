@@ -86,7 +86,7 @@ def test_settings_in_words_are_few_and_short() -> None:
     state, optimizer = trained()
     optimizer.param_groups[0]["name"] = "x" * 500
     next(state.model.parameters()).requires_grad_(False)
-    shown = Fingerprinting(state).shown()
+    shown = Fingerprinting(state).describe()
     assert "lr 0.1" in shown
     assert len(shown) <= MAX_SHOWN
     assert all(len(one) <= MAX_SHOWN_CHARACTERS for one in shown)

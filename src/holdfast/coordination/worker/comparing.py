@@ -6,6 +6,8 @@ that has joined may keep something outside the state that was sent to it, and th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from holdfast.protocol.fingerprint import Fingerprint
@@ -25,6 +27,7 @@ class Comparison:
         self.differs = False
         self._first = 0
         self._received = False
+        self._describe: Callable[[], tuple[str, ...]] = tuple
 
     def enter(self, first: int) -> None:
         """A generation begins, with this step: the same for all its members."""
@@ -39,9 +42,16 @@ class Comparison:
         """Whether a slice of the state is compared at a step."""
         return self._first <= step < self._first + COMPARED_STEPS
 
-    def begin(self, fingerprint: Fingerprint) -> None:
-        """A reduction begins, with this fingerprint."""
+    def begin(self, fingerprint: Fingerprint, describe: Callable[[], tuple[str, ...]]) -> None:
+        """A reduction begins, with this fingerprint, whose settings `describe` returns in words."""
         self.fingerprint, self.differs = replace(fingerprint, received=self._received), False
+        self._describe = describe
+
+    def reported_at(self, step: int) -> Fingerprint | None:
+        """Return the fingerprint of an attempt at a step as it is reported, or None if no attempt came that far."""
+        if self.fingerprint is None or self.fingerprint.step != step:
+            return None
+        return replace(self.fingerprint, shown=self._describe())
 
     def agree(self) -> None:
         """All workers have the same fingerprint at this step."""

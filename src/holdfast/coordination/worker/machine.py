@@ -279,9 +279,13 @@ class WorkerMachine(Adopting):
         """What this worker has compared with others at the attempt at hand; None if it has not come that far."""
         return self._comparison.fingerprint
 
-    def comparing(self, fingerprint: Fingerprint) -> None:
-        """The reduction is about to begin, in which this is compared."""
-        self._comparison.begin(fingerprint)
+    def comparing(self, fingerprint: Fingerprint, describe: Callable[[], tuple[str, ...]] = tuple) -> None:
+        """The reduction is about to begin, in which this is compared.
+
+        Args:
+            describe: returns the settings in words; called if they are reported.
+        """
+        self._comparison.begin(fingerprint, describe)
 
     def brought(self, *, received_bytes: int, transfer_s: float) -> list[WorkerInstruction]:
         """What was to come beside the step is here, all of it. Not where frozen."""

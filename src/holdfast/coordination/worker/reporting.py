@@ -38,7 +38,6 @@ def report_of(
         generation: in which it has come to where it stands.
         comparison: has its fingerprint.
     """
-    compared = comparison.fingerprint
     here, ready = copy.applied is not None, copy.reduced is not None
     return Report(
         worker=worker,
@@ -54,7 +53,7 @@ def report_of(
         result=Holding(experts=holding.next_blob if holding is not None else b"") if ready else None,
         reduced=copy.reduced,
         refused=generation if phase is Phase.REFUSED and not comparison.differs else 0,
-        compared=compared if compared is not None and compared.step == copy.step else None,
+        compared=comparison.reported_at(copy.step),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import torch
 
@@ -18,11 +19,13 @@ from holdfast.protocol.fingerprint import MAX_SHOWN, MAX_SHOWN_CHARACTERS, Finge
 from holdfast.runtime.layouts.local import local_of
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.tensors import numbers
 
 SLICE_BYTES = 4 << 20
 SLICE_TENSORS = 256
 #: of an option that is a tensor
 _ELEMENTS = 16
+_encoder = msgspec.msgpack.Encoder()
 _NOT_OPTIONS = ("params", "param_names")
 
 
@@ -35,6 +38,8 @@ class Fingerprinting:
         #: the options of each parameter group at the last step, none if they may change in place; and their hash
         self._values: list[list[Any]] = []
         self._options = 0
+        #: the names of a group's options, sorted, by the group's keys
+        self._names: dict[tuple[str, ...], list[str]] = {}
 
     def make(self, step: int, *, with_state: bool) -> Fingerprint:
         """Return the fingerprint before a step.
@@ -48,24 +53,33 @@ class Fingerprinting:
             state=self._slice(step) if with_state else 0,
         )
 
-    def shown(self) -> tuple[str, ...]:
+    def describe(self) -> tuple[str, ...]:
         """Return the settings in words, for messages about a difference."""
         return tuple(islice(self._in_words(), MAX_SHOWN))
 
     def _settings(self) -> int:
-        """Return a hash of the settings; options are read one by one only if they are not those of the last step."""
+        """Return a hash of the settings; options are encoded again only if they are not those of the last step."""
         groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
         values = [list(group.values()) for group in groups]
         if not self._equals_last(values):
-            # Sorted, for a worker that was sent its options may have them in another order.
-            options = [
-                [len(group["params"]), *[(k, _plain(v)) for k, v in sorted(group.items()) if k not in _NOT_OPTIONS]]
-                for group in groups
-            ]
             # The value of a tensor may change in place.
             in_place = any(isinstance(value, torch.Tensor) for of_group in values for value in of_group)
-            self._values, self._options = [] if in_place else values, hash_of(repr(options).encode())
+            encoded = b"".join(map(self._encoded, groups))
+            self._values, self._options = [] if in_place else values, hash_of(encoded)
         return hash_of(b"%d %s" % (self._options, self._state.requires_gradient()))
+
+    def _encoded(self, group: dict[str, Any]) -> bytes:
+        """Return a group's options, sorted: a worker that was sent its options may have them in another order."""
+        keys = tuple(group)
+        names = self._names.get(keys)
+        if names is None:
+            names = self._names[keys] = sorted(key for key in keys if key not in _NOT_OPTIONS)
+        values = [group[name] for name in names]
+        count = len(group["params"])
+        try:
+            return _encoder.encode((count, names, values))
+        except TypeError:  # Tensors, numbers of numpy's, objects of the script's own.
+            return _encoder.encode((count, names, [_plain(value) for value in values]))
 
     def _equals_last(self, values: list[list[Any]]) -> bool:
         """Whether the options are those of the last step, by identity or value."""
@@ -132,12 +146,15 @@ def _bytes_of(pieces: Sequence[torch.Tensor]) -> Iterator[memoryview]:
 
 
 def _plain(value: Any) -> object:
-    """Return a value whose `repr` is the same on all workers, sent or not; of other objects, their type."""
+    """Return a value whose encoding is the same on all workers, sent or not; of other objects, their type."""
     if isinstance(value, torch.Tensor):
-        return list(map(float, value.reshape(-1)[:_ELEMENTS]))
+        return numbers(value.detach().reshape(-1)[:_ELEMENTS].double())
     if isinstance(value, np.generic):  # Sent as a number of Python's own.
         return cast(Any, value).item()
-    if isinstance(value, bool | int | float | str | bytes | None):
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)  # A subclass may have another encoding.
+    if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, list | tuple):
         return [_plain(one) for one in cast(Sequence[object], value)]

@@ -211,9 +211,9 @@ class Workload:
         """
         return self._fingerprinting.make(step, with_state=with_state)
 
-    def with_settings(self, fingerprint: Fingerprint) -> Fingerprint:
-        """Return a fingerprint with the settings in words, for the report about a difference."""
-        return replace(fingerprint, shown=self._fingerprinting.shown())
+    def describe_settings(self) -> tuple[str, ...]:
+        """Return the settings in words, for the report about a difference."""
+        return self._fingerprinting.describe()
 
     def reduce(
         self,

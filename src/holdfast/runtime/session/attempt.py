@@ -226,11 +226,8 @@ class Attempt:
             compares_state = self._shared.machine.compares_state
         fingerprint = self._workload.fingerprint(self.step, with_state=compares_state)
         with self._shared.changed:
-            self._shared.machine.comparing(fingerprint)
+            self._shared.machine.comparing(fingerprint, self._workload.describe_settings)
         v = self._workload.reduce(domain, everybody, fingerprint)
-        if v.unequal_roles:
-            with self._shared.changed:
-                self._shared.machine.comparing(self._workload.with_settings(fingerprint))
         rate = self._shared.link.look(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)
