@@ -1,4 +1,4 @@
-"""Makes workers differ by lines that a plain loop would have: `random` learning rates, or an optimizer that `counts`."""
+"""Makes workers differ by lines left over from a plain loop: `random` learning rates, an optimizer that `counts`."""
 
 from __future__ import annotations
 
