@@ -288,13 +288,8 @@ class Checker:
         match event:
             case ev.StepCommitted():
                 self._step_committed(event)
-            case ev.FailureDetected() if wrong := wrongly_blamed(self._world.plan, self._record, event):
+            case ev.FailureDetected() if wrong := self._wrongly_blamed(event):
                 self._fail(wrong)
-            case ev.FailureDetected(node=node, category="replica_differs", detail=detail) if (
-                # Of two workers that differ, the one that was sent its state goes.
-                node not in self._differing and RECEIVED not in detail
-            ):
-                self._fail(f"{node} is replaced because it differs, and it does not")
             case ev.RolledBack(to_step=step) if step > self._committed:
                 self._fail(f"rolled back forward, from step {self._committed} to {step}")
             case ev.GenerationStarted(generation=generation):
@@ -311,6 +306,14 @@ class Checker:
             case _:
                 pass
         self._follow(event)
+
+    def _wrongly_blamed(self, event: ev.FailureDetected) -> str:
+        """Return why a node is blamed wrongly, "" if it is not."""
+        # Of two workers that differ, the one that was sent its state goes.
+        differs = event.node in self._differing or RECEIVED in event.detail
+        if event.category == "replica_differs" and not differs:
+            return f"{event.node} is replaced because it differs, and it does not"
+        return wrongly_blamed(self._world.plan, self._record, event)
 
     def journal_cut(self) -> None:
         """The journal has lost its newest events: what is left is what was said."""
