@@ -96,7 +96,7 @@ CONTRACT = {
     "rebalance_decided": {"step", "adopted", "gain_s", "cost_s", "moves", "why"},
     "rebalanced": {"step", "moved_bytes", "experts_moved", "transfer_s", "down_s"},
     "rolled_back": {"to_step", "why"},
-    "corruption_found": {"step", "what", "detail"},
+    "corruption_found": {"step", "what", "detail", "likely_cause"},
     "checkpoint_saved": {"step", "save_s", "saved_bytes", "stall_s", "period_s", "left_out"},
     "checkpoint_delayed": {"step", "nodes", "left_out", "waited_s"},
     "checkpoint_failed": {"node", "step", "why", "tries"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.failures.class_table import REPLICA_DIFFERS
 from holdfast.coordination.failures.mismatch import RECEIVED
 from holdfast.coordination.generations.roles import every_role, unit_of
 from holdfast.coordination.inputs import Input, Received
@@ -311,7 +312,7 @@ class Checker:
         """Return why a node is blamed wrongly, "" if it is not."""
         # Of two workers that differ, the one that was sent its state goes.
         differs = event.node in self._differing or RECEIVED in event.detail
-        if event.category == "replica_differs" and not differs:
+        if event.category == REPLICA_DIFFERS and not differs:
             return f"{event.node} is replaced because it differs, and it does not"
         return wrongly_blamed(self._world.plan, self._record, event)
 

@@ -60,7 +60,7 @@ def test_the_node_whose_state_is_another_is_named_once_all_have_told() -> None:
             assert ledger.release() == []
             state_hash = "bad" if worker == w("n1") else "good"
             ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
-        assert ledger.diverged().startswith("step 1: the state of n1 is not that of the 2 others: look at")
+        assert ledger.diverged().startswith("step 1: the state of n1 is not that of the 2 others: the likely")
         assert ledger.release() == []
         ledger.undo_after(0)
         assert ledger.diverged() == ""

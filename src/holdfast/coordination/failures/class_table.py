@@ -13,6 +13,9 @@ from holdfast.protocol.failures import Detector, FailureRule, Severity
 #: classes that say something of the machine, however severe; what takes a node out does so, too
 OF_THE_MACHINE = frozenset(("ecc_error", "nvlink_error", "gpu_lost", "gpu_driver_error", "xid", "disk_error"))
 
+#: a worker has other settings, or another state, than the others of its role
+REPLICA_DIFFERS = "replica_differs"
+
 _NODE, _PROCESS, _RETRY = Severity.NODE, Severity.PROCESS, Severity.RETRY
 
 
@@ -60,7 +63,7 @@ TABLE: tuple[FailureRule, ...] = (
     _rule(r"signal_\1", _PROCESS, r"^process_exit: SIG([A-Z0-9]+)"),
     _rule(r"exit_\1", _PROCESS, r"^process_exit: (?:exit code |.*\bsys\.exit\()(\d+)"),
     _rule("exited_abnormally", _PROCESS, r"^process_exit:"),
-    _rule("replica_differs", _PROCESS, r"^exception: replica differs:"),
+    _rule(REPLICA_DIFFERS, _PROCESS, r"^exception: replica differs:"),
     _rule("task_hang", _PROCESS, r"^hang:"),
     _rule("software_error", _PROCESS, r"^exception: [\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Stop)\b"),
     # ---- a collective failed, and nothing says why ----

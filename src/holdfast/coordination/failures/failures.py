@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from holdfast.coordination.failures.budget import WINDOW_S
-from holdfast.coordination.failures.class_table import OF_THE_MACHINE
+from holdfast.coordination.failures.class_table import OF_THE_MACHINE, REPLICA_DIFFERS
 from holdfast.coordination.failures.classes import Classes
 from holdfast.coordination.failures.ladder import Ladder
 from holdfast.coordination.failures.seen import collective_failed
@@ -173,7 +173,7 @@ class Failures:
             often = f"it has failed {tries} times in {WINDOW_S:.0f} s, at last: "
             why = f"{'' if self._is_the_machines(failure) else often}{why or failure.kind}"
             turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
-        elif node is not None and failure.kind in (FailureKind.HANG, FailureKind.EXCEPTION):
+        elif node is not None and (failure.kind is FailureKind.HANG or failure.evidence.category == REPLICA_DIFFERS):
             # Its agent lives: it replaces the processes and comes again.
             turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         if node is not None and failure.kind is not FailureKind.CONNECTION_LOST:

@@ -16,7 +16,7 @@ from holdfast.protocol.fingerprint import Fingerprint
 COMPARED_STEPS = 8
 
 
-class Comparison:
+class ReplicaComparison:
     """One worker's fingerprint of the step in progress."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from holdfast.coordination.worker.comparing import Comparison
+from holdfast.coordination.worker.comparing import ReplicaComparison
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
 from holdfast.protocol.messages.orders import Stop
@@ -28,7 +28,7 @@ def report_of(
     phase: Phase,
     summed: Iterable[int],
     generation: int,
-    comparison: Comparison,
+    comparison: ReplicaComparison,
 ) -> Report:
     """Return the report of a worker, which must keep to it.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from holdfast.coordination.worker.comparing import Comparison
+from holdfast.coordination.worker.comparing import ReplicaComparison
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
 from holdfast.coordination.worker.tasks import WorkerInstruction
@@ -29,7 +29,7 @@ class Adopting(Agreeing):
         super().__init__()
         self.generations = KnownGenerations(worker)
         self._copy = StateCopy()
-        self._comparison = Comparison()
+        self._comparison = ReplicaComparison()
 
     def pushed(self, generation: int) -> bool:
         """A peer offers the state of `generation`: True if this worker takes it (and, if pending, has entered it).
