@@ -52,6 +52,12 @@ class SupersededError(HoldfastError):
     """Another coordinator leads this job: this one must not say another word."""
 
 
+class OutdatedStoreError(HoldfastError):
+    """The store is older than the job, for example restored from a backup. Nothing was stopped; a person must act."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
 class JobFailedError(HoldfastError):
     """The job cannot go on: the message says what was lost."""
 

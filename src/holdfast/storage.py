@@ -68,6 +68,13 @@ class Storage(ABC):
         """Write a file: whole, and lasting, or not at all. One that is there already is replaced."""
 
     @abstractmethod
+    def create(self, path: str, data: bytes) -> bool | None:
+        """Write a file if it does not exist: True if it was written, False if it exists.
+
+        None if this storage cannot do that in one operation: then nothing was written.
+        """
+
+    @abstractmethod
     def copy(self, path: str, target: str) -> None:
         """Let a file have another name as well, without moving its bytes where that can be."""
 
@@ -166,6 +173,23 @@ class LocalStorage(Storage):
             raise
         self._sync_folders(final)
 
+    def create(self, path: str, data: bytes) -> bool | None:
+        final = self._path(path)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        draft = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
+        try:
+            draft.write_bytes(data)
+            os.link(draft, final)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                return None  # a file system without hard links
+            raise
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
     def copy(self, path: str, target: str) -> None:
         final = self._path(target)
         _make_folder(final.parent)
@@ -253,6 +277,28 @@ class RemoteStorage(Storage):
                     file.discard()
                 raise
             file.close()
+
+    def create(self, path: str, data: bytes) -> bool | None:
+        with _failing():
+            self._files.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
+            if self._files.exists(self._at(path)):
+                return False
+        probe = f"{_PROBE}-{secrets.token_hex(4)}"
+        # Some file systems take the mode "xb" for "wb": what refuses a second file of a name is believed only then.
+        if not self._opens_new(probe, b"") or self._opens_new(probe, b""):
+            self.remove(probe)
+            return None
+        self.remove(probe)
+        return self._opens_new(path, data)
+
+    def _opens_new(self, path: str, data: bytes) -> bool:
+        """Write a file by the mode that must refuse one that exists; return whether it was written."""
+        try:
+            with self._files.open(self._at(path), "xb") as file:
+                file.write(data)
+        except Exception:  # noqa: BLE001 - each store has errors of its own for what exists, and for what it cannot do
+            return False
+        return True
 
     def copy(self, path: str, target: str) -> None:
         with _failing():

@@ -20,6 +20,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.agent import HeardGeneration
 from holdfast.protocol.plan import DecisionKind, Phase
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import KnownCheckpoint
@@ -405,9 +406,9 @@ def test_a_job_that_waits_for_a_node_that_did_not_fit_says_so_once() -> None:
     assert not job.said(ev.JobWaiting)
 
 
-def test_an_agent_of_a_newer_term_is_not_talked_to() -> None:
+def test_an_agent_of_a_newer_term_of_another_job_is_not_talked_to() -> None:
     job = Job().start()
-    job.connect(hello("n3", term=5))
+    job.connect(msgspec.structs.replace(hello("n3", term=5), heard=HeardGeneration(identity="another")))
     assert job.kinds == ["close"]
 
 

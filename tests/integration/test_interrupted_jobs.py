@@ -6,9 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from job_cases import FOREVER, TINY_MOE, StartJob, alive, check_journal
+from job_cases import FOREVER, TINY, TINY_MOE, StartJob, alive, check_journal
 
+from holdfast.observability.history.audit import audit_lines
 from holdfast.protocol.events import CheckpointSaved, JobFinished, RolledBack, StepCommitted
+from holdfast.testing.local_job import LocalJob
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,40 @@ def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
     again = start_job("--steps", str(step + 3), nodes=3, options=options, script=TINY_MOE)
     assert again.wait_exit() == 0, again.story()
     assert [event.step for event in again.all(StepCommitted)] == [step + 1, step + 2, step + 3]
+
+
+def test_the_same_command_goes_on_in_its_own_events_file_however_it_has_ended(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """Ctrl-C, then `kill -9` of the whole command, then to the end; a second command beside it is refused."""
+    options = ("--checkpoint-dir", str(tmp_path / "ck"), "--checkpoint-every", "2")
+    job = start_job(*FOREVER, "--step-seconds", "0.05", nodes=2, options=options)
+    job.wait(StepCommitted, step=5)
+    assert job.process is not None
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait_exit(60) == 130, job.story()
+    saved = job.all(CheckpointSaved)[-1].step
+
+    def again(*args: str) -> LocalJob:
+        more = LocalJob(TINY, args, options=("--nodes", "2", *options), folder=job.folder, environment=job.environment)
+        started.append(more.__enter__())
+        return more
+
+    started: list[LocalJob] = []
+    try:
+        second = again(*FOREVER, "--step-seconds", "0.05")
+        assert second.wait(RolledBack).to_step == saved
+        second.wait(StepCommitted, step=saved + 4)
+        third = again(*FOREVER)
+        assert third.wait_exit(60) == 2, third.story()
+        assert "is used by job" in third.output()
+        second.wait(StepCommitted, step=saved + 8)
+        assert second.process is not None
+        second.process.kill()
+        second.wait_exit(30)
+        last = again("--steps", str(saved + 20))
+        assert last.wait_exit(120) == 0, last.story()
+    finally:
+        for one in started:
+            one.__exit__(None, None, None)
+    assert audit_lines(job.events_file.read_bytes().splitlines(keepends=True)).sound

@@ -26,6 +26,7 @@ SHARES = {
     "memory": (1, 1),
     "moves": (1, 1),
     "layouts": (1, 1),
+    "outdated": (1, 1),
 }
 
 

@@ -417,7 +417,7 @@ MUTANTS = (
     Mutant(
         name="superseded_coordinators_let_in",
         file=ADMISSION,
-        old="        if hello.term > turn.record.term:\n",
+        old="        if hello.term > turn.record.term and not self._record_age.raise_term(hello):\n",
         new="        if False:\n",
         why="an agent that knows a newer coordinator must look for that one",
     ),

@@ -16,6 +16,7 @@ CLOSING = "coordination/closing.py"
 FINISHING = "coordination/generations/finishing.py"
 SUSPECTS = "coordination/failures/suspects.py"
 HEARING = "coordination/hearing.py"
+RECORD_AGE = "coordination/nodes/record_age.py"
 
 PART_MUTANTS = (
     Mutant(
@@ -279,5 +280,27 @@ PART_MUTANTS = (
         old="    return named if any(node_of(worker) not in named for worker in workers) else {}\n",
         new="    return named\n",
         why="somebody must stay",
+    ),
+    Mutant(
+        name="an_older_store_is_taken_for_the_newest",
+        file=RECORD_AGE,
+        old="            newer = heard.generation > known and not self._confirmed\n",
+        new="            newer = heard.term > record.term and not self._confirmed\n",
+        why="a coordinator on a backup would stop or expel the workers of newer generations",
+        quick=True,
+    ),
+    Mutant(
+        name="a_second_generation_of_a_number_confirms_the_record",
+        file=RECORD_AGE,
+        old="            known = record.generation if heard.term == record.term else self._generation\n",
+        new="            known = record.generation\n",
+        why="an outdated coordinator that has begun a generation of its own would expel members of the first",
+    ),
+    Mutant(
+        name="no_agent_is_awaited_before_the_first_generation",
+        file=RECORD_AGE,
+        old="        return unproven and self._turn.now < self._begun + self._lease_s\n",
+        new="        return unproven and self._turn.now < self._begun\n",
+        why="a node that comes first would begin the job a second time beside those that train",
     ),
 )

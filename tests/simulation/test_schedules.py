@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
-from holdfast.simulation.cluster import Outcome, run_plan
+from holdfast.simulation.cluster import Outcome, SimCluster, run_plan
 from holdfast.simulation.families.corrupt_plans import corrupt_plan
 from holdfast.simulation.families.differ_plans import differ_plan
 from holdfast.simulation.families.ladder_plans import ladder_plan
@@ -20,6 +20,7 @@ from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.link_plans import link_plan
 from holdfast.simulation.families.membership_plans import leaving_plan, move_plan, notice_plan, standby_plan
 from holdfast.simulation.families.memory_plans import memory_plan
+from holdfast.simulation.families.outdated_plans import outdated_plan
 from holdfast.simulation.families.script_plans import raising_plan
 from holdfast.simulation.families.storm_plans import storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
@@ -32,6 +33,7 @@ from holdfast.simulation.schedules.enumeration import (
     FIRST_LARGE_SEED,
     FIRST_LEVEL_SEED,
     FIRST_LIVELY_SEED,
+    FIRST_OUTDATED_SEED,
     FIRST_POWER_SEED,
     FIRST_SEED,
     FIRST_SLOW_SEED,
@@ -141,6 +143,16 @@ def test_power_cuts(chunk: int) -> None:
     run_all(range(FIRST_POWER_SEED + chunk, FIRST_POWER_SEED + POWER_SCHEDULES, 4))
 
 
+def test_coordinators_on_an_older_store_end_and_stop_nobody() -> None:
+    """The store is put back to a backup while the job trains on; later the newest one is there again."""
+    found = 0
+    for seed in range(FIRST_OUTDATED_SEED, FIRST_OUTDATED_SEED + 60):
+        cluster = SimCluster(plan_of(seed))
+        cluster.run()
+        found += cluster.outdated_seen > 0
+    assert found >= 15
+
+
 @pytest.mark.parametrize("chunk", range(2))
 def test_random_schedules_with_a_slow_store(chunk: int) -> None:
     """What is to be told waits for the record, and coordinators die while it is on its way."""
@@ -226,6 +238,7 @@ def test_random_plans_cover_every_kind_of_fault_and_size() -> None:
     plans += [leaving_plan(0), standby_plan(0), *(move_plan(seed) for seed in range(5))]
     plans += [differ_plan(seed) for seed in range(3)]
     plans += [notice_plan(seed) for seed in range(5)] + [straggler_plan(0)]
+    plans += [outdated_plan(seed) for seed in range(5)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {1, 16} <= {plan.nodes for plan in plans}
     assert any(plan.crashes for plan in plans)

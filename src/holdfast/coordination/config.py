@@ -36,6 +36,7 @@ class CoordinatorConfig:
     return_timeout_s: so long a node that alone has some of that may take to come back, with many processes to start.
     submission: the job's number in its pool, 0 outside of pools. grant_join_s: a node that was granted has so long to
     come. pool_nodes: of the pool whose server has this coordinator, as it has those of all other jobs.
+    identity: of a job whose record has none yet: a random name that no other job has.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
     """
@@ -58,6 +59,7 @@ class CoordinatorConfig:
     submission: int = 0
     grant_join_s: float = 60.0
     pool_nodes: int = 0
+    identity: str = ""
     secret: bytes = b""
     takeover: bool = False
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import ClassVar
 
+import msgspec
+
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.seen import node_lost
 from holdfast.coordination.generations.deciding import Deciding
@@ -38,14 +40,38 @@ from holdfast.protocol.position import Position
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 _ALIVE = msg.Heartbeat()
+#: fields of the record that a job which begins again from its checkpoints learns from its new workers, or does not need
+_OF_ONE_RUN = (
+    *("outcome", "plan", "pending", "decision", "passed", "raised", "given_up", "will", "stopped", "refusal"),
+    *("script_digest", "config", "global_batch", "micro_batches", "seed", "expert_shape", "saves", "saves_in_time"),
+    *("layout", "layouts", "change", "layout_s", "too_large", "failed_layouts", "evaluated", "flop_per_sample"),
+    *("leaving", "standbys", "slow", "relieved", "wanted", "places"),
+)
+_EMPTY = Record(schema=SCHEMA, job="", term=0)
 
 
 class Coordinator:
     """One job's coordination. The shell feeds it inputs with the time and carries out what it returns, in order."""
 
-    def __init__(self, config: CoordinatorConfig, tail: Position, record: Record | None) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        tail: Position,
+        record: Record | None,
+        ended: tuple[int, int] | None = None,
+    ) -> None:
+        """Take up a job.
+
+        Args:
+            tail: what the events in the journal add up to. record: the stored one, None if the store is empty. ended:
+                the highest term and generation in the journal of a job that is over, and that begins again.
+        """
         self.config = config
         record = record or Record(schema=SCHEMA, job=config.spec.name, term=0)
+        self._begins_again = ended is not None
+        if ended is not None:
+            term, generation = max(record.term, ended[0]), max(record.generation, ended[1])
+            record = msgspec.structs.replace(record, term=term, generation=generation)
         #: events that are not in the journal, although the record knows of them
         self._lost = missing_events(record, tail)
         self.turn = Turn(record, reduce(Position.after, self._lost, tail))
@@ -93,9 +119,13 @@ class Coordinator:
         turn.now = self._last_tick = now
         self.parts.progress.begin(now, first=first)
         since = self.record.run_since if self.config.takeover else 0.0
-        turn.change(term=self.record.term + 1, run_since=since or now, born=self.record.born or now)
-        if self.record.outcome == "failed" and not self.config.takeover:
-            turn.change(outcome="", plan=None, pending=None, decision=None, passed=(), raised=(), given_up=())
+        identity = self.record.identity or self.config.identity
+        born = self.record.born or now
+        turn.change(term=self.record.term + 1, run_since=since or now, born=born, identity=identity)
+        if self._begins_again or (self.record.outcome == "failed" and not self.config.takeover):
+            turn.change(**{name: getattr(_EMPTY, name) for name in _OF_ONE_RUN})
+        if self._begins_again and checkpoints:
+            turn.change(checkpoints=())  # those in the directory count: some may have been removed meanwhile
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
             # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
@@ -103,10 +133,15 @@ class Coordinator:
         if not self.config.takeover:
             turn.change(data=())  # Its user may have corrected the data: the workers of this run say what they are.
         emulated, told = self.config.spec.experiments.emulated_seconds, self.parts.flop.told
+        turn.origin = {"url": url, "coordinator_pid": pid, **told}
         if first:
             turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, **emulated, **told)
         else:
-            turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid, **told)
+            turn.emit(ev.CoordinatorRestarted, **turn.origin)
+        if self._begins_again and not self.record.checkpoints and turn.position.step:
+            self.parts.ledger.reset(0)
+            turn.emit(ev.RolledBack, to_step=0, why="the job begins again, and has no checkpoint")
+        self.parts.record_age.begin()
         self.parts.tenant.begin()
         self.parts.absences.expect(map(node_of, turn.planned))
         self.parts.joining.wait_anew()
@@ -145,6 +180,7 @@ class Coordinator:
 
     def _advance(self) -> None:
         """Do what is due now."""
+        self.parts.record_age.confirm()
         if why := self.parts.ladder.deserted(awaited=bool(self.parts.absences.promised)):
             self.parts.ending.failed(why)
         if self.over is not None:

@@ -68,6 +68,13 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True)
+class StopOutdated:
+    """End this coordinator and leave the job alone: the store is older than the job. `newer`: what shows that."""
+
+    newer: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanExperts:
     """Call the search's `solve` beside everything else, and feed what it returns as Planned.
 
@@ -84,7 +91,7 @@ class TellPool:
     stands: JobStands
 
 
-Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | PlanExperts | TellPool
+Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | StopOutdated | PlanExperts | TellPool
 
 
 def at_once(answers: Iterable[list[Instruction]]) -> list[Instruction]:

@@ -25,6 +25,7 @@ from holdfast.coordination.layouts.failing import FailingLayouts
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.membership import Membership
+from holdfast.coordination.nodes.record_age import RecordAge
 from holdfast.coordination.nodes.replacing import Replacing
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.announced import Progress
@@ -55,6 +56,7 @@ class JobParts:
     def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
         self.turn = turn
         self.config = config
+        self.record_age = RecordAge(turn, config.lease_s)
         self.progress = Progress(turn)
         costs = self.progress.costs
         self.loads = LoadBook(turn)

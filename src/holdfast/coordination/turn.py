@@ -18,10 +18,11 @@ from holdfast.coordination.instructions import (
     Persist,
     PlanExperts,
     Send,
+    StopOutdated,
     TellPool,
 )
 from holdfast.coordination.nodes.membership import Membership
-from holdfast.protocol.events import ActionRequested, AnyEvent
+from holdfast.protocol.events import ActionRequested, AnyEvent, CoordinatorRestarted
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeOrder, ToWorker
 from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints, WorkerOrder
 from holdfast.protocol.messages.worker import Complaint
@@ -63,6 +64,8 @@ class Turn:
         self._begun_at = position
         self._named = _Named(record)
         self._changed = False
+        #: of `coordinator_restarted`, for terms that this coordinator opens after its first
+        self.origin: dict[str, Any] = {}
         self._events: list[AnyEvent] = []
         self._sends: list[Instruction] = []
 
@@ -112,6 +115,11 @@ class Turn:
         self._changed = True
         self.record = msgspec.structs.replace(self.record, **changes)
         self.members.unit_places = self.record.layout.places
+
+    def open_term(self, term: int) -> None:
+        """Go on as a coordinator of a higher term."""
+        self.change(term=term)
+        self.emit(CoordinatorRestarted, **self.origin)
 
     def break_unit(self, worker: str) -> tuple[str, ...]:
         """A worker is gone, and with it the others of its unit, which are of no use without it; return these.
@@ -180,6 +188,10 @@ class Turn:
     def end(self, job: EndJob) -> None:
         """End the job."""
         self._sends.append(job)
+
+    def stop_outdated(self, newer: str) -> None:
+        """End this coordinator, not the job: the store is older than the job, as `newer` shows."""
+        self._sends.append(StopOutdated(newer))
 
     def tell_pool(self, stands: JobStands) -> None:
         """Tell the job's pool how it stands."""

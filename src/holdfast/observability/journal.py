@@ -15,7 +15,7 @@ from itertools import islice
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.protocol.events import Event, JournalRepaired
+from holdfast.protocol.events import AnyEvent, Event, JournalRepaired
 from holdfast.protocol.pool.events import PoolEvent, PoolJournalRepaired
 from holdfast.protocol.position import Position
 
@@ -44,6 +44,12 @@ class Journal:
 
     def __init__(self, *, recent: int = RECENT) -> None:
         self.position = Position()
+        #: of the events that were there at the begin: the highest term and generation
+        self.term = self.generation = 0
+        #: whether the job was over by those events
+        self.ended = False
+        #: the newest event that was there at the begin and of which the job's record must know, None if there is none
+        self.recorded: AnyEvent | None = None
         #: the newest ones, numbered without a gap
         self._lines: deque[bytes] = deque(maxlen=recent)
         self._last = 0

@@ -18,7 +18,14 @@ import msgspec
 from holdfast.errors import BadInputError
 from holdfast.observability.event_lines import NoEventError, decode_event
 from holdfast.observability.journal import RECENT, Journal, JournalTakenError, first_of
-from holdfast.protocol.events import ReadEvent
+from holdfast.protocol.events import (
+    RECORDED,
+    CoordinatorRestarted,
+    JobFailed,
+    JobFinished,
+    JobStarted,
+    ReadEvent,
+)
 from holdfast.protocol.pool.events import AnyPoolEvent
 
 #: Every so many lines the place of one in the file is remembered, to read older events without reading all.
@@ -60,7 +67,6 @@ class FileJournal(Journal):
         """Read what is there; `told`: called with each event of it, in order."""
         super().__init__(recent=recent)
         self.job = ""
-        self.term = 0
         self.damaged = 0
         self._path = path
         self._told = told
@@ -231,6 +237,11 @@ class FileJournal(Journal):
     def _account(self, event: Any) -> None:
         """Take an event that was there already into account."""
         self.position, self.job, self.term = self.position.after(event), event.job, event.term
+        self.generation = max(self.generation, event.generation)
+        if isinstance(event, RECORDED):
+            self.recorded = event
+        if isinstance(event, JobStarted | CoordinatorRestarted | JobFinished | JobFailed):
+            self.ended = isinstance(event, JobFinished | JobFailed)
         self._told(event)
 
 

@@ -486,6 +486,19 @@ AnyEvent = (
     | JobFailed
 )
 
+#: Events that come only with a change of the record, which is written before them: a record that does not know of one
+#: in the journal is older than the job. Others, such as committed steps, may be in the journal alone.
+RECORDED = (
+    JobStarted,
+    CoordinatorRestarted,
+    GenerationStarted,
+    RolledBack,
+    CheckpointSaved,
+    CheckpointRejected,
+    LayoutChanged,
+    JobFailed,
+)
+
 #: all events by the name that they have in JSON
 EVENTS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
 

@@ -246,6 +246,8 @@ class Record(Struct, frozen=True, kw_only=True):
     costs: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict[str, tuple[float, ...]])
     flop_per_sample: float = 0.0
     held: Held | None = None
+    #: A random name that the job keeps for life. Agents report it, so that jobs of the same name are told apart.
+    identity: str = ""
     outcome: str = ""  # "", finished, failed
 
     def beside(self, nodes: Collection[str]) -> dict[str, str]:
@@ -253,6 +255,11 @@ class Record(Struct, frozen=True, kw_only=True):
         going = {one.node for one in self.leaving}
         pairs = {one.beside: one.node for one in self.leaving if not one.owed}
         return {name: whose for name, whose in pairs.items() if {name, whose} <= {*nodes} and name not in going}
+
+    @property
+    def newest_event(self) -> int:
+        """The number of the newest event that the record knows of."""
+        return self.outbox[-1].seq if self.outbox else self.position.seq
 
     @property
     def in_memory(self) -> int:

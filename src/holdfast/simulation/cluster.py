@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from holdfast.coordination.failures.suspects import TRANSFER_TRIES
 from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Undrain
 from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.protocol.messages.agent import CoordinatorMessage
 from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import Record
+from holdfast.simulation.durable import SimJournal
 from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.one_way import ONE_WAY
@@ -47,6 +49,9 @@ class SimCluster:
         self.coordinator: CoordinatorShell | None = None
         self._coordinators: list[CoordinatorShell] = []
         self.ended: tuple[int, str] | None = None
+        #: how often a coordinator has found that its store is older than the job, and ended
+        self.outdated_seen = 0
+        self._newest_journal: SimJournal | None = None
         self.injector = Injector(self, plan)
         self.pool = PoolAbove(self) if plan.pooled else None
         self._homeless: list[SimAgent] = []
@@ -239,6 +244,39 @@ class SimCluster:
         self.world.journal.power_cut(self.world.rng)
         self.checker.journal_cut()
         self.places.cut(self.world.journal.events)
+
+    def restore_backup(self, number: int, seconds: float) -> None:
+        """Put store and journal back to a backup, until somebody notices and puts the newest ones back.
+
+        Coordinators that are started on it meanwhile must end by themselves. Nothing happens if no agent that trains
+        knows more than the backup does.
+        """
+        world, store = self.world, self.world.store
+        if store.outdated or not store.backups or self.over:
+            return
+        backup = store.backups[number % len(store.backups)]
+        newer = [agent for agent in self.agents.values() if agent.machine.heard.generation > backup.generation]
+        if not any(agent.alive and not agent.stopped for agent in newer):
+            return
+        world.trace("backup", backup)
+        store.restore_backup(number)
+        self._newest_journal, world.journal = world.journal, SimJournal()
+        world.journal.events = self._newest_journal.events[: backup.newest_event]
+        for shell in self._coordinators:
+            shell.crash()
+        world.timeline.after(seconds, self._put_back)
+
+    def told_by_outdated(self, shell: CoordinatorShell, name: str, message: CoordinatorMessage) -> None:
+        """A coordinator whose store is older than the job tells an agent something."""
+        self.checker.told_by_outdated(self.agents[name].machine.heard, message, shell.machine.record)
+
+    def _put_back(self) -> None:
+        assert self._newest_journal is not None
+        self.world.trace("backup", "is replaced by the newest")
+        for shell in self._coordinators:
+            shell.crash()
+        self.world.store.put_back()
+        self.world.journal, self._newest_journal = self._newest_journal, None
 
     def connect(self, agent: SimAgent) -> SimConnection | None:
         """Connect an agent; None where nobody listens: it will be woken when somebody does."""

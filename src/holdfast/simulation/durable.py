@@ -16,9 +16,14 @@ from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSour
 
 
 class SimStore:
-    """One record with a version, replaced by compare-and-swap; `power_cut` takes what is not on disk."""
+    """One record with a version, replaced by compare-and-swap; `power_cut` takes what is not on disk.
+
+    `backups`: the last record of each generation. While one of them is in the place of the newest, `outdated` is true.
+    """
 
     def __init__(self) -> None:
+        self.backups: list[Record] = []
+        self._newest: Record | None = None
         self.version = 0
         self.record: Record | None = None
         #: power cuts so far: what was on its way to the store then has never come
@@ -34,9 +39,28 @@ class SimStore:
         if version != self.version:
             raise SupersededError(f"version {version} is not {self.version}")
         self.version += 1
+        if not self.outdated and self.record is not None and self.record.generation < record.generation:
+            self.backups.append(self.record)
         self.record = record
         self.sync()
         return self.version
+
+    @property
+    def outdated(self) -> bool:
+        """Whether a backup is in the place of the newest record."""
+        return self._newest is not None
+
+    def restore_backup(self, number: int) -> None:
+        """Put a backup in the place of the newest record."""
+        self._newest, self.record = self.record, self.backups[number % len(self.backups)]
+        self.version += 1
+        self.sync()
+
+    def put_back(self) -> None:
+        """Put the newest record in its place again."""
+        self._newest, self.record = None, self._newest
+        self.version += 1
+        self.sync()
 
     def sync(self) -> None:
         """Have the record on disk."""

@@ -19,6 +19,7 @@ from holdfast.observability.history.audit import audit_events
 from holdfast.protocol import events as ev
 from holdfast.protocol.commit import Commit, same_lanes
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.agent import CoordinatorMessage, HeardGeneration
 from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
@@ -278,6 +279,11 @@ class Checker:
             if wrong := wrong_source(decision.source, decision.applied, *known):
                 self._fail(f"{decision} {wrong}")
 
+    def told_by_outdated(self, heard: HeardGeneration, message: CoordinatorMessage, record: Record) -> None:
+        """A coordinator whose store is older than the job tells an agent something."""
+        if heard.generation > record.generation:
+            self._fail(f"an outdated store of generation {record.generation} led to {message} for {heard}")
+
     def emitted(self, machine: Coordinator, event: ev.AnyEvent) -> None:
         """An event is in the journal."""
         self._without_effect(event)
@@ -366,6 +372,8 @@ class Checker:
         first = event.from_seq if isinstance(event, ev.JournalRepaired) else event.seq
         if first != (last.seq if last else 0) + 1:
             self._fail(f"{event} does not follow {last}")
+        if isinstance(event, ev.RECORDED) and (self._record is None or event.seq > self._record.newest_event):
+            self._fail(f"the record does not know of {event}")
         if (last is None) != isinstance(event, ev.JobStarted) and not isinstance(event, ev.JournalRepaired):
             self._fail(f"job_started must be the first event, and no other: {event}")
         if last is not None and event.term < last.term:

@@ -263,6 +263,7 @@ class World:
 def _config(plan: FaultPlan) -> CoordinatorConfig:
     """Return a coordinator's configuration with times that suit the simulation's."""
     return CoordinatorConfig(
+        identity="simulated",
         spec=_spec(plan),
         lease_s=1.0,
         heartbeat_s=0.3,

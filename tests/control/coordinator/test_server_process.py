@@ -25,7 +25,15 @@ from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import BadInputError
-from holdfast.protocol.events import CoordinatorRestarted, JobFinished, JobStarted, NodesJoined, name_of
+from holdfast.observability.history.audit import audit_lines
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    GenerationStarted,
+    JobFinished,
+    JobStarted,
+    NodesJoined,
+    name_of,
+)
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.agent import EndNode, ToWorker, Welcome
 from holdfast.protocol.messages.orders import JobDone, Stop
@@ -128,7 +136,7 @@ def test_an_older_store_is_refused_by_name(tmp_path: Path, place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "term", "why"), [("other", 1, "of job 'other', not of 'j'"), ("j", 9, "coordinator 9")]
+    ("job", "term", "why"), [("other", 1, "of job 'other', not of 'j'"), ("j", 9, "coordinator 9, generation")]
 )
 def test_events_of_another_job_or_run_are_refused(tmp_path: Path, place: Path, job: str, term: int, why: str) -> None:
     with CoordinatorProcess(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl") as coordinator:
@@ -170,7 +178,51 @@ def test_events_of_another_job_are_refused(tmp_path: Path, place: Path) -> None:
     with CoordinatorProcess(tmp_path, store="memory:", events=place / "e.jsonl") as coordinator:
         coordinator.process.kill()
         coordinator.wait()
-    assert "1 events of an earlier job" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+    assert "1 events of a job that has not ended" in _refused(
+        tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl"
+    )
+
+
+def test_a_job_that_is_over_goes_on_in_its_events_file_with_an_empty_store(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    for _ in range(3):
+        with CoordinatorProcess(tmp_path, store="memory:", events=path) as coordinator:
+            coordinator.process.send_signal(signal.SIGTERM)
+            assert coordinator.wait() == 75
+    events = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    assert [(event["event"], event["seq"], event["term"]) for event in events] == [
+        ("job_started", 1, 1),
+        ("job_finished", 2, 1),
+        ("coordinator_restarted", 3, 2),
+        ("job_finished", 4, 2),
+        ("coordinator_restarted", 5, 3),
+        ("job_finished", 6, 3),
+    ]
+    assert audit_lines(path.read_bytes().splitlines(keepends=True)).sound
+
+
+def test_a_store_that_is_older_than_its_events_is_refused_and_left_alone(tmp_path: Path, place: Path) -> None:
+    """Nobody knows whether the workers of the job live: a person says which store is the newest."""
+    settings: dict[str, Any] = {"store": f"sqlite:{place}/s.db", "events": place / "e.jsonl", "token": "t"}
+    with CoordinatorProcess(tmp_path, **settings) as coordinator:
+        coordinator.process.kill()
+        coordinator.wait()
+    backup = _contents(place)
+    with CoordinatorProcess(tmp_path, **settings) as coordinator, coordinator.agent() as agent:
+        _training(agent)
+        coordinator.until_event(GenerationStarted)
+        coordinator.process.kill()
+        coordinator.wait()
+    for path in place.iterdir():
+        if not path.name.startswith("e.jsonl"):
+            path.unlink()
+    for name, data in backup.items():
+        if not name.startswith("e.jsonl"):
+            (place / name).write_bytes(data)
+    open_store(f"sqlite:{place}/s.db").close()  # (its log is folded in: nothing else changes it)
+    line = _refused(tmp_path, **settings)
+    assert f"the store sqlite:{place}/s.db is older than the job: it ends with event 1" in line
+    assert "Nothing was stopped" in line
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 from played_pool import PlayedPool
 
-from holdfast.coordination.inputs import StoreBack
+from holdfast.coordination.inputs import StoreBack, Tick
 from holdfast.coordination.pool.inputs import ForgetNode, JobLinked, JobSaid, NodeSaid, ResumeJob, SuspendJob
 from holdfast.coordination.pool.instructions import (
     BeginJob,
@@ -14,6 +16,7 @@ from holdfast.coordination.pool.instructions import (
     EmitPool,
     PersistPool,
     PoolInstruction,
+    StopOutdatedPool,
     TellJob,
     TellNode,
 )
@@ -374,6 +377,63 @@ def test_a_node_that_knows_more_than_the_record_is_refused_by_who_still_leads(he
     assert why.startswith(f"node n9 knows {knows} of a pool p that this one does not")
     assert "start the node's agent again" in why
     assert "n9" not in pool.record.nodes
+
+
+IDENTITY = "0123456789abcdef"
+
+
+def _from_backup(nodes: int = 1) -> PlayedPool:
+    """A server begins with a backup of a pool's record, of version 10 by server 3."""
+    pool = PlayedPool(nodes=nodes)
+    pool.submit("one")
+    record = replace(pool.record, identity=IDENTITY, term=3, version=10)
+    pool.stored = msgspec.json.encode(record)
+    pool.restart()
+    return pool
+
+
+def _stopped(said: list[PoolInstruction]) -> bool:
+    """Whether the server has ended itself, and told no node anything."""
+    assert not any(isinstance(one, TellNode | CloseNode) for one in said if any(map(_stops, said)))
+    return any(map(_stops, said))
+
+
+def _stops(one: PoolInstruction) -> bool:
+    return isinstance(one, StopOutdatedPool)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        PoolHello(node="n9", session="b", term=3, version=11, identity=IDENTITY),
+        PoolHello(node="n9", session="b", term=9, version=1, identity=IDENTITY),
+        PoolHello(node="n9", session="b", stands=NodeStands(runs=40), identity=IDENTITY),
+    ],
+)
+def test_a_server_whose_store_is_older_than_its_pool_ends_and_stops_no_node(hello: PoolHello) -> None:
+    """Whatever it would tell the node is stale there; its workers train on."""
+    said = _from_backup().feed(NodeSaid(99, hello))
+    assert isinstance(said[0], PersistPool), "a server that another has followed ends at the write"
+    assert _stopped(said)
+
+
+def test_a_node_that_knows_what_the_record_has_stops_no_server() -> None:
+    hello = PoolHello(node="n9", session="b", term=3, version=10, identity=IDENTITY)
+    assert not _stopped(_from_backup().feed(NodeSaid(99, hello)))
+
+
+def test_once_the_pool_has_settled_no_node_stops_its_server_nor_is_stopped() -> None:
+    pool = _from_backup()
+    pool.feed(Tick(), after=pool.config.settle_s + 0.1)
+    said = pool.feed(NodeSaid(99, PoolHello(node="n9", session="b", stands=NodeStands(runs=40), identity=IDENTITY)))
+    assert not _stopped(said)
+    assert [one.message.stays for one in said if isinstance(one, TellNode)] == [True]
+
+
+def test_a_server_whose_store_was_lost_ends_at_a_node_that_trains() -> None:
+    pool = PlayedPool(nodes=0)
+    hello = PoolHello(node="n9", session="b", stands=NodeStands(runs=4), identity=IDENTITY)
+    assert _stopped(pool.feed(NodeSaid(99, hello)))
 
 
 def test_a_node_that_says_that_a_grant_is_over_which_nobody_gave_owns_none_of_others() -> None:

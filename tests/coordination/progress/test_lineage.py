@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 from machinery import Job, applied, attach, commit, hello, kept, reduced, w, written
 
+from holdfast.coordination.instructions import Send
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind, Phase
@@ -88,3 +90,22 @@ def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
     begin = job.orders(msg.Begin)[w("n0")]
     assert begin.decision == msg.Decision(kind=DecisionKind.FORWARD, applied=2, commit=commit(5.0))
     assert len(begin.plan.members) == 3
+
+
+def test_a_part_that_claims_a_later_coordinator_never_counts() -> None:
+    """A coordinator of that term had an older store: what was written under it is not on the lineage."""
+    job = Job(nodes=1).start(saves=True)
+    job.step(1)
+
+    def of_term(term: int) -> msg.CheckpointWritten:
+        said = written("n0", 1, "one")
+        return msgspec.structs.replace(said, term=term, name=said.name.replace("-t1-", f"-t{term}-"))
+
+    def told() -> list[type]:
+        orders = [one.message for one in job.last if isinstance(one, Send)]
+        return [type(order) for order in orders if isinstance(order, msg.AcceptCheckpoint | msg.PruneCheckpoints)]
+
+    job.say(of_term(2))
+    assert told() == [msg.PruneCheckpoints]
+    job.say(of_term(1))
+    assert told() == [msg.AcceptCheckpoint]

@@ -7,7 +7,9 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -34,6 +36,8 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.documents import Given
 from holdfast.environment import for_workers
 from holdfast.errors import EXIT_FAILED, BadInputError, UnreachableError
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.storage import is_url
 
 #: between two looks for a coordinator that is not up yet
 _PAUSE_S = 0.5
@@ -98,9 +102,10 @@ def coordinator(
         str,
         typer.Option(
             help="Where to keep the job's state: sqlite:PATH, etcd:http://HOST:PORT or memory:.",
+            show_default="in the checkpoint directory if that is a folder, else memory:",
             rich_help_panel=RECOVERY,
         ),
-    ] = "memory:",
+    ] = "",
 ) -> None:
     """Run a job's coordinator; agents on any machine connect to it. Ends with the job, and with its exit code."""
     start_log("info")
@@ -114,7 +119,8 @@ def coordinator(
         host=host,
         port=port,
         token=read_token(listen.token_file),
-        store=store,
+        store=store or kept_store(job) or "memory:",
+        kept=not store,
         tls_cert=listen.tls_cert,
         tls_key=listen.tls_key,
         registry=registry_directory(os.environ),
@@ -123,6 +129,22 @@ def coordinator(
     from holdfast.control.coordinator.server import run_coordinator  # 0.5 s of imports that no other command needs
 
     raise typer.Exit(run_coordinator(settings))
+
+
+def kept_store(job: JobSpec) -> str:
+    """Return the store next to a job's checkpoints, with its folder made; "" if they lie in no folder of this machine.
+
+    Raises:
+        BadInputError: the folder cannot be made.
+    """
+    if not job.checkpoint.dir or is_url(job.checkpoint.dir):
+        return ""
+    folder = Path(job.checkpoint.dir).absolute() / f"holdfast-{quote(job.name, safe='')}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"the folder {folder} cannot be made: {error.strerror}; give --store") from None
+    return f"sqlite:{folder / 'store.sqlite'}"
 
 
 def job_at(entry: JobEntry, say: Callable[[str], None]) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import logging
 import os
+import secrets
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 from holdfast.clock import until_mark
 from holdfast.control.coordinator.alerts import Alerts
 from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, build_app
+from holdfast.control.coordinator.job_journal import lags_behind
 from holdfast.control.coordinator.searcher import searcher
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
@@ -62,8 +64,12 @@ class JobHost:
         self._now = now
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         secret = settings.config.secret or hashlib.sha256(b"holdfast state transfer " + token.encode()).digest()
-        config = dataclasses.replace(settings.config, secret=secret)
-        self._coordinator = Coordinator(config, self._journal.position, keeper.record)
+        identity = settings.config.identity or secrets.token_hex(8)
+        config = dataclasses.replace(settings.config, secret=secret, identity=identity)
+        journal, record = self._journal, keeper.record
+        again = lags_behind(record, journal) or (settings.kept and journal.ended)
+        ended = (journal.term, journal.generation) if again else None
+        self._coordinator = Coordinator(config, journal.position, record, ended)
         self._metrics.slowness = partial(slowness_of, self._coordinator)
         self._alerts = Alerts(settings.config.spec.output.alert)
         self._searcher = searcher(lambda planned: self._soon(self._shell.feed(planned)))

@@ -18,6 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.coordinator.job_host import JobHost
+from holdfast.control.coordinator.job_identity import checkpoint_lock, is_running, with_identity
+from holdfast.control.coordinator.job_journal import lags_behind, open_journal
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.file_limit import raise_file_limit
@@ -30,11 +32,15 @@ from holdfast.control.serving.web import WebServer
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError
 from holdfast.counted_log import CountedLog
-from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_FAILED, BadInputError, HoldfastError, SupersededError
+from holdfast.errors import (
+    EXIT_AFTER_SIGNAL,
+    EXIT_FAILED,
+    BadInputError,
+    HoldfastError,
+    SupersededError,
+)
 from holdfast.observability.journal import Journal
-from holdfast.observability.journal_file import FileJournal
 from holdfast.observability.metrics import Metrics
-from holdfast.protocol.record import Record
 
 __all__ = ["ServerSettings", "run_coordinator", "serve"]
 
@@ -73,6 +79,11 @@ async def serve(
         keeper = RecordKeeper(store, settings.job)
         journal, metrics = open_journal(settings, keeper)
         stack.enter_context(contextlib.closing(journal))
+        if not settings.launched:  # (a launcher holds the lock, and outlives its coordinators)
+            settings = with_identity(settings, keeper.record)
+            running = is_running(keeper.record) and not lags_behind(keeper.record, journal)
+            lock = checkpoint_lock(settings, running=running)
+            await asyncio.to_thread(stack.enter_context, lock)
         server = _Server(settings, listener, keeper, (journal, metrics), clock or SystemClock())
         async with server.registered() as entry:
             if on_ready is not None:
@@ -93,38 +104,6 @@ def opened_store(settings: ServerSettings, opener: Callable[[str], Store] = open
         if settings.config.takeover:
             raise
         raise BadInputError(f"{error}; wait for it, or give another store") from None
-
-
-def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journal, Metrics]:
-    """Open the journal, which must fit the record: a new job does not go on in the events of another.
-
-    Returns:
-        The journal, and the metrics that go on from its events.
-
-    Raises:
-        BadInputError: the file cannot be used, or holds events of another job or run.
-    """
-    path, metrics = settings.journal_path, Metrics(settings.job)
-    if path is None:
-        return Journal(), metrics
-    journal = FileJournal(path, told=metrics.observe)
-    why = _misfit(journal, keeper.record, settings)
-    if why:
-        journal.close()
-        raise BadInputError(f"the events file {path} {why}: give another file, or remove it")
-    return journal, metrics
-
-
-def _misfit(journal: FileJournal, record: Record | None, settings: ServerSettings) -> str:
-    """Return in what a journal is not that of the job in the store, "" where it is."""
-    if journal.last_seq and journal.job != settings.job:
-        return f"holds events of job {journal.job!r}, not of {settings.job!r}"
-    if record is None and (journal.last_seq or journal.damaged):
-        return f"holds {journal.last_seq} events of an earlier job, of which the store {settings.store} knows nothing"
-    # A term is in the record before it is in any event: these events are of a run that the store has never seen.
-    if record is not None and journal.term > record.term:
-        return f"holds events of coordinator {journal.term}, the store {settings.store} knows of {record.term} only"
-    return ""
 
 
 class _Server:

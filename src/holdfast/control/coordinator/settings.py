@@ -24,6 +24,8 @@ class ServerSettings:
     for nowhere. checkpoints: intact ones that lie there already.
     launched: whoever started this coordinator reads its events, must not miss the last ones, and starts further nodes.
     body_s: how long a request's body may take.
+    alone: whoever starts this coordinator has made sure that nothing of an earlier run of the job lives. kept: the
+    store lies next to the checkpoints: a job that is over begins again from its newest checkpoint.
     """
 
     config: CoordinatorConfig
@@ -37,6 +39,8 @@ class ServerSettings:
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     launched: bool = False
     body_s: float = 10.0
+    alone: bool = False
+    kept: bool = False
 
     @property
     def job(self) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.control.serving.stored_record import StoredRecord
+from holdfast.control.serving.stored_record import StoredRecord, outdated_store
 from holdfast.control.serving.turns import MachineShell, in_parts
 from holdfast.control.store.interface import Store
 from holdfast.coordination.experts.searching import Search
@@ -22,9 +22,11 @@ from holdfast.coordination.instructions import (
     Persist,
     PlanExperts,
     Send,
+    StopOutdated,
     TellPool,
     at_once,
 )
+from holdfast.errors import OutdatedStoreError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import ActionRequested, AnyEvent
@@ -154,6 +156,8 @@ class Shell(MachineShell[Input, Instruction, Record]):
                 self._on_plan(search)
             case TellPool(stands):
                 self._on_stand(stands)
+            case StopOutdated(newer):
+                raise OutdatedStoreError(outdated_store("job", self._keeper.url, newer))
             case EndJob(exit_code, why):
                 self.journal.sync()
                 _log.info("the job ends with exit code %d: %s", exit_code, why)

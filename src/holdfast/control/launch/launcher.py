@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import abandoned_snapshots, remove_snapshots
+from holdfast.control.checkpoint_lock import lock_owner, locked_directory
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
@@ -39,6 +41,7 @@ from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import (
     EXIT_AFTER_SIGNAL,
+    EXIT_BAD_INPUT,
     EXIT_DONE,
     EXIT_ENDED,
     EXIT_FAILED,
@@ -54,6 +57,8 @@ _log = logging.getLogger("holdfast.run")
 #: a coordinator that dies more often than this in a minute is not started again
 _MAX_RESTARTS = 10
 _RESTARTS_WITHIN_S = 60.0
+#: between two coordinators that cannot use their input, in seconds
+_RETRY_S = 5.0
 _ALL_GONE_S = 10.0
 _COORDINATOR_GRACE_S = 1.5
 _AGENT_GRACE_S = 2.0
@@ -100,8 +105,12 @@ class Launcher:
         on_event: Callable[[ReadEvent], None],
         say: Callable[[str], None],
         director: Director | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
+        """Prepare a job; `alone`: nothing of an earlier run of it lives."""
         self.settings = settings
+        self._alone = alone
         self._spec = settings.spec.settled(os.getcwd())
         self._rules = read_rules(self._spec.recovery.failure_classes)
         self.url = f"http://127.0.0.1:{port}"
@@ -230,6 +239,7 @@ class Launcher:
             registry=settings.registry,
             checkpoints=self._checkpoints,
             launched=True,
+            alone=self._alone and not self._restarts,
         )
         return spawn(CoordinatorOrder(settings=server, parent=os.getpid(), log=settings.log), settings.environment)
 
@@ -265,6 +275,11 @@ class Launcher:
             code = await wait_or_end_frozen(self._coordinator)
             if self._over.done():
                 return
+            if code == EXIT_BAD_INPUT and self._restarts:
+                # Its store or its files cannot be used now, which it has said. A person may put them right.
+                self._say(f"holdfast: training goes on without a coordinator; the next one starts in {_RETRY_S:g} s")
+                await asyncio.sleep(_RETRY_S)
+                continue
             if code >= 0 and code != EXIT_OUR_FAULT:
                 self._over.set_result(code)
                 return
@@ -417,10 +432,19 @@ async def launch(
     )
     if nodes > room:
         raise BadInputError(f"the job begins with {nodes} nodes on this machine: {few_files(room)}")
-    checkpoints = intact_checkpoints(settings.spec.checkpoint.dir, say)
-    remove_abandoned_folders(abandoned_snapshots(settings.spec.checkpoint.snapshot_dir))
-    with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
-        launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director)
+    spec = settings.spec
+    owner = lock_owner(spec.name, secrets.token_hex(8), spec.output.events)
+    with (
+        reserved_port(settings.port) as port,
+        job_folders(settings) as (folder, sockets),
+        contextlib.ExitStack() as stack,
+    ):
+        lock = locked_directory(spec.checkpoint.dir, owner, say)
+        before = await asyncio.to_thread(stack.enter_context, lock)
+        alone = before is not None and (before.job, before.events) == (owner.job, owner.events)
+        checkpoints = intact_checkpoints(spec.checkpoint.dir, say)
+        remove_abandoned_folders(abandoned_snapshots(spec.checkpoint.snapshot_dir))
+        launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director, alone=alone)
         loop = asyncio.get_running_loop()
         numbers = ending_signals()
         for number in numbers:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,8 +15,9 @@ from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from holdfast.control.coordinator.job_host import JobHost
+from holdfast.control.coordinator.job_identity import checkpoint_lock, is_running, with_identity
+from holdfast.control.coordinator.job_journal import open_journal
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
-from holdfast.control.coordinator.server import open_journal
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.failure_classes import read_rules
@@ -25,7 +27,7 @@ from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.store.interface import Store
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.inputs import PoolSaid
-from holdfast.errors import BadInputError, SupersededError
+from holdfast.errors import BadInputError, OutdatedStoreError, SupersededError
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.pool.record import PooledJob
@@ -191,7 +193,7 @@ class JobCoordinators:
             if isinstance(error, SupersededError):
                 _log.error("job %s: another pool leads it: %s", hosted.job.name, error)
                 return
-            if isinstance(error, BadInputError):
+            if isinstance(error, BadInputError | OutdatedStoreError):
                 # (what could be used when it was begun: a disk that is away may be back soon, and it trains on)
                 _log.error("job %s trains on without a coordinator, until one can begin: %s", hosted.job.name, error)
             elif error is not None:
@@ -219,9 +221,11 @@ class JobCoordinators:
     async def _run(self, hosted: _Hosted) -> None:
         """Be a job's coordinator until it is not wanted, and the job's nodes have heard its last word."""
         job = hosted.job
-        host = (await self._open(hosted))()
+        make_host, lock = await self._open(hosted)
+        host: JobHost | None = None
         ticking: asyncio.Task[None] | None = None
         try:
+            host = make_host()
             await host.begin()
             ticking = asyncio.create_task(host.tick())
             hosted.host, hosted.app = host, host.app()
@@ -240,10 +244,12 @@ class JobCoordinators:
         finally:
             if ticking is not None:
                 ticking.cancel()
-            await host.close()
+            if host is not None:
+                await host.close()
+            await in_a_thread(lock.close)
 
-    async def _open(self, hosted: _Hosted) -> Callable[[], JobHost]:
-        """Read what there is of a job; return what puts its coordinator together.
+    async def _open(self, hosted: _Hosted) -> tuple[Callable[[], JobHost], ExitStack]:
+        """Read what there is of a job; return what puts its coordinator together, and what holds its directory.
 
         Its checkpoints are read to the last byte, and may lie where nobody answers: a job that is to end meanwhile, and
         that no coordinator has begun, is over.
@@ -263,7 +269,7 @@ class JobCoordinators:
             opening.cancel()
             ended.cancel()
 
-    def _opened(self, hosted: _Hosted, keeper: RecordKeeper, nodes: int) -> Callable[[], JobHost]:
+    def _opened(self, hosted: _Hosted, keeper: RecordKeeper, nodes: int) -> tuple[Callable[[], JobHost], ExitStack]:
         """Read the rest, in a thread."""
         job, token, spec = hosted.job, hosted.token, hosted.job.spec
         held = keeper.record.held if keeper.record is not None else None
@@ -286,12 +292,22 @@ class JobCoordinators:
         )
         checkpoints = intact_checkpoints(spec.checkpoint.dir, _log.warning)
         settings = ServerSettings(config=config, checkpoints=checkpoints, store=self._settings.store)
+        settings = with_identity(settings, keeper.record)
         books = open_journal(settings, keeper)
+        lock = ExitStack()
+        try:
+            lock.enter_context(checkpoint_lock(settings, running=is_running(keeper.record)))
+        except BadInputError:
+            books[0].close()
+            raise
+        if hosted.ended.is_set() and not hosted.trains:
+            lock.close()  # nobody waits for this any more
 
         def told(stands: JobStands) -> None:
             self._on_stand(job.name, stands)
 
-        return lambda: JobHost(settings, keeper, books, self._now, f"{self._url}/jobs/{job.name}/job", token, told)
+        url = f"{self._url}/jobs/{job.name}/job"
+        return lambda: JobHost(settings, keeper, books, self._now, url, token, told), lock
 
 
 def _digest(token: str) -> bytes:

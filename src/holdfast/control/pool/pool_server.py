@@ -34,6 +34,7 @@ from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.agent_channel import AgentChannel
 from holdfast.control.serving.http import HANDLERS, TokenCheck, TokenGate, error_answer
 from holdfast.control.serving.listening import bind, steady_time, url_of
+from holdfast.control.serving.stored_record import outdated_store
 from holdfast.control.serving.web import WebServer
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.shared import SharedStore
@@ -41,7 +42,7 @@ from holdfast.coordination.inputs import Tick
 from holdfast.coordination.pool.inputs import JobLinked, JobSaid
 from holdfast.coordination.pool.pool import Pool
 from holdfast.counted_log import CountedLog
-from holdfast.errors import BadInputError, HoldfastError
+from holdfast.errors import BadInputError, HoldfastError, OutdatedStoreError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import PoolJournal
 from holdfast.protocol.messages.pool import FromNode, PoolHello
@@ -98,6 +99,7 @@ def _journal(settings: PoolSettings, record: PoolRecord | None) -> Journal:
 
     Raises:
         BadInputError: the folder cannot be used, or holds events of another pool.
+        OutdatedStoreError: the store is older than the pool.
     """
     if settings.folder is None:
         return Journal()
@@ -114,6 +116,10 @@ def _journal(settings: PoolSettings, record: PoolRecord | None) -> Journal:
             f"the events file {path} holds events of pool {journal.pool!r}, of server {journal.term}; the store "
             f"{settings.store} knows of {known} servers of {settings.name!r}: give another folder, or remove it"
         )
+    if record is not None and journal.last_seq > record.seq:
+        journal.close()
+        newer = f"it ends with event {record.seq}, and {path} with event {journal.last_seq}"
+        raise OutdatedStoreError(outdated_store("pool", settings.store, newer))
     return journal
 
 
@@ -147,7 +153,8 @@ class _PoolServer:
             on_stand=self._stands,
             nodes=lambda: len(self._shell.machine.state.nodes),
         )
-        pool = Pool(settings.config, keeper.record, journal.last_seq)
+        config = replace(settings.config, identity=secrets.token_hex(8))
+        pool = Pool(config, keeper.record, journal.last_seq)
         self._foreseer = foreseer(lambda found: self._soon(self._shell.feed(found)))
         self._shell = PoolShell(
             pool, keeper, journal, self._jobs, on_question=self._foreseer.begin, now=now, on_failure=self._fail

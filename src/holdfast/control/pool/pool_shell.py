@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.control.serving.stored_record import StoredRecord
+from holdfast.control.serving.stored_record import StoredRecord, outdated_store
 from holdfast.control.serving.turns import MachineShell
 from holdfast.control.store.interface import Store
 from holdfast.coordination.inputs import StoreBack
@@ -20,12 +20,14 @@ from holdfast.coordination.pool.instructions import (
     Foresee,
     PersistPool,
     PoolInstruction,
+    StopOutdatedPool,
     TellJob,
     TellNode,
     at_once,
 )
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.next_plans import Foresight
+from holdfast.errors import OutdatedStoreError
 from holdfast.observability.journal import Journal
 from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolRecord
 from holdfast.protocol.pool.sharing import JobShares
@@ -121,4 +123,6 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
                 self._jobs.close(job, submission)
             case Foresee(question):
                 self._on_question(question)
+            case StopOutdatedPool(newer):
+                raise OutdatedStoreError(outdated_store("pool", self._keeper.url, newer))
         return None

@@ -145,7 +145,7 @@ class GrantProcesses:
         identity = NodeIdentity(
             job=launch.spec.name, node=mine.node, workers=1, digest="", agent_pid=os.getpid(), grant=self.grant
         )
-        hello = identity.hello(secrets.token_hex(8), 0, (), time.monotonic(), time.time(), why)
+        hello = identity.hello(secrets.token_hex(8), 0, (), time.monotonic(), why)
         url = mine.pool.rstrip("/") + launch.address
         tls = ssl.create_default_context(cafile=mine.tls_ca or None) if url.startswith("https:") else None
         while not (self._ends.is_set() or heard.is_set()):

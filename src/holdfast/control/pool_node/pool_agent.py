@@ -63,6 +63,8 @@ class PoolAgent:
         self._scripts = WatchedScripts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcome = False
+        #: why the pool has refused the node last
+        self._refused = ""
         self._leaving = False
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._http = httpx.AsyncClient(
@@ -109,8 +111,11 @@ class PoolAgent:
 
     def _hear(self, message: ToNode) -> None:
         if isinstance(message, PoolRefusal):
-            self._say(f"holdfast agent {self._settings.node}: {message.why}")
-            self._end(EXIT_BAD_INPUT)
+            if message.why != self._refused:
+                self._say(f"holdfast agent {self._settings.node}: {message.why}")
+            self._refused = message.why
+            if not message.stays:
+                self._end(EXIT_BAD_INPUT)
             return
         self._welcome = True
         if not self._leaving:
@@ -183,6 +188,7 @@ class PoolAgent:
                     passing=mine.passing,
                     term=term,
                     version=version,
+                    identity=self._fence.pool,
                 )
                 self._tell(hello)
                 await channel.wait_closed()

@@ -36,6 +36,7 @@ class StoredRecord(Generic[R]):
             StoreError: the store cannot answer.
         """
         self._store = store
+        self.url = store.url
         self._key = key
         self._encoder = msgspec.msgpack.Encoder()
         entry = store.get(key)
@@ -52,6 +53,19 @@ class StoredRecord(Generic[R]):
         if revision is None:
             raise SupersededError(f"the record {self._key} was changed by another coordinator")
         self._revision, self.record = revision, record
+
+
+def outdated_store(what: str, url: str, newer: str) -> str:
+    """Return the message of an `OutdatedStoreError`.
+
+    Args:
+        what: "job" or "pool". url: of the store. newer: what shows that the store is older.
+    """
+    return (
+        f"the store {url} is older than the {what}: {newer}. Nothing was stopped, and workers train on. Put back the "
+        f"store as the {what} wrote it last. If it is lost, end the {what}'s agents, and start the {what} again with "
+        "an empty store and another events file: jobs go on from their newest checkpoints"
+    )
 
 
 def _decoded(value: bytes, decoder: msgspec.msgpack.Decoder[R], schema: int, what: str) -> R:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.coordination.agent.instructions import AgentInstruction, Say
-from holdfast.protocol.messages.agent import EndNotice, Hello, Kept, Leave, NodeOrder, NodeSnapshots
+from holdfast.protocol.messages.agent import (
+    EndNotice,
+    HeardGeneration,
+    Hello,
+    Kept,
+    Leave,
+    NodeOrder,
+    NodeSnapshots,
+)
 from holdfast.protocol.messages.orders import (
     Arm,
     CheckpointOrder,
@@ -22,6 +30,10 @@ from holdfast.protocol.names import PROTOCOL
 
 #: of `Leave`: whoever runs the machine has said so
 TOLD = "told"
+
+
+#: of an agent that has heard of no generation yet
+NONE_HEARD = HeardGeneration()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +62,14 @@ class NodeIdentity:
         now: float,
         unfit: str,
         snapshots: NodeSnapshots | None = None,
+        heard: HeardGeneration = NONE_HEARD,
     ) -> Hello:
         """Return what begins a connection.
 
         Args:
             kept: what the coordinator must know of the workers. now: what the node's clock shows. unfit: why it should
-                 not train, "" where it may. snapshots: of which parts it holds.
+                 not train, "" where it may. snapshots: of which parts it holds. heard: the newest generation that a
+                 coordinator has announced to the workers.
         """
         return Hello(
             protocol=PROTOCOL,
@@ -78,6 +92,7 @@ class NodeIdentity:
             clock=now,
             unfit=unfit[:1000],
             snapshots=snapshots,
+            heard=heard,
         )
 
 

@@ -46,6 +46,7 @@ from holdfast.protocol.messages.agent import (
     CoordinatorMessage,
     EndNode,
     FromWorker,
+    HeardGeneration,
     Heartbeat,
     Kept,
     Leave,
@@ -61,6 +62,7 @@ from holdfast.protocol.messages.agent import (
     WorkerDown,
 )
 from holdfast.protocol.messages.orders import CheckpointOrder
+from holdfast.protocol.messages.plans import BeginNode, PrepareNode
 from holdfast.protocol.messages.progress import CountHang, EndHung, Probe, TakeMemory, TakeStacks, WatchWork
 from holdfast.protocol.messages.worker import (
     Applied,
@@ -97,6 +99,8 @@ class AgentMachine:
         self.session = nonce()
         self.over: EndAgent | None = None
         self.ever_welcomed = False
+        #: the newest generation that was announced to this node's workers
+        self.heard = HeardGeneration()
         self._nonce = nonce
         self._places = [WorkerPlace() for _ in range(node.workers)]
         self._steps = NodeSteps(self._places)
@@ -180,7 +184,8 @@ class AgentMachine:
         replay = self._replay()
         kept, rest = fitting(replay)
         self._hello_at = now, wall
-        hello = self.node.hello(self.session, self.term, kept, now, unfit, self._snapshots.told)
+        told = self._snapshots.told
+        hello = self.node.hello(self.session, self.term, kept, now, unfit, told, self.heard)
         out = self._tell(hello, now)
         if rest is not None:
             out.append(Replay(envelopes(chain((rest,), replay))))
@@ -223,6 +228,8 @@ class AgentMachine:
         if welcome.term < self.term:
             return self._leave(f"a coordinator of term {welcome.term} is refused: {self.term} is known")
         self.term = welcome.term
+        if welcome.identity != self.heard.identity:
+            self.heard = HeardGeneration(identity=welcome.identity)
         self._steps.forget_up_to(welcome.committed)
         self._welcome, self.ever_welcomed = welcome, True
         self._restarts.allowed(welcome.max_restarts, welcome.rules)
@@ -246,6 +253,7 @@ class AgentMachine:
         if not refused.retry:
             return self._end(EndAgent(refused.exit_code, refused.why))
         self.session = self._nonce()  # (nothing that the old workers said may count)
+        self.heard = HeardGeneration()
         self._written, self._steps = WrittenParts(), NodeSteps(self._places, self.committed)
         if self._unfit is None:
             fresh = [self._fill(place, index) for index, place in enumerate(self._places)]
@@ -274,6 +282,9 @@ class AgentMachine:
         """Hand an order on to those of the workers that it concerns."""
         if self._welcome is None or not comes_from(order, self.term):
             return []
+        if isinstance(order, BeginNode | PrepareNode) and order.plan.rest.generation > self.heard.generation:
+            plan, identity = order.plan.rest, self.heard.identity
+            self.heard = HeardGeneration(identity=identity, term=plan.term, generation=plan.generation)
         here = {place.worker: place for place in self._places if Attach in place.latest and not place.ended}
         out: list[AgentInstruction] = []
         for said in self._plans.take(order, tuple(here)):

@@ -72,6 +72,7 @@ class Deciding:
         self._ending, self._closing = parts.ending, parts.closing
         self._raisers, self._kept_ranks = parts.raisers, parts.kept_ranks
         self._telling, self._newcomers = parts.telling, parts.newcomers
+        self._record_age = parts.record_age
         self._suspects = Suspects()
         #: restarts of all workers for a step that was refused
         self._refusals = Budget()
@@ -308,7 +309,7 @@ class Deciding:
         turn, record = self._turn, self._turn.record
         if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
             return
-        if self._snapshots.awaited:
+        if self._snapshots.awaited or self._record_age.awaits_agents:
             return
         self._replacing.take_over()
         complete, needed = turn.members.complete_nodes, 1 if self._closing.under_way else self._replacing.needed

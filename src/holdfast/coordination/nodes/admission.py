@@ -44,6 +44,7 @@ class Admission:
         self._standbys = parts.standbys
         self._ladder = parts.ladder
         self._tenant = parts.tenant
+        self._record_age = parts.record_age
         self._snapshots, self._checkpoints = parts.snapshots, parts.checkpoints
         self._namesakes: dict[str, _Namesake] = {}
         #: the refused nodes that were reported, with their addresses; the oldest first
@@ -52,9 +53,13 @@ class Admission:
     def let_in(self, connection: int, hello: Hello) -> Node | None:
         """Welcome an agent and return its node, or turn it away: None."""
         turn, config = self._turn, self._config
-        if hello.term > turn.record.term:
-            # It knows a newer coordinator: this one was paused and superseded. Let it look for the other.
-            turn.close(connection)
+        if newer := self._record_age.newer_than_record(hello):
+            # The write finds out whether another coordinator leads: then this one was paused, and ends as superseded.
+            turn.change()
+            turn.stop_outdated(newer)
+            return None
+        if hello.term > turn.record.term and not self._record_age.raise_term(hello):
+            turn.close(connection)  # it may find the newer coordinator
             return None
         if not self._tenant.lets_in(hello):
             turn.close(connection)  # (it comes again until its pool says whose it is)
@@ -91,6 +96,7 @@ class Admission:
             layout=turn.record.layout if turn.record.layouts else None,
             nodes=config.spec.nodes_to_begin,
             time=turn.now,
+            identity=turn.record.identity,
         )
         turn.send(connection, welcome)
         return node

@@ -61,6 +61,11 @@ class Fence:
         """The term and version of the pool's newest record of which was heard."""
         return self._told.term, self._told.version
 
+    @property
+    def pool(self) -> str:
+        """The identity of the pool of which that was heard, "" before the first word."""
+        return self._told.identity
+
     def told(self, grant: NodeGrant) -> list[FenceInstruction]:
         """The pool says whose the node is; what is older than was heard changes nothing."""
         if (grant.term, grant.version) < (self._told.term, self._told.version):

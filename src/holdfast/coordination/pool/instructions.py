@@ -74,7 +74,16 @@ class Foresee:
     question: Foresight
 
 
-PoolInstruction = PersistPool | EmitPool | TellNode | CloseNode | BeginJob | TellJob | CloseJob | Foresee
+@dataclass(frozen=True, slots=True)
+class StopOutdatedPool:
+    """End this server and leave the pool alone: the store is older than the pool. `newer`: what shows that."""
+
+    newer: str
+
+
+PoolInstruction = (
+    PersistPool | EmitPool | TellNode | CloseNode | BeginJob | TellJob | CloseJob | Foresee | StopOutdatedPool
+)
 
 
 def at_once(answers: Iterable[list[PoolInstruction]]) -> list[PoolInstruction]:

@@ -32,9 +32,13 @@ class PooledNodes:
             )
             self._refuse(connection, why)
             return
-        if why := self._foreign(hello.node, hello.stands, hello.term, hello.version):
-            state.touch()  # (a server that another has followed learns of that before it says such a thing)
-            self._refuse(connection, why)
+        if knows := self._newer(hello.stands, hello.term, hello.version):
+            same = hello.identity == state.identity
+            # A store that was restored has the pool's identity. One that was lost has given nobody a node.
+            if (same and not state.proven) or (not same and hello.stands.runs and not state.record.last_grant):
+                state.stop_outdated(f"node {hello.node} knows {knows}")
+                return
+            self._refuse_newer(connection, hello.node, knows, hello.stands)
             return
         if known is None and len(state.nodes) >= state.config.most_nodes and not self._make_room():
             why = f"the pool has {len(state.nodes)} nodes, and takes no more: none of them is gone for good"
@@ -72,32 +76,35 @@ class PooledNodes:
         self._take_over(state.here[node.name], hello.stands)
         state.tell_node(node.name)
 
-    def _foreign(self, node: str, stands: NodeStands, term: int = 0, version: int = 0) -> str:
-        """Return why a node knows more of this pool than its record does, "" where it does not.
+    def _newer(self, stands: NodeStands, term: int = 0, version: int = 0) -> str:
+        """Return what a node knows of this pool that its record does not, in words, or "" if the record has it all.
 
-        Whatever is decided here it would take for stale, and do nothing of it.
+        The node takes what is decided here for stale, and does nothing of it.
         """
-        record, grant = self._state.record, max(stands.runs, stands.ended)
-        if (term, version) > (record.term, record.version):
-            knows = f"version {version} of its record, by server {term}"
-        elif grant > record.last_grant:
-            knows = f"grant {grant}"
-        else:
-            return ""
-        return (
-            f"node {node} knows {knows} of a pool {record.pool} that this one does not: it is another one, or what was "
-            "in its store is lost; start the node's agent again"
-        )
+        record, grant, told = self._state.record, max(stands.runs, stands.ended), (term, version)
+        # (a server opens a term of its own: what earlier ones have told is compared with the record as it was found)
+        if told > (record.term, record.version) or self._state.found < told < (record.term, 0):
+            return f"version {version} of its record, by server {term}"
+        return f"grant {grant}" if grant > record.last_grant else ""
 
-    def _refuse(self, connection: int, why: str) -> None:
-        self._state.send(connection, PoolRefusal(why=why))
+    def _refuse_newer(self, connection: int, node: str, knows: str, stands: NodeStands) -> None:
+        """Refuse a node that knows more than the record; what runs there runs on."""
+        pool = self._state.record.pool
+        why = (
+            f"node {node} knows {knows} of a pool {pool} that this one does not: it is another one, or what was in its "
+            "store is lost; start the node's agent again"
+        )
+        self._state.touch()  # (a server that another has followed learns of that before it says such a thing)
+        self._refuse(connection, why, stays=stands.runs > 0)
+
+    def _refuse(self, connection: int, why: str, *, stays: bool = False) -> None:
+        self._state.send(connection, PoolRefusal(why=why, stays=stays))
         self._state.close(connection)
 
     def stands(self, here: Connected, stands: NodeStands) -> None:
         """A node that is here says what runs there, and what is over."""
-        if why := self._foreign(here.name, stands):
-            self._state.touch()
-            self._refuse(here.connection, why)
+        if knows := self._newer(stands):
+            self._refuse_newer(here.connection, here.name, knows, stands)
             self.gone(here.connection)
         else:
             self._take_over(here, stands)

@@ -49,6 +49,8 @@ class Pool:
         self._last_tick = 0.0
         #: nothing new is decided before this, unless all nodes are here
         self._settles_at = 0.0
+        #: the record is known to be the newest from then on, unless a node has shown otherwise
+        self._proven_at = inf
         #: when something is due though nothing has happened
         self._due_at = inf
 
@@ -62,6 +64,7 @@ class Pool:
         state, config = self.state, self.config
         state.now = self._last_tick = now
         self._settles_at = now + config.settle_s if state.nodes else now
+        self._proven_at = now + config.settle_s
         state.away = dict.fromkeys(state.nodes, now)
         state.new_term()
         state.began_at = state.began_at or now
@@ -154,6 +157,8 @@ class Pool:
     def _advance(self) -> None:
         """Share out what there is, where that can be said by now."""
         now = self.state.now
+        here = bool(self.state.nodes) and self._nodes.all_here
+        self.state.proven = self.state.proven or here or now >= self._proven_at
         if now < self._settles_at and not self._nodes.all_here:
             self._due_at = self._settles_at
             return

@@ -16,6 +16,7 @@ from holdfast.coordination.pool.instructions import (
     Foresee,
     PersistPool,
     PoolInstruction,
+    StopOutdatedPool,
     TellJob,
     TellNode,
 )
@@ -61,6 +62,8 @@ class PoolConfig:
     back_s: float = 60.0
     forget_s: float = 86_400.0
     most_nodes: int = MOST_NODES
+    #: of a pool whose record has none yet: a random name that no other pool has
+    identity: str = ""
 
 
 @dataclass(slots=True)
@@ -110,6 +113,11 @@ class PoolState:
         #: how often a node fails, per second, as jobs were told last; 0: nobody was told
         self.failure_rate = 0.0
         self._term, self._seq = record.term, record.seq
+        self._identity = record.identity
+        #: the newest record before this server
+        self.found = record.term, record.version
+        #: whether the record is known to be the newest: no node has shown otherwise when it had the time to
+        self.proven = not record.identity
         self._last_grant, self._last_submission = record.last_grant, record.last_submission
         self.failures, self.began_at = record.failures, record.began_at
         #: nodes that are kept back for jobs that lose one
@@ -143,12 +151,23 @@ class PoolState:
     def new_term(self) -> int:
         """Count another pool's server."""
         self._term += 1
+        self._identity = self._identity or self.config.identity
         self._changed = True
         return self._term
+
+    @property
+    def identity(self) -> str:
+        """The random name of the pool, as in its record."""
+        return self._identity
 
     def touch(self) -> None:
         """Write the record, though nothing of it changes: what this call says is said only if that succeeds."""
         self._changed = True
+
+    def stop_outdated(self, newer: str) -> None:
+        """End this server, not the pool: the store is older than the pool, as `newer` shows."""
+        self.touch()  # (a server that another has followed ends at the write)
+        self._sends.append(StopOutdatedPool(newer))
 
     def emit(self, event_type: type[E], /, **fields: Any) -> None:
         """Announce an event; it is in the record's outbox until it is in the journal."""
@@ -391,6 +410,7 @@ class PoolState:
                 began_at=self.began_at,
                 reserve=self.reserve if self.config.auto_reserve else 0,
                 repairs=self.repairs,
+                identity=self._identity,
             )
             out.append(PersistPool(self.record))
         out += [EmitPool(event) for event in self._events]
@@ -417,8 +437,9 @@ class PoolState:
     def _whose(self, node: str) -> NodeGrant:
         term, version, grant = self.record.term, self.record.version, self.grants.get(node)
         if grant is None or grant.session != self.nodes[node].session:
-            return NodeGrant(term=term, version=version)
+            return NodeGrant(term=term, version=version, identity=self._identity)
         return NodeGrant(
+            identity=self._identity,
             term=term,
             version=version,
             grant=grant.number,

@@ -94,6 +94,7 @@ class Audit:
         #: the number that the next event must have
         self._next_seq = 1
         self._outcome = "running"
+        self._begins_again = False
         #: the generation in force, None where that is not known; and the highest that there was
         self._generation: int | None = 0
         self._highest = 0
@@ -121,8 +122,10 @@ class Audit:
                 self._generation_started(event)
             case JobFinished() | JobFailed():
                 self._ended(event)
-            case CoordinatorRestarted() if self._outcome in ("failed", "stopped"):
-                self._outcome = "running"  # (whoever starts such a job again takes it up)
+            case CoordinatorRestarted():
+                # A job that has failed or was stopped goes on now; one that has finished may begin again.
+                self._outcome = "running" if self._outcome in ("failed", "stopped") else self._outcome
+                self._begins_again = self._outcome == "finished"
             case _:
                 pass
         self._lineage.take(event)
@@ -177,6 +180,8 @@ class Audit:
             return
         if event.job != last.job:
             self._found(event, About.SEQUENCE, f"it is of job {event.job!r}, the events before it of {last.job!r}")
+        if self._begins_again and isinstance(event, GenerationStarted | RolledBack):
+            self._begins_again, self._outcome = False, "running"
         if self._outcome != "running" and isinstance(event, StepCommitted | GenerationStarted | RolledBack):
             self._found(event, About.SEQUENCE, f"{name_of(event)} comes after the job has {self._outcome}")
         if isinstance(event, CoordinatorRestarted) and event.term <= last.term:

@@ -125,6 +125,16 @@ class NodeSnapshots(Struct, frozen=True, kw_only=True):
     parts: Annotated[tuple[SnapshotPart, ...], Meta(max_length=MAX_HELD_PARTS)] = ()
 
 
+class HeardGeneration(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The newest generation that a coordinator has announced to a node's workers; 0 if none was."""
+
+    #: of the job, as Welcome named it; "" before the first Welcome
+    identity: Annotated[str, Meta(max_length=64)] = ""
+    #: of the coordinator that announced the generation
+    term: Count = 0
+    generation: Count = 0
+
+
 class Hello(Struct, frozen=True, kw_only=True):
     """First message of a connection. `kept` replays what the coordinator must know of the node's workers.
 
@@ -151,6 +161,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     snapshots: NodeSnapshots | None = None  # None: it keeps none
     standby: bool = False
     grant: Count = 0  # of its job's pool, by which the node is the job's; 0: the job runs in none
+    heard: HeardGeneration = HeardGeneration()  # shows a coordinator that its store is older than the job
     kept: tuple[Kept, ...] = ()
 
 
@@ -257,6 +268,7 @@ class Welcome(Struct, frozen=True, kw_only=True):
     layout: Layout | None = None
     nodes: Count = 0
     time: float = 0.0
+    identity: Annotated[str, Meta(max_length=64)] = ""  # as in the job's record
 
 
 class Refused(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from holdfast.protocol.names import NAME_PATTERN, PROTOCOL, Count, Name, Rack, S
 
 Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,32}$")]
 
+Identity = Annotated[str, Meta(max_length=64)]
 NameOrNone = Annotated[str, Meta(pattern=f"^$|{NAME_PATTERN}")]
 
 # ---- agent -> pool ----
@@ -47,6 +48,7 @@ class PoolHello(Struct, frozen=True, kw_only=True):
     version: Count = 0
     protocol: Count = PROTOCOL
     passing: bool = False
+    identity: Identity = ""  # of the pool of that record; "" before the first
 
 
 class NodeAlive(Struct, frozen=True, kw_only=True):
@@ -74,12 +76,14 @@ class NodeGrant(Struct, frozen=True, kw_only=True):
     job: NameOrNone = ""
     submission: Count = 0
     standby: bool = False
+    identity: Identity = ""  # of the pool, as in its record
 
 
 class PoolRefusal(Struct, frozen=True, kw_only=True):
-    """The pool does not take the node, and closes."""
+    """The pool does not take the node, and closes. `stays`: what runs there runs on, and the node asks again."""
 
     why: Text
+    stays: bool = False
 
 
 ToNode = NodeGrant | PoolRefusal

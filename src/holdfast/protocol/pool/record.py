@@ -108,3 +108,5 @@ class PoolRecord(Struct, frozen=True, kw_only=True):
     began_at: float = 0.0
     reserve: int = 0
     repairs: tuple[float, ...] = ()
+    #: A random name that the pool keeps for life. Nodes report it, so that pools of the same name are told apart.
+    identity: str = ""

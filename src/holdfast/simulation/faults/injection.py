@@ -45,6 +45,8 @@ class StruckCluster(Protocol):
 
     def power_cut(self) -> None: ...
 
+    def restore_backup(self, number: int, seconds: float) -> None: ...
+
 
 class Injector:
     """Strikes at times, at boundaries and before writes; knows from when on nothing more goes wrong."""
@@ -142,6 +144,7 @@ class Injector:
             FaultKind.PAUSE_COORDINATOR,
             FaultKind.SUPERSEDE,
             FaultKind.POWER_CUT,
+            FaultKind.OLD_STORE,
         ):
             self._strike_coordinator(fault)
         elif agent is not None:
@@ -232,6 +235,11 @@ class Injector:
         if fault.kind is FaultKind.POWER_CUT:
             self.down_s = fault.duration
             timeline.after(0.0, cluster.power_cut)
+            self.extend(fault.duration)
+            return
+        if fault.kind is FaultKind.OLD_STORE:
+            self.down_s = min(fault.duration / 8, 0.1)
+            timeline.after(0.0, cluster.restore_backup, fault.target, fault.duration)
             self.extend(fault.duration)
             return
         shell.stop()

@@ -36,6 +36,7 @@ class FaultKind(StrEnum):
     PARTITION_FOR_GOOD = "partition_for_good"
     HANG = "hang"  # a training thread hangs; told as a failure after the duration
     POWER_CUT = "power_cut"  # the coordinator's machine goes down, and with it what is not on disk; for the duration
+    OLD_STORE = "old_store"  # the store is put back to a backup, and to the newest after the duration
     SLOW_DISK = "slow_disk"  # writing and renaming a node's checkpoints takes until the end of the duration
     FULL_DISK = "full_disk"  # a node's checkpoints cannot be written
     SLOW_STORE = "slow_store"  # what the coordinator writes takes its time, until the end of the duration at most

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from holdfast.coordination.experts.searching import Search
 from holdfast.coordination.inputs import Disconnected, Input, Planned, Received, Tick
 from holdfast.coordination.instructions import (
     Broadcast,
@@ -23,9 +24,12 @@ from holdfast.coordination.instructions import (
     Persist,
     PlanExperts,
     Send,
+    StopOutdated,
     TellPool,
 )
 from holdfast.errors import BadInputError, RefusedError, SupersededError, UnreachableError
+from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.messages.agent import CoordinatorMessage
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.pool.sharing import JobStands
 from holdfast.protocol.record import Record
@@ -43,6 +47,9 @@ class CoordinatorSurroundings(Protocol):
     world: World
     checker: Checker
     places: PlacesTaken
+    outdated_seen: int
+
+    def told_by_outdated(self, shell: CoordinatorShell, name: str, message: CoordinatorMessage) -> None: ...
 
     def write_due(self, shell: CoordinatorShell, what: str) -> bool: ...
 
@@ -211,34 +218,60 @@ class CoordinatorShell(Process):
                 return
             waiting.popleft()()
 
+    def _send(self, number: int, message: CoordinatorMessage) -> None:
+        world, connection = self._world, self.connections.get(number)
+        if connection is not None:
+            world.trace("coordinator", self.pid, "->", number, message)
+            if world.store.outdated:
+                self._cluster.told_by_outdated(self, connection.agent.name, message)
+            self._free_at = max(self._free_at, world.timeline.now) + world.plan.send_s
+            connection.send_down(message, self._free_at)
+
+    def _stop_outdated(self, newer: str) -> None:
+        assert self._world.store.outdated, f"a coordinator takes its store for an older one: {newer}"
+        self._cluster.outdated_seen += 1
+        self.crash()
+
+    def _emit(self, event: AnyEvent) -> None:
+        world, cluster = self._world, self._cluster
+        self._length = world.journal.append(event, self._length)
+        world.trace("journal", event)
+        if not world.store.outdated:
+            cluster.checker.emitted(self.machine, event)
+            cluster.places.take(event, self.machine.record)
+
+    def _persist(self, record: Record) -> None:
+        world, cluster = self._world, self._cluster
+        self._version = world.store.swap(record, self._version)
+        if not world.store.outdated:
+            cluster.checker.persisted(self.machine, record)
+            cluster.persisted(record)
+
+    def _search(self, search: Search) -> None:
+        """Have a placement searched: that may take any time, die, or never end."""
+        world = self._world
+        fate = world.rng.random()
+        if fate < 0.9:
+            found = search.solve() if fate < 0.8 else None
+            world.after("plan", self, self.feed, Planned(search.generation, found))
+
     def _carry_out(self, instruction: Instruction) -> None:
-        world, checker = self._world, self._cluster.checker
+        world = self._world
         match instruction:
             case Send(number, message):
-                connection = self.connections.get(number)
-                if connection is not None:
-                    world.trace("coordinator", self.pid, "->", number, message)
-                    self._free_at = max(self._free_at, world.timeline.now) + world.plan.send_s
-                    connection.send_down(message, self._free_at)
+                self._send(number, message)
             case Emit(event):
-                self._length = world.journal.append(event, self._length)
-                world.trace("journal", event)
-                checker.emitted(self.machine, event)
-                self._cluster.places.take(event, self.machine.record)
+                self._emit(event)
             case Persist(record):
-                self._version = world.store.swap(record, self._version)
-                checker.persisted(self.machine, record)
-                self._cluster.persisted(record)
+                self._persist(record)
             case Close(number):
                 connection = self.connections.get(number)
                 if connection is not None:
                     connection.close_from_above()
+            case StopOutdated(newer):
+                self._stop_outdated(newer)
             case PlanExperts(search):
-                # A search may take any time, die, or never end.
-                fate = world.rng.random()
-                if fate < 0.9:
-                    found = search.solve() if fate < 0.8 else None
-                    world.after("plan", self, self.feed, Planned(search.generation, found))
+                self._search(search)
             case EndJob(exit_code, why):
                 world.journal.sync()
                 self.ended = True

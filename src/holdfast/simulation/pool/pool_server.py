@@ -16,10 +16,12 @@ from holdfast.coordination.pool.instructions import (
     Foresee,
     PersistPool,
     PoolInstruction,
+    StopOutdatedPool,
     TellJob,
     TellNode,
 )
 from holdfast.errors import HoldfastError
+from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.record import PoolRecord
 from holdfast.simulation.pool.pool_around import CoordinatorSeen, PoolAround
 from holdfast.simulation.pool.pool_world import Crash, Line, PoolWorld
@@ -105,26 +107,36 @@ class SimPoolServer:
             self.die()
         return ""
 
-    def _carry_out(self, instruction: PoolInstruction) -> None:
+    def _persist(self, record: PoolRecord) -> None:
         world, disk = self._world, self._world.disk
+        world.writing("pool")
+        if disk.version != self._version:
+            world.tell("a server finds that another has taken the pool")
+            self.die()
+            return
+        before, disk.record = disk.record, record
+        disk.version = self._version = disk.version + 1
+        self._cluster.checker.persisted(before, record)
+
+    def _emit(self, event: AnyPoolEvent) -> None:
+        disk = self._world.disk
+        self._world.writing("pool")
+        if len(disk.journal) != self._length:
+            self.die()
+            return
+        disk.journal.append(event)
+        self._length += 1
+        self._cluster.checker.emitted(event)
+
+    def _carry_out(self, instruction: PoolInstruction) -> None:
+        world = self._world
         match instruction:
+            case StopOutdatedPool(newer):
+                raise AssertionError(f"a server takes its store for an older one: {newer}")
             case PersistPool(record):
-                world.writing("pool")
-                if disk.version != self._version:
-                    world.tell("a server finds that another has taken the pool")
-                    self.die()
-                    return
-                before, disk.record = disk.record, record
-                disk.version = self._version = disk.version + 1
-                self._cluster.checker.persisted(before, record)
+                self._persist(record)
             case EmitPool(event):
-                world.writing("pool")
-                if len(disk.journal) != self._length:
-                    self.die()
-                    return
-                disk.journal.append(event)
-                self._length += 1
-                self._cluster.checker.emitted(event)
+                self._emit(event)
             case TellNode(connection, message):
                 self._numbers[connection].send(self, message)
             case CloseNode(connection):

@@ -25,6 +25,7 @@ from holdfast.simulation.families.membership_plans import (
 )
 from holdfast.simulation.families.memory_plans import memory_plan
 from holdfast.simulation.families.newcomer_plans import newcomer_plan
+from holdfast.simulation.families.outdated_plans import outdated_plan
 from holdfast.simulation.families.script_plans import beginning_plan, raising_plan, skipping_plan, stopping_plan
 from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
@@ -103,6 +104,8 @@ FIRST_POOLED_MOVE_SEED = 34_000_000_000
 FIRST_NEWCOMER_SEED = 30_000_000_000
 #: workers whose settings differ
 FIRST_DIFFER_SEED = 33_000_000_000
+#: from here on, random ones whose store is put back to a backup
+FIRST_OUTDATED_SEED = 41_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -183,6 +186,7 @@ FAMILIES: dict[str, range] = {
     "reserve": range(FIRST_RESERVE_SEED, FIRST_RESERVE_SEED + 1_000_000_000),
     "skipping": range(FIRST_SKIPPING_SEED, FIRST_SKIPPING_SEED + 1_000_000_000),
     "pooled_moves": range(FIRST_POOLED_MOVE_SEED, FIRST_POOLED_MOVE_SEED + 1_000_000_000),
+    "outdated": range(FIRST_OUTDATED_SEED, FIRST_OUTDATED_SEED + 1_000_000_000),
     "layouts": range(FIRST_LAYOUT_SEED, FIRST_LAYOUT_SEED + 1_000_000_000),
     "combined": range(FIRST_COMBINED_SEED, FIRST_COMBINED_SEED + 1_000_000_000),
     "newcomers": range(FIRST_NEWCOMER_SEED, FIRST_NEWCOMER_SEED + 1_000_000_000),
@@ -223,6 +227,7 @@ _RANDOM_PLANS = {
     "combined": combined_plan,
     "newcomers": newcomer_plan,
     "differ": differ_plan,
+    "outdated": outdated_plan,
 }
 
 

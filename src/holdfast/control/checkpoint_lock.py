@@ -1,0 +1,215 @@
+"""The advisory lock of a checkpoint directory: two jobs that write to one directory would remove each other's files.
+
+The lock is a file that its owner writes again every few seconds. Whoever finds the lock of another job watches it: if
+it changes, that job runs, and this one is refused; if not, the owner is gone. Time stamps and clocks are not compared.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.errors import BadInputError
+from holdfast.storage import Storage, said, storage_at
+
+LOCK_NAME = "holdfast.lock"
+_MAX_BYTES = 16_384
+
+Text = Annotated[str, Meta(max_length=4096)]
+
+
+class LockOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """What the lock file says."""
+
+    #: the job's name, for messages
+    job: Text
+    #: a random name: a restart and a fail-over of the same job have the same, another job never has
+    identity: Text
+    host: Text = ""
+    pid: int = 0
+    #: the job's events file, "" if it has none
+    events: Text = ""
+    #: how often the file was written: a job that runs keeps counting
+    renewals: int = 0
+
+    def __str__(self) -> str:
+        where = f" (process {self.pid} on {self.host})" if self.pid else ""
+        return f"job {self.job!r}{where}"
+
+
+def lock_owner(job: str, identity: str, events: str = "") -> LockOwner:
+    """Return the owner that this process is."""
+    path = os.path.realpath(events) if events else ""
+    return LockOwner(job=job, identity=identity, host=socket.gethostname(), pid=os.getpid(), events=path)
+
+
+class CheckpointLock:
+    """One directory's lock, from `acquire` to `release`.
+
+    Args:
+        directory: a path or a URL. say: prints one line for the user. renew_s, watch_s: how often the file is written,
+            and for how long another job's file is watched, in seconds; by default more on remote storage.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        owner: LockOwner,
+        say: Callable[[str], None],
+        *,
+        renew_s: float | None = None,
+        watch_s: float | None = None,
+    ) -> None:
+        self._storage: Storage = storage_at(directory)
+        self._owner = owner
+        self._say = say
+        self._renew_s = renew_s or (1.0 if self._storage.local else 5.0)
+        self._watch_s = watch_s or (5.0 if self._storage.local else 20.0)
+        self._released = threading.Event()
+        self._renewer: threading.Thread | None = None
+
+    def acquire(self) -> LockOwner | None:
+        """Take the lock, and keep it until `release`.
+
+        Returns:
+            The owner of a stale lock that was replaced, None if there was none.
+
+        Raises:
+            BadInputError: another job has it, or the lock file cannot be read or written.
+        """
+        stale: LockOwner | None = None
+        try:
+            while not (created := self._storage.create(LOCK_NAME, self._content)):
+                found = self._read()
+                if found is not None and found.identity != self._owner.identity:
+                    if self._is_stale(found):
+                        stale = found
+                        self._storage.remove(LOCK_NAME)
+                elif found is not None or created is None:
+                    self._storage.write(LOCK_NAME, [self._content])
+                    break
+            if created is None:
+                self._say(
+                    f"holdfast: warning: {self._storage.where} cannot create a file only if it does not exist: two "
+                    "jobs that start there at the same moment are not told apart"
+                )
+        except OSError as error:
+            raise BadInputError(
+                f"the lock file {self._where} cannot be written: {said(error)}; check its permissions"
+            ) from None
+        self._renewer = threading.Thread(target=self._keep, name="holdfast-lock", daemon=True)
+        self._renewer.start()
+        return stale
+
+    def release(self) -> None:
+        """Remove the lock if it is still ours; the second call does nothing."""
+        self._released.set()
+        if self._renewer is None:
+            return
+        self._renewer.join(self._renew_s)
+        self._renewer = None
+        try:
+            found = self._read()
+            if found is not None and found.identity == self._owner.identity and found.pid == self._owner.pid:
+                self._storage.remove(LOCK_NAME)
+        except (OSError, BadInputError):
+            pass  # the next job watches what is left, and finds it stale
+
+    @property
+    def _content(self) -> bytes:
+        return msgspec.json.encode(self._owner)
+
+    @property
+    def _where(self) -> str:
+        return f"{self._storage.where}/{LOCK_NAME}"
+
+    def _read(self) -> LockOwner | None:
+        """Return what the lock file says, None if there is none.
+
+        Raises:
+            BadInputError: it cannot be read.
+        """
+        try:
+            return msgspec.json.decode(self._storage.read(LOCK_NAME, _MAX_BYTES), type=LockOwner)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            why = said(error)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            why = str(error)
+        raise BadInputError(
+            f"the lock file {self._where} cannot be read: {why}; if no other job uses this directory, remove the file"
+        )
+
+    def _is_stale(self, found: LockOwner) -> bool:
+        """Watch another job's lock; return whether it can be removed.
+
+        Raises:
+            BadInputError: it was renewed: that job runs.
+        """
+        self._say(
+            f"holdfast: {self._storage.where} is locked by {found}: watching for {self._watch_s:g} s whether it runs"
+        )
+        until = time.monotonic() + self._watch_s
+        while time.monotonic() < until:
+            time.sleep(self._renew_s / 4)
+            now = self._read()
+            if now is None:
+                return False
+            if now != found:
+                raise BadInputError(
+                    f"the checkpoint directory {self._storage.where} is used by {now}, which runs: give another "
+                    "--checkpoint-dir, or end that job first"
+                )
+        return True
+
+    def _keep(self) -> None:
+        """Write the file again and again; a job that loses its lock only says so."""
+        while not self._released.wait(self._renew_s):
+            self._owner = msgspec.structs.replace(self._owner, renewals=self._owner.renewals + 1)
+            try:
+                found = self._read()
+                if found is not None and found.identity != self._owner.identity:
+                    self._say(
+                        f"holdfast: warning: {found} has taken the lock of {self._storage.where}; both write to it"
+                    )
+                    return
+                self._storage.write(LOCK_NAME, [self._content])
+            except (OSError, BadInputError):
+                continue  # storage that is away is no reason to end a running job
+
+
+@contextmanager
+def locked_directory(
+    directory: str, owner: LockOwner, say: Callable[[str], None], *, running: bool = False
+) -> Generator[LockOwner | None]:
+    """Hold the lock of a checkpoint directory, "" for none; yield the owner of a stale one that was replaced.
+
+    Args:
+        running: the job trains already: whatever is wrong with the lock is only said.
+
+    Raises:
+        BadInputError: as `CheckpointLock.acquire`.
+    """
+    if not directory:
+        yield None
+        return
+    lock, stale = CheckpointLock(directory, owner, say), None
+    try:
+        stale = lock.acquire()
+    except BadInputError as error:
+        if not running:
+            raise
+        say(f"holdfast: warning: {error}; this job trains already, and goes on")
+    try:
+        yield stale
+    finally:
+        lock.release()

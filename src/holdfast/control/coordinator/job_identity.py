@@ -1,0 +1,33 @@
+"""What tells a job from others of its name, and keeps others out of its checkpoint directory."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from holdfast.control.checkpoint_lock import LockOwner, lock_owner, locked_directory
+from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.protocol.record import Record
+
+_log = logging.getLogger("holdfast.coordinator")
+
+
+def with_identity(settings: ServerSettings, record: Record | None) -> ServerSettings:
+    """Return the settings with the identity of the job in the store, or a new one."""
+    known = record.identity if record is not None else ""
+    identity = known or settings.config.identity or secrets.token_hex(8)
+    return replace(settings, config=replace(settings.config, identity=identity))
+
+
+def is_running(record: Record | None) -> bool:
+    """Return whether workers of the job may be training."""
+    return record is not None and record.plan is not None and not record.outcome
+
+
+def checkpoint_lock(settings: ServerSettings, *, running: bool) -> AbstractContextManager[LockOwner | None]:
+    """Return the lock of the job's checkpoint directory, to be entered; `running`: as of `locked_directory`."""
+    spec, identity = settings.config.spec, settings.config.identity
+    owner = lock_owner(spec.name, identity, str(settings.journal_path or ""))
+    return locked_directory(spec.checkpoint.dir, owner, _log.warning, running=running)

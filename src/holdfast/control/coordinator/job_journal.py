@@ -1,0 +1,77 @@
+"""A job's journal, which must fit the record in the store."""
+
+from __future__ import annotations
+
+from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.control.coordinator.shell import RecordKeeper
+from holdfast.control.serving.stored_record import outdated_store
+from holdfast.errors import BadInputError, HoldfastError, OutdatedStoreError
+from holdfast.observability.journal import Journal
+from holdfast.observability.journal_file import FileJournal
+from holdfast.observability.metrics import Metrics
+from holdfast.protocol.events import name_of
+from holdfast.protocol.record import Record
+
+
+def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journal, Metrics]:
+    """Open the journal, which must fit the record: a new job does not go on in the events of another.
+
+    Returns:
+        The journal, and the metrics that go on from its events.
+
+    Raises:
+        BadInputError, OutdatedStoreError: the file cannot be used, or as `check_journal`.
+    """
+    path, metrics = settings.journal_path, Metrics(settings.job)
+    if path is None:
+        return Journal(), metrics
+    journal = FileJournal(path, told=metrics.observe)
+    try:
+        check_journal(journal, keeper.record, settings)
+    except HoldfastError:
+        journal.close()
+        raise
+    return journal, metrics
+
+
+def check_journal(journal: FileJournal, record: Record | None, settings: ServerSettings) -> None:
+    """Check that the events are those of the job in the store.
+
+    Events may be ahead of the record by steps, and by others that come without it. They are never ahead by an event of
+    which the record must know, for the record is written first.
+
+    Raises:
+        BadInputError: they are of another job, or of a job of which the store knows nothing.
+        OutdatedStoreError: the store is older than the job.
+    """
+    path, newest = settings.journal_path, journal.recorded
+    if journal.last_seq and journal.job != settings.job:
+        why = f"holds events of job {journal.job!r}, not of {settings.job!r}"
+        raise BadInputError(f"the events file {path} {why}: give another file, or remove it")
+    if not lags_behind(record, journal) or journal.ended or settings.alone:
+        return
+    if record is None or newest is None:
+        why = (
+            f"holds {journal.last_seq} events of a job that has not ended, and the store {settings.store} knows "
+            "nothing of it"
+        )
+        raise BadInputError(
+            f"the events file {path} {why}: give that job's store; if the job is gone, give another file, or remove it"
+        )
+    newer = (
+        f"it ends with event {record.newest_event} (coordinator {record.term}, generation {record.generation}), "
+        f"and {path} has event {newest.seq}, {name_of(newest)} (coordinator {newest.term}, generation "
+        f"{newest.generation})"
+    )
+    raise OutdatedStoreError(outdated_store("job", settings.store, newer))
+
+
+def lags_behind(record: Record | None, journal: Journal) -> bool:
+    """Return whether the journal has an event of which the record must know, and does not."""
+    newest = journal.recorded
+    if record is None:
+        return journal.last_seq > 0
+    if newest is None:
+        return False
+    known = record.newest_event, record.term, record.generation
+    return any(there > here for there, here in zip((newest.seq, newest.term, newest.generation), known, strict=True))
