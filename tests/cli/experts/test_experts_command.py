@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.cli.experts.inputs import read_loads
 from holdfast.errors import EXIT_BAD_INPUT, BadInputError
 
 PROPERTY = settings(derandomize=True, deadline=None)
@@ -351,3 +352,25 @@ def test_nodes_may_fail_at_rates_of_their_own(loads, tmp_path):
     assert "node 4 is -1" in bad(*size, "--failure-rates", rates)
     listed.write_text("{}")
     assert "list of numbers" in bad(*size, "--failure-rates", listed)
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("layer,e0,e1\n0,5,7\n1,6,8\n", "'layer'"),
+        (",0th,1st\n0,5,7\n1,6,8\n", "numbers the layers"),
+        ("0,5,7\n1,6,8\n2,9,9\n", "numbers the layers"),
+        ("1,5,7\n2,6,8\n3,9,9\n", "numbers the layers"),
+    ],
+)
+def test_a_column_that_numbers_the_layers_is_not_an_expert(tmp_path: Path, text: str, column: str) -> None:
+    path = tmp_path / "loads.csv"
+    path.write_text(text)
+    with pytest.raises(BadInputError, match=f"column 1.*{column}.*leave it out"):
+        read_loads(path, None)
+
+
+def test_a_named_first_expert_may_have_loads_that_count_up(tmp_path: Path) -> None:
+    path = tmp_path / "loads.csv"
+    path.write_text("e0,e1\n0,5\n1,6\n2,9\n")
+    assert read_loads(path, None) == [[0.0, 5.0], [1.0, 6.0], [2.0, 9.0]]

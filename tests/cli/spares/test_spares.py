@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -124,6 +125,34 @@ def test_plan_says_how_many_pay() -> None:
     assert goodput[printed["best"]] == max(goodput.values())
     assert goodput[printed["best"]] - goodput[0] == pytest.approx(printed["gain_nodes"])
     assert "No standby pays" in run("plan", EXAMPLE, "--down-with", "60", "--down-without", "60")
+
+
+def test_a_cluster_that_no_standby_saves_is_called_so(tmp_path: Path) -> None:
+    """It said "26,176 standbys, 1161.43 % more goodput"."""
+    hopeless = tmp_path / "hopeless.toml"
+    text = Path(EXAMPLE).read_text()
+    hopeless.write_text(re.sub(r"(mtbf_tray_hours *= *)[0-9_.e]+", r"\g<1>1", text))
+    options = ("plan", str(hopeless), "--down-with", "60", "--down-without", "600")
+    said = run(*options)
+    assert "No number of standbys makes this cluster usable: at most " in said
+    assert "more goodput than with none" not in said
+    assert run_json(*options)["standbys"]["hopeless"]
+    assert not run_json("plan", EXAMPLE)["standbys"]["hopeless"]
+
+
+def test_fit_counts_node_failures_as_those_of_trays(small: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    starts = [at * 40_000 + at * 37 % 101 * 60 for at in range(1, 200)]
+    rows = [f"{start},{start + 3600 + 60 * (at % 7)},n{at % 20}" for at, start in enumerate(starts)]
+    trace.write_text("start_s,end_s,node\n" + "\n".join(rows) + "\n")
+    arguments = ("fit", str(trace), "--nodes", "3000", "--cluster", small, "--replications", "2")
+    text = run(*arguments)
+    assert "Interruptions of a job on all observed nodes: 199 in the log, 199 by the fit." in text
+    assert "Of whole racks: 0 (0.0 %; nothing in the log says that a whole rack failed" in text
+    given = run_json(*arguments, "--rack-share", "0.5")["consequence"]["interruptions"]
+    assert given == {"log": 199.0, "fit": pytest.approx(199.0), "of_racks": 99.5, "evidence": "given"}
+    all_racks = run_json(*arguments, "--rack-share", "1")["consequence"]["interruptions"]
+    assert all_racks["fit"] == pytest.approx(199.0)
 
 
 def test_plan_compares_periods() -> None:

@@ -107,7 +107,8 @@ WRONG = [
     ("spare_gpus = 2", "spare_gpus = 3", r"strategy\[0\].spare_gpus = 3: must be a multiple of .*gpus_per_tray = 2"),
     ("spare_gpus = 2", "", r"strategy\[0\].spare_gpus: is missing"),
     ("spare_gpus = 2", "spare_gpus = 2\nspare_blocks = 8", r"strategy\[0\].spare_blocks = 8: must be fewer than the 8"),
-    ("[[strategy]]", "[placement]\ngroup_gpus = 20\n[[strategy]]", "placement.group_gpus = 20: must be a multiple of"),
+    ("[cluster]", "", r"zones: is a key of \[cluster\], whose line is missing above it"),
+    ("spare_gpus = 2", "spare_gpus = 2\nhardware_gain = 100", "hardware_gain = 100: must be at most 1.14286"),
     ("[[strategy]]", "[placement]\ngroup_gpus = 126\n[[strategy]]", "placement.group_gpus = 126: .*only 8"),
     (
         "[[strategy]]\nblock_gpus = 16",

@@ -14,8 +14,10 @@ from holdfast.reliability.monte_carlo.estimate import SimulationSettings
 from holdfast.reliability.sparing.case import Cluster, FailureModel, SparingCase, SparingStrategy
 from holdfast.reliability.sparing.recovery import Checkpoint, Synchronous
 from holdfast.reliability.sparing.reference import catalina
-from holdfast.reliability.traces.consequence import consequence
-from holdfast.reliability.traces.fit import fit_shape, fit_trace, fit_weibull
+from holdfast.reliability.traces import consequence as consequence_module
+from holdfast.reliability.traces.consequence import consequence, fitted_failures, implied_interruptions
+from holdfast.reliability.traces.fit import fit_mttr, fit_shape, fit_trace, fit_weibull
+from holdfast.reliability.traces.interruptions import count_interruptions
 from holdfast.reliability.traces.trace import FailureTrace, merged
 
 
@@ -126,9 +128,14 @@ def test_consequence_of_an_exponential_trace_is_the_closed_form() -> None:
     )
     trace = made_trace(shape=1.0)
     fit = fit_trace(trace)
-    outcome = consequence(case, trace, fit, SimulationSettings(replications=20, seed=1), trays_per_node=1.0)
-    failures = outcome.case.failures
-    assert failures.mtbf_rack_hours == pytest.approx(failures.mtbf_tray_hours / 2)
+    outcome = consequence(
+        case,
+        trace,
+        fit,
+        SimulationSettings(replications=20, seed=1),
+        trays_per_node=1.0,
+        interruptions=count_interruptions(trace, rack_share=0.3),
+    )
     without_spare_trays = outcome.strategies[0]
     assert without_spare_trays.simulated[0].contains(without_spare_trays.closed_form)
     assert without_spare_trays.simulated[1].contains(without_spare_trays.closed_form)
@@ -137,17 +144,82 @@ def test_consequence_of_an_exponential_trace_is_the_closed_form() -> None:
 
 
 @pytest.mark.parametrize("trays_per_node", [1.0, 4.0])
-def test_a_node_fails_as_often_as_in_the_trace_its_rack_included(trays_per_node: float) -> None:
-    case = catalina()
-    trace = made_trace(shape=1.0)
-    fit = fit_trace(trace)
-    one = replace(case, strategies=case.strategies[:1])
-    outcome = consequence(
-        one, trace, fit, SimulationSettings(replications=2, hours=10.0), trays_per_node=trays_per_node
+@pytest.mark.parametrize("rack_share", [None, 0.0, 0.25, 1.0])
+def test_every_interruption_of_the_trace_counts_once_in_the_fit(
+    trays_per_node: float, rack_share: float | None
+) -> None:
+    """Node failures were taken for rack failures: a third of the interruptions was lost, and goodput 38 % too good."""
+    case, trace = catalina(), made_trace(shape=1.0)
+    fit, found = fit_trace(trace), count_interruptions(trace, rack_share)
+    failures = fitted_failures(case, trace, fit, found, trays_per_node)
+    nodes_per_rack = case.cluster.gpus_per_rack / case.cluster.gpus_per_tray / trays_per_node
+    by_trays = trays_per_node / as_floats(failures.mtbf_tray_hours)
+    by_racks = 1.0 / as_floats(failures.mtbf_rack_hours) / nodes_per_rack
+    assert by_trays + by_racks == pytest.approx(1.0 / fit.mtbf_hours.mean)
+    assert by_racks / (by_trays + by_racks) == pytest.approx(rack_share or 0.0)
+    assert implied_interruptions(case.cluster, failures, trace.node_hours_up / nodes_per_rack) == pytest.approx(
+        trace.start_hours.size
     )
-    failures = outcome.case.failures
-    per_hour = trays_per_node / as_floats(failures.mtbf_tray_hours) + 1.0 / as_floats(failures.mtbf_rack_hours)
-    assert per_hour == pytest.approx(1.0 / fit.mtbf_hours.mean)
+
+
+def test_a_fit_with_other_interruptions_than_its_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, trace = catalina(), made_trace(shape=1.0)
+    fit, found = fit_trace(trace), count_interruptions(trace)
+    fitted_failures(case, trace, fit, replace(found, nodes=found.nodes * 0.96), 1.0)
+    monkeypatch.setattr(consequence_module, "implied_interruptions", lambda *_: 0.94 * found.total)
+    with pytest.raises(BadInputError, match="they differ by more than 5 %"):
+        fitted_failures(case, trace, fit, found, 1.0)
+
+
+def in_racks(*starts: float, racks: tuple[int, ...]) -> FailureTrace:
+    return replace(sparse_trace(*starts, span_hours=1000.0), rack_of=np.array(racks))
+
+
+def test_nodes_of_a_rack_that_fail_together_are_one_failure_of_the_rack() -> None:
+    found = count_interruptions(in_racks(1.0, 1.01, 1.012, 50.0, 50.01, racks=(0, 0, 1, 0, 1)))
+    assert (found.racks, found.nodes, found.evidence) == (1, 3, "rack")
+    assert found.rack_share == 0.25
+    assert count_interruptions(in_racks(1.0, 1.1, racks=(0, 0))).racks == 0, "six minutes later"
+
+
+def test_a_node_that_fails_twice_within_a_minute_is_no_rack() -> None:
+    trace = in_racks(1.0, 1.01, racks=(0, 0))
+    again = replace(trace, node=np.array([0, 0]), end_hours=np.array([1.005, 3.0]))
+    assert count_interruptions(again).racks == 0
+
+
+def test_failures_at_the_very_same_time_count_once_if_they_are_more_than_chance_brings() -> None:
+    together = [at for start in range(1, 900, 10) for at in (start + 1 / 3600, start + 1 / 3600, start + 5.5)]
+    found = count_interruptions(sparse_trace(*together, span_hours=1000.0))
+    assert (found.racks, found.nodes, found.evidence) == (90, 90, "simultaneous")
+    hourly = np.sort(np.random.default_rng(0).integers(1, 500, size=300)).astype(float)
+    assert count_interruptions(sparse_trace(*hourly, span_hours=1000.0)).racks == 0, "a clock of whole hours"
+
+
+def test_the_scope_of_a_failure_counts_if_the_log_has_it() -> None:
+    found = count_interruptions(replace(sparse_trace(1.0, 5.0, 9.0, 12.0, span_hours=99.0), rack_lines=frozenset({3})))
+    assert (found.racks, found.nodes, found.evidence) == (1, 3, "scope")
+
+
+@pytest.mark.parametrize(("mttr", "span"), [(24.0, 4000.0), (400.0, 1000.0), (1000.0, 1500.0)])
+def test_the_interval_of_the_mttr_holds_the_truth_when_repairs_outlast_the_log(mttr: float, span: float) -> None:
+    """Unfinished repairs were left out: at 1,000 h the interval held the truth in none of 60 logs."""
+    rng, inside, logs = np.random.default_rng(3), 0, 400
+    for _ in range(logs):
+        start = np.sort(rng.uniform(0.0, span, 60))
+        end = start + rng.exponential(mttr, start.size)
+        trace = FailureTrace(
+            nodes=start.size,
+            span_hours=span,
+            node=np.arange(start.size),
+            start_hours=start,
+            end_hours=np.minimum(end, span),
+            ended=end <= span,
+            line=np.arange(2, start.size + 2),
+        )
+        inside += fit_mttr(trace, 0.95).contains(mttr)
+    # Three standard errors of a share of 95 % in 400 logs are 3.3 %.
+    assert 0.917 <= inside / logs <= 0.983
 
 
 def test_an_endless_observation_is_refused() -> None:

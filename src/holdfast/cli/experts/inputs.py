@@ -21,6 +21,10 @@ from holdfast.planning.survival.odds import as_rates
 
 #: Characters of a bad cell that are shown.
 _MOST_SHOWN = 40
+#: Names of a first column that numbers the layers; pandas leaves that of its index empty.
+_INDEX_NAMES = ("", "layer", "layers", "layer_id", "layer_idx", "index", "id")
+#: With this many layers a first column of 0, 1, 2, ... numbers them.
+_LEAST_INDEX = 3
 
 
 def read_loads(path: Path, iteration: int | None) -> Any:
@@ -79,13 +83,16 @@ def _read_csv(path: Path) -> list[list[float]]:
         raise BadInputError(f"{path}, line {line}: holds a NUL byte; give plain text, one line of tokens per layer")
     rows = csv.reader(text.splitlines(keepends=True))
     layers: list[list[float]] = []
-    may_be_header = True
+    may_be_header, names_experts = True, False
     try:
         for row in rows:
             if not any(cell.strip() for cell in row):
                 continue
             if may_be_header and all(_number(cell) is None for cell in row):
                 may_be_header = False
+                names_experts = row[0].strip().lower() not in _INDEX_NAMES
+                if not names_experts:
+                    raise BadInputError(_index_column(path, rows.line_num, row[0].strip()))
                 continue
             may_be_header = False
             layers.append([_tokens(cell, path, rows.line_num, column) for column, cell in enumerate(row, start=1)])
@@ -94,9 +101,25 @@ def _read_csv(path: Path) -> list[list[float]]:
                 raise BadInputError(f"{path}, line {rows.line_num}: {wrong}; every layer needs as many")
     except csv.Error as error:
         raise BadInputError(f"{path}, line {rows.line_num}: not CSV ({error})") from None
+    first = [layer[0] for layer in layers]
+    if not names_experts and len(first) >= _LEAST_INDEX and first in _counts(len(first)):
+        raise BadInputError(_index_column(path, 1, ""))
     if not layers:
         raise BadInputError(f"{path}: holds no layer; give one line of tokens per layer")
     return layers
+
+
+def _counts(layers: int) -> tuple[list[float], list[float]]:
+    """Return the numbers of the layers, from 0 and from 1."""
+    return [float(layer) for layer in range(layers)], [float(layer) for layer in range(1, layers + 1)]
+
+
+def _index_column(path: Path, line: int, name: str) -> str:
+    called = f" {_short(name)}" if name else ""
+    return (
+        f"{path}, line {line}: column 1{called} numbers the layers, and every column must be an expert: "
+        "leave it out (pandas: to_csv(index=False)), or name the experts in a first line"
+    )
 
 
 def _number(cell: str) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +13,15 @@ import typer
 from holdfast.cli.output import AsJson, print_json, say, warn
 from holdfast.cli.spares.report import estimate_json, table
 from holdfast.cli.spares.toml import read_case
-from holdfast.cli.spares.trace import read_trace
+from holdfast.cli.spares.trace import MAP_KEYS, read_trace
 from holdfast.errors import BadInputError
+from holdfast.reliability.arrays import Floats, as_floats
 from holdfast.reliability.monte_carlo.estimate import Estimate, SimulationSettings
 from holdfast.reliability.sparing.reference import catalina
 from holdfast.reliability.traces.consequence import TraceConsequence, consequence
 from holdfast.reliability.traces.fit import ShapeFit, TraceFit, fit_trace
+from holdfast.reliability.traces.interruptions import Interruptions, RackEvidence, count_interruptions
+from holdfast.reliability.traces.trace import FailureTrace
 
 
 def fit(
@@ -31,6 +36,18 @@ def fit(
     node_gpus: Annotated[
         int | None, typer.Option(help="GPUs of one node: its failures are spread over its trays. One tray by default.")
     ] = None,
+    rack_share: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Share (0..1) of the log's interruptions that took a whole rack."),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="KEY=COLUMN", help=f"The column of a key: {', '.join(MAP_KEYS)}. Repeatable."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--from", metavar="DATE", help="Begin of the observation (or seconds, by the log's clock)."),
+    ] = None,
     merge_overlaps: Annotated[
         bool, typer.Option("--merge-overlaps", help="Sort, and join overlapping outages of one node.")
     ] = False,
@@ -43,12 +60,26 @@ def fit(
 
     Understood are CSV files with the columns start_s,end_s,node (one line per failure; --nodes needed),
     seconds,event,node (event add or remove, one line per change), or
-    start_s_since_1996,system,node,system_nodes,repair_min (--system needed).
+    start_s_since_1996,system,node,system_nodes,repair_min (--system needed). Times are seconds or ISO dates. An empty
+    end means that the repair has not ended.
+
+    A failure of a node counts as one of its trays, unless a column rack shows that nodes of a rack failed together, a
+    column mapped as scope says "rack", nodes failed at the same time, or --rack-share is given.
 
     Real failures come in bursts and real repairs have heavy tails. So each strategy, with the spares that the closed
     form recommends at the fitted MTBF and MTTR, is also simulated with the trace's own repairs and bursts.
     """
-    record = read_trace(trace, nodes=nodes, hours=hours, system=system, merge_overlaps=merge_overlaps)
+    if rack_share is not None and not 0.0 <= rack_share <= 1.0:
+        raise BadInputError(f"--rack-share = {rack_share:g}: must lie between 0 and 1")
+    record = read_trace(
+        trace,
+        nodes=nodes,
+        hours=hours,
+        system=system,
+        merge_overlaps=merge_overlaps,
+        columns=tuple(columns or ()),
+        since=since,
+    )
     case = catalina() if cluster is None else read_case(cluster).case
     if node_gpus is not None and node_gpus < 1:
         raise BadInputError(f"--node-gpus = {node_gpus}: must be 1 or more")
@@ -56,8 +87,9 @@ def fit(
     settings = SimulationSettings(replications=replications, seed=seed)
     fitted = fit_trace(record, seed=seed)
     if not as_json:
-        say(_fit_text(fitted))
-    outcome = consequence(case, record, fitted, settings, trays_per_node=trays)
+        say(_fit_text(fitted, record))
+    interruptions = count_interruptions(record, rack_share)
+    outcome = consequence(case, record, fitted, settings, trays_per_node=trays, interruptions=interruptions)
     if as_json:
         print_json({"fit": _fit_json(fitted), "consequence": _consequence_json(outcome)})
     else:
@@ -72,7 +104,17 @@ def _interval(value: Estimate) -> str:
     return f"{value.low:,.1f} .. {value.high:,.1f} h"
 
 
-def _fit_text(fit: TraceFit) -> str:
+def _observed(fit: TraceFit, trace: FailureTrace) -> str:
+    """Return how long was observed, with dates if the log's clock has them."""
+    days = f"in {fit.span_hours / 24:,.0f} days"
+    if trace.began_unix_s is None:
+        return days
+    ends = (trace.began_unix_s, trace.began_unix_s + 3600.0 * fit.span_hours)
+    first, last = (datetime.fromtimestamp(each, UTC).strftime("%Y-%m-%d") for each in ends)
+    return f"{days}, {first} to {last}"
+
+
+def _fit_text(fit: TraceFit, trace: FailureTrace) -> str:
     censored = f"; {fit.open_repairs} repairs had not ended" if fit.open_repairs else ""
     rows = [
         ["MTBF per node", f"{fit.mtbf_hours.mean:,.1f} h", _interval(fit.mtbf_hours), _interval(fit.mtbf_bursty_hours)],
@@ -83,7 +125,7 @@ def _fit_text(fit: TraceFit) -> str:
     shape_headers = ["", "mean h", "median h", "CV", "KS", "p", "Weibull shape", "AIC", "lognormal sigma", "AIC"]
     return "\n".join(
         [
-            f"{fit.failures:,} failures of {fit.nodes:,} nodes in {fit.span_hours / 24:,.0f} days{censored}.",
+            f"{fit.failures:,} failures of {fit.nodes:,} nodes {_observed(fit, trace)}{censored}.",
             "",
             table(headers, rows),
             "",
@@ -124,8 +166,10 @@ def _consequence_text(outcome: TraceConsequence, of: str) -> str:
     ]
     return "\n".join(
         [
-            f"Goodput in GPUs of {of}, with the MTBF of a tray {float(failures.mtbf_tray_hours):,.0f} h,",
-            f"of a rack {float(failures.mtbf_rack_hours):,.0f} h, and MTTR {float(failures.mttr_hours):,.1f} h, by the",
+            *_interruptions_words(outcome.interruptions, outcome.implied_interruptions),
+            "",
+            f"Goodput in GPUs of {of}, with the MTBF of a tray {_hours(failures.mtbf_tray_hours)},",
+            f"of a rack {_hours(failures.mtbf_rack_hours)}, and MTTR {float(failures.mttr_hours):,.1f} h, by the",
             "closed form and simulated, with 99 % intervals. With real gaps, bursts are as many failures as in the",
             "trace; with real weeks, they last as long as in the trace and grow with the cluster.",
             "",
@@ -134,6 +178,27 @@ def _consequence_text(outcome: TraceConsequence, of: str) -> str:
             *_consequence_words(outcome),
         ]
     )
+
+
+_EVIDENCE: dict[RackEvidence, str] = {
+    "none": "nothing in the log says that a whole rack failed: each failure counts as one of a tray (--rack-share)",
+    "given": "by --rack-share",
+    "scope": "by the log's own scope",
+    "rack": "nodes of a rack that failed within a minute count as one failure of the rack",
+    "simultaneous": "nodes that failed at the same time count as one failure of a rack",
+}
+
+
+def _interruptions_words(found: Interruptions, implied: float) -> list[str]:
+    return [
+        f"Interruptions of a job on all observed nodes: {found.total:,.0f} in the log, {implied:,.0f} by the fit.",
+        f"Of whole racks: {found.racks:,.0f} ({100 * found.rack_share:.1f} %; {_EVIDENCE[found.evidence]}).",
+    ]
+
+
+def _hours(mtbf: Floats) -> str:
+    value = float(as_floats(mtbf))
+    return f"{value:,.0f} h" if math.isfinite(value) else "infinite"
 
 
 def _consequence_words(outcome: TraceConsequence) -> list[str]:
@@ -164,7 +229,14 @@ def _fit_json(fit: TraceFit) -> dict[str, Any]:
 
 def _consequence_json(outcome: TraceConsequence) -> dict[str, Any]:
     names = [reality.name for reality in outcome.realities]
+    found = outcome.interruptions
     return {
+        "interruptions": {
+            "log": found.total,
+            "fit": outcome.implied_interruptions,
+            "of_racks": found.racks,
+            "evidence": found.evidence,
+        },
         "strategies": [
             {
                 "strategy": row.strategy.label,

@@ -18,7 +18,7 @@ PlotDirectory = Annotated[Path | None, typer.Option("--plot", metavar="DIR", hel
 LOSS_WORDS = {
     "spare_trays": "idle spare trays inside blocks",
     "spare_blocks": "idle spare blocks",
-    "stranded_blocks": "blocks stranded by placement",
+    "stranded_blocks": "stranded by placement",
     "blocked": "blocked, out of spare blocks",
     "checkpoint_saving": "saving checkpoints",
     "lost_work": "work lost since the last checkpoint",

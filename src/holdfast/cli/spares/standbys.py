@@ -15,6 +15,8 @@ from holdfast.reliability.sparing.standbys import StandbyCase, StandbyPlan, plan
 PANEL = "Standbys"
 #: Nodes: what a number of standbys brings takes as many steps.
 _MOST_NODES = 100_000
+#: Share of the nodes that must train with the best number of standbys.
+_HOPELESS_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,7 @@ def standbys_json(case: StandbyCase, plan: StandbyPlan) -> dict[str, object]:
     return {
         "nodes": case.nodes,
         "best": plan.best,
+        "hopeless": _is_hopeless(case, plan),
         "most_that_pay": plan.most_that_pay,
         "gain_nodes": float(plan.goodput_nodes[plan.best] - plan.goodput_nodes[0]),
         "plans": [_row(plan, count) for count in _shown(plan)],
@@ -124,10 +127,21 @@ def standbys_text(case: StandbyCase, plan: StandbyPlan) -> str:
         f"back after {case.mttr_hours:g} h; a failure stops the job for {case.down_seconds_with:g} s with a standby "
         f"ready, {case.down_seconds_without:g} s without."
     )
-    return "\n".join([about, "", table(headers, rows), "", _verdict(plan)])
+    return "\n".join([about, "", table(headers, rows), "", _verdict(case, plan)])
 
 
-def _verdict(plan: StandbyPlan) -> str:
+def _is_hopeless(case: StandbyCase, plan: StandbyPlan) -> bool:
+    """Whether more than half of the nodes' time is lost, even with the best number of standbys."""
+    return float(plan.goodput_nodes[plan.best]) < _HOPELESS_SHARE * case.nodes
+
+
+def _verdict(case: StandbyCase, plan: StandbyPlan) -> str:
+    if _is_hopeless(case, plan):
+        left = percent(float(plan.goodput_nodes[plan.best]) / case.nodes, 1)
+        return (
+            f"No number of standbys makes this cluster usable: at most {left} of it trains. "
+            "Failures must become rarer, repairs faster, or stops shorter."
+        )
     if plan.best == 0:
         return "No standby pays for itself: each costs more training than it saves."
     gain = float(plan.goodput_nodes[plan.best] / plan.goodput_nodes[0] - 1.0)

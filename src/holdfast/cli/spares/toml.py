@@ -109,7 +109,7 @@ def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
     document = load_toml(path)
     try:
         for name in document:
-            check_known(name, SECTIONS, name)
+            _check_section(name)
         return made_of(document)
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
@@ -195,6 +195,20 @@ SECTIONS = (
     "standbys",
     "strategy",
 )
+
+
+#: The keys of the sections that every case needs.
+_NEEDED = {"cluster": CLUSTER, "failures": FAILURES, "checkpoint": CHECKPOINT, "strategy": STRATEGY}
+
+
+def _check_section(name: str) -> None:
+    """Refuse a name that is not a section; a key above all sections is named with its section."""
+    if name not in SECTIONS:
+        for section, keys in _NEEDED.items():
+            if name in keys:
+                header = f"[[{section}]]" if section == "strategy" else f"[{section}]"
+                raise BadInputError(f"{name}: is a key of {header}, whose line is missing above it")
+    check_known(name, SECTIONS, name)
 
 
 def _hardware(document: dict[str, Any]) -> HardwareFile:

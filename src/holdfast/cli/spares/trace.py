@@ -7,20 +7,31 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
 from holdfast.documents import open_given
 from holdfast.errors import BadInputError
+from holdfast.reliability.arrays import IntArray
 from holdfast.reliability.traces.trace import FailureTrace, merged
 
 LAYOUTS = (
     "`start_s,end_s,node` (one line per failure), `seconds,event,node` with event add or remove (one line per change), "
     "or `start_s_since_1996,system,node,system_nodes,repair_min` (one line per failure, several systems)"
 )
+
+#: Keys that `--map` names columns for.
+MAP_KEYS = ("start", "end", "node", "rack", "scope")
+#: Numbers from here on are seconds since 1970: 1980 and later.
+_UNIX_FROM_S = 315_532_800.0
+#: What `start_s_since_1996` counts from.
+_UNIX_1996_S = 820_454_400.0
+#: Values of a mapped scope: the failure is one of a whole rack, or of a node.
+_SCOPES = ("rack", "node")
 
 Row = dict[str, str]
 #: Characters of a header that are shown.
@@ -37,9 +48,15 @@ class _Failures:
     line: list[int] = field(default_factory=list[int])
     #: machines the file itself tells of
     nodes: int = 0
-    #: when observation begins and the last thing happens
-    begin_s: float = 0.0
+    #: the rack of each node, if the file has racks
+    rack_of: dict[str, str] = field(default_factory=dict[str, str])
+    #: lines of failures of whole racks
+    rack_lines: set[int] = field(default_factory=set[int])
+    #: when the observation begins, and when the last event happens; None before there is one
+    begin_s: float | None = None
     last_s: float = 0.0
+    #: add to the file's seconds for unix seconds
+    unix_offset_s: float = 0.0
 
     def add(self, node: str, start_s: float, end_s: float, line: int) -> None:
         self.node.append(node)
@@ -49,7 +66,14 @@ class _Failures:
 
 
 def read_trace(
-    path: Path, *, nodes: int | None, hours: float | None, system: int | None, merge_overlaps: bool
+    path: Path,
+    *,
+    nodes: int | None,
+    hours: float | None,
+    system: int | None,
+    merge_overlaps: bool,
+    columns: Sequence[str] = (),
+    since: str | None = None,
 ) -> FailureTrace:
     """Read a trace.
 
@@ -59,20 +83,24 @@ def read_trace(
         hours: length of the observation; by default up to the last failure or repair.
         system: which system of a file that holds several.
         merge_overlaps: join overlapping outages of one node instead of refusing them; sorts, too.
+        columns: `KEY=COLUMN` for columns that have other names.
+        since: when the observation began, a date or seconds by the file's clock; by default the first event.
 
     Raises:
         BadInputError: naming the line and the rule.
     """
     try:
-        failures = _read(path, system)
+        failures = _read(path, system, _mapped(columns))
+        begin_s = _begin(failures, since)
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
     if nodes is None and failures.nodes == 0:
         raise BadInputError(f"{path}: does not say how many nodes were observed: give --nodes")
-    codes = np.unique(np.array(failures.node), return_inverse=True)[1].astype(np.int64)
-    start = (np.array(failures.start_s, dtype=np.float64) - failures.begin_s) / 3600.0
-    end = (np.array(failures.end_s, dtype=np.float64) - failures.begin_s) / 3600.0
-    last = max(failures.last_s - failures.begin_s, 1e-9) / 3600.0
+    names, codes = np.unique(np.array(failures.node), return_inverse=True)
+    codes = codes.astype(np.int64)
+    start = (np.array(failures.start_s, dtype=np.float64) - begin_s) / 3600.0
+    end = (np.array(failures.end_s, dtype=np.float64) - begin_s) / 3600.0
+    last = max(failures.last_s - begin_s, 1e-9) / 3600.0
     span = last if hours is None else hours
     ended = np.isfinite(end) & (end <= span)
     end = np.where(np.isfinite(end), end, span)
@@ -87,12 +115,71 @@ def read_trace(
             end_hours=end,
             ended=ended,
             line=line,
+            rack_of=_rack_codes(failures, [str(name) for name in names]),
+            rack_lines=frozenset(failures.rack_lines),
+            began_unix_s=_unix(begin_s, failures.unix_offset_s),
         )
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
 
 
-def _read(path: Path, system: int | None) -> _Failures:
+def _mapped(columns: Sequence[str]) -> dict[str, str]:
+    """Return the columns of `--map`, by key."""
+    found: dict[str, str] = {}
+    for given in columns:
+        key, equals, column = given.partition("=")
+        if not equals or not column or key not in MAP_KEYS:
+            raise BadInputError(f"--map {given}: must be KEY=COLUMN, with a key of {', '.join(MAP_KEYS)}")
+        if key in found:
+            raise BadInputError(f"--map {given}: {key} is mapped to {found[key]} already")
+        found[key] = column
+    return found
+
+
+def _begin(failures: _Failures, since: str | None) -> float:
+    """Return when the observation begins, by the file's clock."""
+    first = min(failures.start_s, default=0.0)
+    if since is None:
+        return first if failures.begin_s is None else failures.begin_s
+    try:
+        begin_s = float(since)
+    except ValueError:
+        try:
+            begin_s = _date(since) - failures.unix_offset_s
+        except ValueError:
+            raise BadInputError(f"--from {since}: must be a date such as 2025-01-31, or seconds") from None
+        if failures.unix_offset_s == 0.0 and first < _UNIX_FROM_S:
+            raise BadInputError(
+                f"--from {since}: the log's times are not dates: give the seconds by its clock"
+            ) from None
+    if not begin_s <= first:
+        raise BadInputError(f"--from {since}: is after the first failure, at {first:g} s by the log's clock")
+    return begin_s
+
+
+def _date(text: str) -> float:
+    """Return a date in ISO format as unix seconds; without a zone it is UTC.
+
+    Raises:
+        ValueError: it is not such a date.
+    """
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _unix(begin_s: float, offset_s: float) -> float | None:
+    return begin_s + offset_s if offset_s or begin_s >= _UNIX_FROM_S else None
+
+
+def _rack_codes(failures: _Failures, names: Sequence[str]) -> IntArray:
+    """Return the number of each node's rack (N,), by the sorted names; empty if the file has no racks."""
+    if not failures.rack_of:
+        return np.empty(0, dtype=np.int64)
+    racks = [failures.rack_of[name] for name in names]
+    return np.unique(np.array(racks), return_inverse=True)[1].astype(np.int64)
+
+
+def _read(path: Path, system: int | None, mapped: dict[str, str]) -> _Failures:
     try:
         with open_given(path) as file:
             raw = file.read()
@@ -101,17 +188,23 @@ def _read(path: Path, system: int | None) -> _Failures:
         raise BadInputError(f"cannot be read: {error}") from error
     rows = csv.DictReader(io.StringIO(text))
     try:
-        return _failures(rows, system)
+        return _failures(rows, system, mapped)
     except csv.Error as error:
         raise BadInputError(f"trace, line {rows.line_num + 1}: not CSV ({error})") from None
 
 
-def _failures(rows: csv.DictReader[str], system: int | None) -> _Failures:
+def _failures(rows: csv.DictReader[str], system: int | None, mapped: dict[str, str]) -> _Failures:
     columns = set(rows.fieldnames or ())
+    for key, column in mapped.items():
+        if column not in columns:
+            raise BadInputError(f"--map {key}={column}: the file has no column {column}")
+    names = {"start": "start_s", "end": "end_s", "node": "node", **mapped}
     if system is not None and "system" not in columns:
         raise BadInputError("--system was given, but the file has no column system")
-    if {"start_s", "end_s", "node"} <= columns:
-        return _outages(rows)
+    if {names["start"], names["end"], names["node"]} <= columns:
+        return _outages(rows, {**({"rack": "rack"} if "rack" in columns else {}), **names})
+    if mapped:
+        raise BadInputError("--map: is for files with one line per failure; name the columns of start, end and node")
     if {"seconds", "event", "node"} <= columns:
         return _events(rows)
     if {"start_s_since_1996", "system", "node", "system_nodes", "repair_min"} <= columns:
@@ -132,11 +225,25 @@ def _whole(rows: csv.DictReader[str]) -> Iterator[Row]:
         yield row
 
 
-def _outages(rows: csv.DictReader[str]) -> _Failures:
+def _outages(rows: csv.DictReader[str], names: Mapping[str, str]) -> _Failures:
     failures = _Failures()
     for row in _whole(rows):
-        failures.add(row["node"], _value(rows, row, "start_s"), _value(rows, row, "end_s"), rows.line_num)
-    failures.last_s = max(failures.end_s, default=0.0)
+        node, open_ = row[names["node"]], not row[names["end"]].strip()
+        start_s = _time(rows, row, names["start"])
+        failures.add(node, start_s, math.inf if open_ else _time(rows, row, names["end"]), rows.line_num)
+        if "rack" in names:
+            known = failures.rack_of.setdefault(node, row[names["rack"]])
+            if known != row[names["rack"]]:
+                raise BadInputError(f"trace, line {rows.line_num}: node {node} was in rack {known} before")
+        if "scope" in names:
+            scope = row[names["scope"]]
+            if scope not in _SCOPES:
+                rule = f"must be {' or '.join(_SCOPES)}"
+                raise BadInputError(f"trace, line {rows.line_num}: {names['scope']} = {scope!r} {rule}")
+            if scope == "rack":
+                failures.rack_lines.add(rows.line_num)
+    ends = [end_s for end_s in failures.end_s if math.isfinite(end_s)]
+    failures.last_s = max((*failures.start_s, *ends), default=0.0)
     return failures
 
 
@@ -146,6 +253,8 @@ def _events(rows: csv.DictReader[str]) -> _Failures:
     up: set[str] = set()
     for row in _whole(rows):
         node, at, event = row["node"], _value(rows, row, "seconds"), row["event"]
+        if failures.begin_s is None:
+            failures.begin_s = failures.last_s = at
         if at < failures.last_s:
             raise BadInputError(f"trace, line {rows.line_num}: seconds = {at:g} is before the line above it: sort them")
         failures.last_s = at
@@ -165,7 +274,7 @@ def _events(rows: csv.DictReader[str]) -> _Failures:
 
 
 def _systems(rows: csv.DictReader[str], system: int | None) -> _Failures:
-    failures = _Failures()
+    failures = _Failures(unix_offset_s=_UNIX_1996_S)
     seen: set[str] = set()
     for row in _whole(rows):
         seen.add(row["system"])
@@ -179,8 +288,19 @@ def _systems(rows: csv.DictReader[str], system: int | None) -> _Failures:
     if not failures.line:
         raise BadInputError(f"has no system {system}; it has {', '.join(sorted(seen, key=lambda name: name.zfill(9)))}")
     # Nothing tells when a system went into service: its first failure is the nearest to that.
-    failures.begin_s, failures.last_s = min(failures.start_s), max(failures.end_s)
+    failures.last_s = max(failures.end_s)
     return failures
+
+
+def _time(rows: csv.DictReader[str], row: Row, key: str) -> float:
+    """Return a time of a cell: a number of seconds, or an ISO date as unix seconds."""
+    try:
+        return _value(rows, row, key)
+    except BadInputError as error:
+        try:
+            return _date(row[key])
+        except ValueError:
+            raise error from None
 
 
 def _value(rows: csv.DictReader[str], row: Row, key: str) -> float:

@@ -23,7 +23,7 @@ from holdfast.reliability.arrays import (
 from holdfast.reliability.distributions import Distribution, Exponential, RateProfile, Scaled
 from holdfast.reliability.monte_carlo.fleet import Fleet, simulate_fleet
 from holdfast.reliability.monte_carlo.job import simulate_job
-from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, blocks_per_zone
+from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, blocks_per_zone, placed_share
 from holdfast.reliability.sparing.recovery import Checkpoint, RackFailures, Synchronous
 
 #: More would take days.
@@ -120,6 +120,7 @@ def simulate_strategy(
     ]
     blocked, useful, failures, up = (np.concatenate(column) for column in zip(*parts, strict=True))
     working = strategy.working_gpus / strategy.block_gpus * (1.0 - spare_blocks / fleet.blocks)
+    working *= placed_share(case.placement, strategy)
     return SimulatedStrategy(
         cett=working * useful / settings.hours,
         beta=blocked / settings.hours,

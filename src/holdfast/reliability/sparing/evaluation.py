@@ -9,7 +9,7 @@ import numpy as np
 from holdfast.reliability.arrays import FloatArray, IntArray
 from holdfast.reliability.sparing.block_mtbf import block_mtbf, interruption_rate
 from holdfast.reliability.sparing.blocking import block_unavailability, zone_blocked_probability
-from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, blocks_per_zone, group_blocks
+from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, blocks_per_zone, group_blocks, placed_share
 from holdfast.reliability.sparing.gains import model_gain
 from holdfast.reliability.sparing.recovery import BlockPool, RackFailures
 from holdfast.reliability.sparing.spare_search import best_placed_spare_blocks, best_spare_blocks
@@ -76,6 +76,7 @@ def evaluate_strategy(case: SparingCase, strategy: SparingStrategy) -> StrategyG
         spares = np.full(unplaced.shape, strategy.spare_blocks, dtype=np.int64)
     beta, gamma = case.recovery.beta(pool, spares), case.recovery.gamma(pool, spares)
     working_share = strategy.working_gpus / strategy.block_gpus * (pool.blocks - spares) / pool.blocks
+    working_share *= placed_share(case.placement, strategy)
     cett = working_share * (1.0 - beta) * (1.0 - gamma)
     hardware, model = strategy_gains(case, strategy)
     return StrategyGoodput(

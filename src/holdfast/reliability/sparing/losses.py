@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from holdfast.reliability.arrays import FloatArray
-from holdfast.reliability.sparing.case import SparingCase
+from holdfast.reliability.sparing.case import SparingCase, placed_share
 from holdfast.reliability.sparing.evaluation import StrategyGoodput, block_pool
 
 
@@ -36,7 +36,9 @@ def losses(case: SparingCase, outcome: StrategyGoodput) -> Losses:
     strategy = outcome.strategy
     working_trays = strategy.working_gpus / strategy.block_gpus
     pool = block_pool(case, strategy, outcome.block_mtbf_hours)
-    working = working_trays * (outcome.blocks - outcome.spare_blocks) / outcome.blocks
+    placed = placed_share(case.placement, strategy)
+    in_use = working_trays * (outcome.blocks - outcome.spare_blocks) / outcome.blocks
+    working = in_use * placed
     running = working * (1.0 - outcome.beta)
     times = case.recovery.period_times(pool, outcome.spare_blocks)
     wasted = running * outcome.gamma
@@ -47,7 +49,7 @@ def losses(case: SparingCase, outcome: StrategyGoodput) -> Losses:
     return Losses(
         spare_trays=np.full(np.shape(working), 1.0 - working_trays),
         spare_blocks=working_trays * (outcome.spare_blocks - outcome.stranded_blocks) / outcome.blocks,
-        stranded_blocks=working_trays * outcome.stranded_blocks / outcome.blocks,
+        stranded_blocks=working_trays * outcome.stranded_blocks / outcome.blocks + in_use * (1.0 - placed),
         blocked=working * outcome.beta,
         checkpoint_saving=saving,
         lost_work=lost,

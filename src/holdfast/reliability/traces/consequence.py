@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from holdfast.reliability.arrays import as_floats
-from holdfast.reliability.distributions import Distribution, Empirical, RateProfile
+from holdfast.errors import BadInputError
+from holdfast.reliability.distributions import Distribution, Empirical, RateProfile, Scaled
 from holdfast.reliability.monte_carlo.estimate import Estimate, SimulationSettings, estimate, simulate_strategy
+from holdfast.reliability.sparing.block_mtbf import interruption_rate
 from holdfast.reliability.sparing.case import (
+    Cluster,
+    FailureModel,
     SparingCase,
     SparingStrategy,
     blocks_per_zone,
     group_blocks,
-    scaled_failures,
 )
 from holdfast.reliability.sparing.evaluation import evaluate, strategy_gains
 from holdfast.reliability.traces.fit import HOURS_PER_WEEK, TraceFit, weekly_failures
+from holdfast.reliability.traces.interruptions import Interruptions
 from holdfast.reliability.traces.trace import FailureTrace
+
+#: The interruptions that follow from a fit may differ from those in its trace by this share.
+MOST_DIFFERENCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,6 +51,9 @@ class TraceConsequence:
     """All strategies under all realities, and other spare counts for the recommended one."""
 
     case: SparingCase
+    #: the interruptions of all observed nodes in the trace, and those that follow from the fit
+    interruptions: Interruptions
+    implied_interruptions: float
     realities: tuple[Reality, ...]
     strategies: tuple[StrategyUnderTrace, ...]
     #: spare blocks per zone -> goodput in the last reality, for the strategy `best_closed_form`
@@ -63,14 +73,15 @@ def _best(goodputs: list[float]) -> int:
     return max(range(len(goodputs)), key=goodputs.__getitem__)
 
 
-def realities(trace: FailureTrace) -> tuple[Reality, ...]:
+def realities(trace: FailureTrace, fit: TraceFit) -> tuple[Reality, ...]:
     """Return the exponential model, and three with ever more of what the trace shows.
 
     A trace of few machines can't say how its bursts look in a large fleet, so there are two readings of them: gaps
     between failures stretched to the fleet's rate (bursts keep their number of failures and get shorter), and a rate
     that follows the trace's weeks (bursts keep their length and grow with the fleet).
     """
-    repairs = Empirical(trace.repair_hours)
+    # The unfinished repairs lengthen the mean; the shape is that of the repairs that ended.
+    repairs = Scaled(shape=Empirical(trace.repair_hours), mean=fit.mttr_hours.mean)
     weeks = RateProfile(HOURS_PER_WEEK, weekly_failures(trace))
     return (
         Reality(name="exponential"),
@@ -80,22 +91,63 @@ def realities(trace: FailureTrace) -> tuple[Reality, ...]:
     )
 
 
+def fitted_failures(
+    case: SparingCase, trace: FailureTrace, fit: TraceFit, interruptions: Interruptions, trays_per_node: float
+) -> FailureModel:
+    """Return how trays and racks of the case fail by a trace, of which a node stands for `trays_per_node` trays.
+
+    Every interruption of the trace counts once, as a failure of a tray or of a rack.
+
+    Raises:
+        BadInputError: the interruptions that follow differ from those in the trace by more than 5 %.
+    """
+    nodes_per_rack = _nodes_per_rack(case.cluster, trays_per_node)
+    up, racks = trace.node_hours_up, interruptions.racks
+    failures = replace(
+        case.failures,
+        mtbf_tray_hours=up * trays_per_node / interruptions.nodes if interruptions.nodes else math.inf,
+        mtbf_rack_hours=up / nodes_per_rack / racks if racks else math.inf,
+        mttr_hours=fit.mttr_hours.mean,
+    )
+    implied = implied_interruptions(case.cluster, failures, up / nodes_per_rack)
+    if not abs(implied / interruptions.total - 1.0) <= MOST_DIFFERENCE:
+        raise BadInputError(
+            f"the fit has {implied:,.0f} interruptions of the observed nodes, and the trace "
+            f"{interruptions.total:,.0f}: they differ by more than 5 %, so the fit does not describe this trace; "
+            "check --node-gpus and --rack-share"
+        )
+    return failures
+
+
+def implied_interruptions(cluster: Cluster, failures: FailureModel, rack_hours: float) -> float:
+    """Return how many interruptions the closed form expects in this many hours of racks in service."""
+    per_hour = interruption_rate(
+        mtbf_tray=failures.mtbf_tray_hours,
+        mtbf_rack=failures.mtbf_rack_hours,
+        working_trays=cluster.gpus_per_rack // cluster.gpus_per_tray,
+    )
+    return rack_hours * float(per_hour)
+
+
 def consequence(
-    case: SparingCase, trace: FailureTrace, fit: TraceFit, settings: SimulationSettings, *, trays_per_node: float
+    case: SparingCase,
+    trace: FailureTrace,
+    fit: TraceFit,
+    settings: SimulationSettings,
+    *,
+    trays_per_node: float,
+    interruptions: Interruptions,
 ) -> TraceConsequence:
     """Return the goodput of the case's strategies with the trace's failures.
 
-    A node of the trace stands for `trays_per_node` trays. Its failures are those of its trays and of its rack, for a
-    rack takes all its nodes along: both together fail as often as the trace says, and the rack MTBF keeps its ratio to
-    the tray's.
+    Raises:
+        BadInputError: as `fitted_failures`.
     """
-    racks_per_tray = as_floats(case.failures.mtbf_tray_hours) / as_floats(case.failures.mtbf_rack_hours)
-    mtbf = fit.mtbf_hours.mean * (trays_per_node + racks_per_tray)
-    at_trace = replace(case, failures=scaled_failures(case.failures, mtbf, fit.mttr_hours.mean))
+    at_trace = replace(case, failures=fitted_failures(case, trace, fit, interruptions, trays_per_node))
     # A heavy tail forgets that all began whole only once the longest repair is over.
     warmup = max(float(trace.repair_hours.max()), 10.0 * fit.mttr_hours.mean)
     settings = replace(settings, warmup_hours=warmup)
-    compared = realities(trace)
+    compared = realities(trace, fit)
     strategies = tuple(
         StrategyUnderTrace(
             strategy=outcome.strategy,
@@ -113,7 +165,20 @@ def consequence(
         spares: _goodput(at_trace, best.strategy, spares, settings, compared[-1])
         for spares in _neighbours(at_trace, best.strategy, best.spare_blocks)
     }
-    return TraceConsequence(case=at_trace, realities=compared, strategies=strategies, other_spare_blocks=others)
+    return TraceConsequence(
+        case=at_trace,
+        interruptions=interruptions,
+        implied_interruptions=implied_interruptions(
+            case.cluster, at_trace.failures, trace.node_hours_up / _nodes_per_rack(case.cluster, trays_per_node)
+        ),
+        realities=compared,
+        strategies=strategies,
+        other_spare_blocks=others,
+    )
+
+
+def _nodes_per_rack(cluster: Cluster, trays_per_node: float) -> float:
+    return cluster.gpus_per_rack / cluster.gpus_per_tray / trays_per_node
 
 
 def _goodput(

@@ -55,7 +55,7 @@ class TraceFit:
     mtbf_bursty_hours: Estimate
     #: exact for exponential repairs
     mttr_hours: Estimate
-    #: by resampling repairs
+    #: by resampling repairs, unfinished ones included
     mttr_resampled_hours: Estimate
     #: variance over mean of the failures per week: 1 for a Poisson process
     weekly_dispersion: float
@@ -66,8 +66,9 @@ class TraceFit:
 def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, resamples: int = 1000) -> TraceFit:
     """Return MTBF, MTTR and the shapes of gaps and repairs.
 
-    MTBF is the time in service of all nodes over the number of failures. Repairs cut off by the trace's end count as
-    failures and are left out of MTTR, which is thereby a little low.
+    MTBF is the time in service of all nodes over the number of failures. MTTR is the time in repair, unfinished repairs
+    included, over the number of repairs that ended: the estimate of greatest likelihood for exponential repairs, some
+    of which are censored by the end of the trace. The shape of repairs is that of the ones that ended.
 
     Raises:
         BadInputError: fewer than two repairs ended, or all of them in no time; or all failures start at once.
@@ -85,18 +86,15 @@ def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, r
         low=2.0 * up / chi_square_quantile(1.0 - tail, 2 * failures + 2),
         high=2.0 * up / chi_square_quantile(tail, 2 * failures),
     )
-    total = float(repairs.sum())
-    mttr = Estimate(
-        mean=total / repairs.size,
-        low=2.0 * total / chi_square_quantile(1.0 - tail, 2 * repairs.size),
-        high=2.0 * total / chi_square_quantile(tail, 2 * repairs.size),
-    )
+    mttr = fit_mttr(trace, confidence)
     weekly = weekly_failures(trace)
-    resampled = repairs[rng.integers(repairs.size, size=(resamples, repairs.size))].mean(axis=1)
+    drawn = rng.integers(failures, size=(resamples, failures))
+    in_repair = trace.in_repair_hours
+    resampled = in_repair[drawn].sum(axis=1) / np.maximum(trace.ended[drawn].sum(axis=1), 1)
     return TraceFit(
         confidence=confidence,
         failures=failures,
-        open_repairs=int((~trace.ended).sum()),
+        open_repairs=trace.open_repairs,
         nodes=trace.nodes,
         span_hours=trace.span_hours,
         mtbf_hours=mtbf,
@@ -106,6 +104,18 @@ def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, r
         weekly_dispersion=float(weekly.var(ddof=1) / weekly.mean()) if weekly.size > 1 and weekly.any() else math.nan,
         gaps=fit_shape(trace.gap_hours, rng),
         repairs=fit_shape(repairs, rng),
+    )
+
+
+def fit_mttr(trace: FailureTrace, confidence: float) -> Estimate:
+    """Return the mean time to repair, for exponential repairs of which some are cut off by the end of the trace."""
+    tail, total, ended = (1.0 - confidence) / 2.0, float(trace.in_repair_hours.sum()), int(trace.ended.sum())
+    # With unfinished repairs the number that ended is random, as the number of failures is for MTBF.
+    more = 2 if trace.open_repairs else 0
+    return Estimate(
+        mean=total / ended,
+        low=2.0 * total / chi_square_quantile(1.0 - tail, 2 * ended + more),
+        high=2.0 * total / chi_square_quantile(tail, 2 * ended),
     )
 
 

@@ -5,7 +5,7 @@ Axes: F failures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,19 +18,23 @@ MOST_HOURS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FailureTrace:
-    """Failures of `nodes` machines, by start; arrays (F,), hours from the start of observation.
-
-    `line` is where each failure begins in the file that it came from, for messages. A repair that the observation's
-    end cut off has `ended` False and ends there.
-    """
+    """Failures of `nodes` machines, by start. Arrays are (F,), hours from the start of the observation."""
 
     nodes: int
     span_hours: float
     node: IntArray
     start_hours: FloatArray
     end_hours: FloatArray
+    #: False if the end of the observation cut the repair off; `end_hours` is that end then
     ended: BoolArray
+    #: the line of the file in which each failure begins, for messages
     line: IntArray
+    #: the rack of each node, by the node's number in `node`; empty if the racks are not known
+    rack_of: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    #: the lines of failures that took a whole rack, by the file's own word
+    rack_lines: frozenset[int] = frozenset()
+    #: when the observation began, unix seconds, or None if the file's clock does not say
+    began_unix_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.start_hours.size < 2:
@@ -76,6 +80,16 @@ class FailureTrace:
         return (self.end_hours - self.start_hours)[self.ended]
 
     @property
+    def in_repair_hours(self) -> FloatArray:
+        """How long each failure was in repair within the observation, (F,)."""
+        return np.minimum(self.end_hours, self.span_hours) - self.start_hours
+
+    @property
+    def open_repairs(self) -> int:
+        """How many repairs had not ended."""
+        return int((~self.ended).sum())
+
+    @property
     def gap_hours(self) -> FloatArray:
         """Gaps between failures anywhere in the fleet, (F - 1,)."""
         return np.diff(self.start_hours)
@@ -83,8 +97,7 @@ class FailureTrace:
     @property
     def node_hours_up(self) -> float:
         """Time that all nodes together were in service."""
-        down = np.minimum(self.end_hours, self.span_hours) - self.start_hours
-        return self.nodes * self.span_hours - float(down.sum())
+        return self.nodes * self.span_hours - float(self.in_repair_hours.sum())
 
 
 def merged(
