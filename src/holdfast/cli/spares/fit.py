@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from holdfast.errors import BadInputError
 from holdfast.reliability.arrays import Floats, as_floats
 from holdfast.reliability.monte_carlo.estimate import Estimate, SimulationSettings
 from holdfast.reliability.sparing.reference import catalina
-from holdfast.reliability.traces.consequence import TraceConsequence, consequence
+from holdfast.reliability.traces.consequence import NEVER_HOURS, TraceConsequence, consequence
 from holdfast.reliability.traces.fit import ShapeFit, TraceFit, fit_trace
 from holdfast.reliability.traces.interruptions import Interruptions, RackEvidence, count_interruptions
 from holdfast.reliability.traces.trace import FailureTrace
@@ -198,7 +197,7 @@ def _interruptions_words(found: Interruptions, implied: float) -> list[str]:
 
 def _hours(mtbf: Floats) -> str:
     value = float(as_floats(mtbf))
-    return f"{value:,.0f} h" if math.isfinite(value) else "infinite"
+    return f"{value:,.0f} h" if value < NEVER_HOURS else "infinite"
 
 
 def _consequence_words(outcome: TraceConsequence) -> list[str]:

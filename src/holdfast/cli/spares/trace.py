@@ -104,8 +104,8 @@ def read_trace(
     span = last if hours is None else hours
     ended = np.isfinite(end) & (end <= span)
     end = np.where(np.isfinite(end), end, span)
-    columns = (codes, start, end, ended, np.array(failures.line, dtype=np.int64))
-    codes, start, end, ended, line = merged(*columns) if merge_overlaps else columns
+    arrays = (codes, start, end, ended, np.array(failures.line, dtype=np.int64))
+    codes, start, end, ended, line = merged(*arrays) if merge_overlaps else arrays
     try:
         return FailureTrace(
             nodes=failures.nodes if nodes is None else nodes,

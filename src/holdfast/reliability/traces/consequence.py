@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from holdfast.errors import BadInputError
@@ -24,6 +23,8 @@ from holdfast.reliability.traces.trace import FailureTrace
 
 #: The interruptions that follow from a fit may differ from those in its trace by this share.
 MOST_DIFFERENCE = 0.05
+#: The MTBF of what never fails, as far as the trace shows: far above any other, and still a number to compute with.
+NEVER_HOURS = 1e12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -105,8 +106,8 @@ def fitted_failures(
     up, racks = trace.node_hours_up, interruptions.racks
     failures = replace(
         case.failures,
-        mtbf_tray_hours=up * trays_per_node / interruptions.nodes if interruptions.nodes else math.inf,
-        mtbf_rack_hours=up / nodes_per_rack / racks if racks else math.inf,
+        mtbf_tray_hours=up * trays_per_node / interruptions.nodes if interruptions.nodes else NEVER_HOURS,
+        mtbf_rack_hours=up / nodes_per_rack / racks if racks else NEVER_HOURS,
         mttr_hours=fit.mttr_hours.mean,
     )
     implied = implied_interruptions(case.cluster, failures, up / nodes_per_rack)

@@ -98,6 +98,6 @@ def _groups(trace: FailureTrace, domain: IntArray, within_hours: float) -> IntAr
 def _expected_coincidences(trace: FailureTrace) -> float:
     """Return how many pairs of failures would start at the same time by chance, at the resolution of the trace."""
     seconds = 3600.0 * (trace.start_hours - trace.start_hours[0])
-    fits = (unit for unit in CLOCK_UNITS_S if np.all(np.abs(seconds - unit * np.round(seconds / unit)) < 1e-3))
+    fits = (unit for unit in CLOCK_UNITS_S if np.abs(seconds - unit * np.rint(seconds / unit)).max() < 1e-3)
     resolution_hours = next(fits, 0.0) / 3600.0
     return trace.start_hours.size**2 * resolution_hours / (2.0 * trace.span_hours)
