@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from job_cases import FOREVER, TINY
 
-from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_REFUSED
 from holdfast.protocol.events import FailureDetected, GenerationStarted, NodeRefused, StepCommitted
 from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
 
@@ -30,5 +30,26 @@ def test_a_newcomer_with_a_wrong_address_is_refused_and_the_job_goes_on(tmp_path
             grown = len(job.events)
             job.wait(StepCommitted, world_size=2, since=grown)
             assert not job.all(FailureDetected), job.story()
+    except NamespacesRefusedError as error:
+        pytest.skip(str(error))
+
+
+def test_a_newcomer_that_does_not_answer_the_members_is_refused_before_it_joins(tmp_path: Path) -> None:
+    """It reaches the coordinator, and hears nothing from other nodes: their probes of it hang, and it never joins."""
+    try:
+        with (
+            joined(2) as network,
+            NetworkJob(network, TINY, (*FOREVER, "--step-seconds", "0.1"), nodes=1, folder=tmp_path) as job,
+        ):
+            job.wait(StepCommitted, step=3)
+            network.deafen("node-1")
+            agent = job.add("node-1")
+            refused = job.wait(NodeRefused)
+            assert (refused.node, refused.address) == ("node-1", network.address("node-1"))
+            assert agent.wait(60) == EXIT_REFUSED, job.story()
+            after = len(job.events)
+            job.wait(StepCommitted, since=after)
+            assert not job.all(FailureDetected), job.story()
+            assert [event.members for event in job.all(GenerationStarted)] == [("node-0",)]
     except NamespacesRefusedError as error:
         pytest.skip(str(error))

@@ -13,6 +13,9 @@ LADDER = "coordination/failures/ladder.py"
 KEPT_RANKS = "coordination/failures/kept_ranks.py"
 ADMISSION = "coordination/nodes/admission.py"
 PLANNER = "coordination/generations/planner.py"
+PROBING = "coordination/nodes/probing.py"
+SUSPECTS = "coordination/failures/suspects.py"
+TRANSFERS = "coordination/nodes/transfers.py"
 
 FAILURE_MUTANTS = (
     Mutant(
@@ -253,5 +256,61 @@ FAILURE_MUTANTS = (
         old="    return sorted(workers, key=lambda worker: seats[_seat(worker, stand_ins)])\n",
         new="    return workers\n",
         why="who fills a place has its rank",
+    ),
+    Mutant(
+        name="a_failed_transfer_blames_nobody",
+        file=SUSPECTS,
+        old="            if receiver in transfers.exhausted\n",
+        new="            if False\n",
+        why="a newcomer that cannot be sent the state would stop the job again and again",
+    ),
+    Mutant(
+        name="a_bad_sender_is_sent_away_with_the_last_copy",
+        file=SUSPECTS,
+        old="if node in senders and transfers.can_spare(node)]",
+        new="if node in senders]",
+        why="what only the sender has would be lost",
+    ),
+    Mutant(
+        name="rank_decides_between_a_member_and_a_newcomer",
+        file=SUSPECTS,
+        old="        having = {node_of(worker) for worker in workers if worker not in transfers.lacking}\n",
+        new="        having = {node_of(worker) for worker in workers}\n",
+        why="a member with the state goes because it does not reach a node that has nothing",
+    ),
+    Mutant(
+        name="a_late_sender_is_the_laggard",
+        file=SUSPECTS,
+        old="    behind = [worker for worker in behind if worker in lacking] or behind\n",
+        new="",
+        why="a member that waits until its state is sent has done nothing wrong",
+    ),
+    Mutant(
+        name="the_same_sender_tries_again",
+        file=PLANNER,
+        old="        able = _without_failures(worker, holders, history, failures) if history else holders\n",
+        new="        able = holders\n",
+        why="a receiver would go for what is its sender's fault",
+    ),
+    Mutant(
+        name="one_receiver_proves_a_bad_sender",
+        file=TRANSFERS,
+        old="_ENOUGH_RECEIVERS = 2\n",
+        new="_ENOUGH_RECEIVERS = 1\n",
+        why="that may be the link between the two",
+    ),
+    Mutant(
+        name="a_probe_of_one_side_is_enough",
+        file=PROBING,
+        old="        return None if newcomer.awaited else self._conclude(newcomer, Outcome.ADMITTED)\n",
+        new="        return self._conclude(newcomer, Outcome.ADMITTED)\n",
+        why="the other direction may be closed",
+    ),
+    Mutant(
+        name="one_member_refuses_a_newcomer",
+        file=PROBING,
+        old="TRIES = 2\n",
+        new="TRIES = 1\n",
+        why="the fault may be the member's",
     ),
 )

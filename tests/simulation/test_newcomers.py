@@ -52,3 +52,14 @@ def test_a_newcomer_gets_the_state_from_another_member_if_one_cannot_send() -> N
     assert not [event for event in events if isinstance(event, ev.NodeLeft) and event.reason != "finished"]
     started = [event for event in events if isinstance(event, ev.GenerationStarted)]
     assert {"n3", "n4"} <= {name for event in started for name in event.members}
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_newcomer_that_is_probed_and_cannot_be_reached_is_in_no_generation(silent: int) -> None:
+    fault = Fault(kind=FaultKind.JOIN_UNREACHABLE, time=0.5, target=silent)
+    cluster = SimCluster(replace(CALM, probes=True, steps=30, faults=(fault,)))
+    assert cluster.run().exit_code == EXIT_DONE
+    events = cluster.world.journal.events
+    assert [event.node for event in events if isinstance(event, ev.NodeRefused)] == ["n3"]
+    assert not [event for event in events if isinstance(event, ev.FailureDetected)]
+    assert not [event for event in events if isinstance(event, ev.GenerationStarted) and "n3" in event.members]

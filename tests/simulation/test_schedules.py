@@ -20,6 +20,7 @@ from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.link_plans import link_plan
 from holdfast.simulation.families.membership_plans import leaving_plan, move_plan, notice_plan, standby_plan
 from holdfast.simulation.families.memory_plans import memory_plan
+from holdfast.simulation.families.newcomer_plans import newcomer_plan
 from holdfast.simulation.families.outdated_plans import outdated_plan
 from holdfast.simulation.families.script_plans import raising_plan
 from holdfast.simulation.families.storm_plans import storm_plan
@@ -239,6 +240,7 @@ def test_random_plans_cover_every_kind_of_fault_and_size() -> None:
     plans += [differ_plan(seed) for seed in range(3)]
     plans += [notice_plan(seed) for seed in range(5)] + [straggler_plan(0)]
     plans += [outdated_plan(seed) for seed in range(5)]
+    plans += [newcomer_plan(seed) for seed in range(10)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {1, 16} <= {plan.nodes for plan in plans}
     assert any(plan.crashes for plan in plans)

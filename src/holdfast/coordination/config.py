@@ -30,7 +30,8 @@ class CoordinatorConfig:
     join_retry_s: nobody is taken in before this long after a failed attempt.
     witnesses: how many workers tell of a step as it passes; 0: as `witnesses_wanted` says.
     period: of saves where their times are not given. save_timeout_s: how long a job that is to end may take to save
-    what it has led to. warm_timeout_s: how long the warm-up of a standby may take.
+    what it has led to. warm_timeout_s: how long the warm-up of a standby may take. probe_timeout_s: how long a newcomer
+    and a member may take to connect to each other, before the newcomer is let in.
     layout_settle_s: another layout is taken once it has been the better one for so long, and longer where the last
     change was lately. layout_timeout_s: the state is put away for it within this time, or it stays as it is.
     return_timeout_s: so long a node that alone has some of that may take to come back, with many processes to start.
@@ -52,6 +53,7 @@ class CoordinatorConfig:
     period: PeriodBounds = field(default_factory=PeriodBounds)
     save_timeout_s: float = 30.0
     warm_timeout_s: float = 300.0
+    probe_timeout_s: float = 5.0
     layout_settle_s: float = 2.0
     layout_timeout_s: float = 120.0
     return_timeout_s: float = 30.0

@@ -24,6 +24,7 @@ from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.nodes.admission import Admission
 from holdfast.coordination.nodes.learnt_lease import least_lease_s
 from holdfast.coordination.nodes.membership import Membership, Node
+from holdfast.coordination.nodes.probing import Newcomer, Outcome, Probing
 from holdfast.coordination.nodes.requests import grant
 from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.progress.mending import missing_events
@@ -78,6 +79,7 @@ class Coordinator:
         self.parts = parts = JobParts(self.turn, config)
         self.waiting = Waiting(parts)
         self._admission = Admission(parts)
+        self._probing = Probing(turn=self.turn, config=config)
         self._deciding = Deciding(parts)
         self._hearing = Hearing(parts)
         self._finishing = Finishing(parts)
@@ -248,7 +250,13 @@ class Coordinator:
         if isinstance(message, msg.Hello):
             if node is None:
                 self._hello(event.connection, message)
-        elif node is not None:  # (else expelled, or never let in: nothing of it counts)
+        elif isinstance(message, msg.AddressProbed):
+            if node is not None:
+                node.seen = self.turn.now
+            self._conclude(self._probing.on_probed(event.connection, message))
+        elif node is None:  # expelled, or not let in yet
+            self._probing.keep(event.connection, message)
+        else:
             node.seen = self.turn.now
             if not (node.standby and self.parts.standbys.take(node, message)):
                 self._AGENT_SAYS[type(message)][self.parts.state](self, node, message)
@@ -259,6 +267,8 @@ class Coordinator:
             # It has lost its old connection, and nobody told us yet.
             self.turn.close(known.connection)
             self._take(Disconnected(known.connection))
+        if self._probing.begin(connection, hello):
+            return
         node = self._admission.let_in(connection, hello)
         if node is None:
             return
@@ -283,11 +293,25 @@ class Coordinator:
         else:
             self.parts.ending.late(node)
 
+    def _conclude(self, probed: tuple[Newcomer, Outcome] | None) -> None:
+        """Let a newcomer in that was probed, or refuse it."""
+        if probed is None:
+            return
+        newcomer, outcome = probed
+        if outcome is Outcome.REFUSED:
+            self._admission.refuse_unreachable(newcomer.connection, newcomer.hello, newcomer.why)
+            return
+        self._hello(newcomer.connection, newcomer.hello)
+        for message in newcomer.backlog:
+            self._take(Received(newcomer.connection, message))
+
     def _disconnected(self, event: Disconnected) -> None:
+        self._probing.forget(event.connection)
         if (node := self.members.on(event.connection)) is not None:
             self.parts.failures.take(node_lost(node.name, FailureKind.CONNECTION_LOST, self.turn.now))
 
     def _disconnected_at_last(self, event: Disconnected) -> None:
+        self._probing.forget(event.connection)
         if (node := self.members.on(event.connection)) is not None:
             self.parts.departures.depart(node, self.parts.ending.farewell)
 
@@ -314,11 +338,14 @@ class Coordinator:
         self.members.renew_leases(self.turn.now)
         self.parts.absences.pause_over()
         self._admission.pause_over()
+        self._probing.pause_over()
         self.parts.inquiry.wait_anew()
         return True
 
     def _tick_at_last(self, _tick: Tick) -> None:
         self._paused()
+        for probed in self._probing.end():
+            self._conclude(probed)
 
     def _tick(self, _tick: Tick) -> None:
         if self._paused():
@@ -333,6 +360,8 @@ class Coordinator:
             self.parts.failures.undo_pending(now, ())
         self.parts.inquiry.tick()
         self._finishing.tick()
+        for probed in self._probing.tick():
+            self._conclude(probed)
         self.parts.standbys.tick()
         self.parts.failing.tick()
         self.parts.closing.tick()

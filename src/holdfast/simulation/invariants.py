@@ -26,7 +26,7 @@ from holdfast.protocol.record import Record
 from holdfast.simulation.durable import Truth, wrong_source
 from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wrong_end, wronged
 from holdfast.simulation.faults.kept_work import KeptWork
-from holdfast.simulation.faults.one_way import wrongly_blamed
+from holdfast.simulation.faults.one_way import wrongly_blamed, wrongly_refused
 from holdfast.simulation.faults.plans import FaultKind
 from holdfast.simulation.faults.put_away import StatesPutAway
 from holdfast.simulation.faults.who_counts import WhoCounts, wrongly_moved, wrongly_taken_in
@@ -49,6 +49,8 @@ class Checker:
         self._work, self._put_away = KeptWork(world.plan), StatesPutAway(world)
         self._record: Record | None = None
         self._barred: set[str] = set()  # (who is let back may still hear of an earlier refusal)
+        #: the nodes that other nodes could not reach
+        self._refused: set[str] = set()
         self._counts = WhoCounts()
         #: the nodes with a worker whose settings differ, and with which settings (generation, step, role) has passed
         self._differing = set[str]()
@@ -295,8 +297,8 @@ class Checker:
         match event:
             case ev.StepCommitted():
                 self._step_committed(event)
-            case ev.FailureDetected() if wrong := self._wrongly_blamed(event):
-                self._fail(wrong)
+            case ev.NodeRefused() | ev.FailureDetected():
+                self._accused(event)
             case ev.RolledBack(to_step=step) if step > self._committed:
                 self._fail(f"rolled back forward, from step {self._committed} to {step}")
             case ev.GenerationStarted(generation=generation):
@@ -321,6 +323,16 @@ class Checker:
         if event.category == REPLICA_DIFFERS and not differs:
             return f"{event.node} is replaced because it differs, and it does not"
         return wrongly_blamed(self._world.plan, self._record, event)
+
+    def _accused(self, event: ev.NodeRefused | ev.FailureDetected) -> None:
+        """A node is refused or blamed: not if connections between other nodes failed."""
+        if isinstance(event, ev.NodeRefused):
+            self._refused.add(event.node)
+            wrong = wrongly_refused(self._world.plan, self._world.data_plane, event)
+        else:
+            wrong = self._wrongly_blamed(event)
+        if wrong:
+            self._fail(wrong)
 
     def journal_cut(self) -> None:
         """The journal has lost its newest events: what is left is what was said."""
@@ -443,8 +455,8 @@ class Checker:
     # ---- how it ends ----
 
     def refused_for_good(self, node: str, refused: msg.Refused) -> None:
-        """A node was turned away: it has done nothing wrong, unless it is quarantined."""
-        if not self._outcome and node not in self._barred:
+        """A node was turned away: it has done nothing wrong, unless it is quarantined, or was reported as refused."""
+        if not self._outcome and node not in self._barred | self._refused:
             self._fail(f"{node} was refused for good: {refused.why}")
 
     def _failed(self, machine: Coordinator, why: str) -> None:

@@ -276,6 +276,7 @@ def _config(plan: FaultPlan) -> CoordinatorConfig:
         submission=1 if plan.pooled else 0,
         layout_settle_s=0.2,
         return_timeout_s=2.0,
+        probe_timeout_s=0.5,
         layout_timeout_s=3.0,
         grant_join_s=3.0,
         save_timeout_s=2.0 if plan.skips_from else 30.0,

@@ -20,6 +20,8 @@ from holdfast.testing.local_job import EventLog
 PORT = 7077
 #: for a job's processes to end in, in seconds
 END_S = 30.0
+#: nodes that a network has at most
+_NEIGHBOURS = 16
 _NOBODY = "02:00:00:00:00:fe"
 
 
@@ -45,6 +47,13 @@ class Network:
         """From now on nothing comes through between two nodes, without a word: each sends to nobody's card."""
         for here, there in ((one, other), (other, one)):
             _ip(*f"-n {self._space(here)} neigh replace {self.address(there)} lladdr {_NOBODY} dev eth0".split())
+
+    def deafen(self, name: str) -> None:
+        """From now on no connection to a node is answered, except by the coordinator: it sends to nobody's card."""
+        for other in range(2, 2 + _NEIGHBOURS):
+            address = f"10.77.0.{other}"
+            if address != self.address(name):
+                _ip(*f"-n {self._space(name)} neigh replace {address} lladdr {_NOBODY} dev eth0".split())
 
     def link_down(self, name: str) -> None:
         """From now on nothing gets in or out of a node, without a word: its end of the bridge is down."""

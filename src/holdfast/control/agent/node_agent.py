@@ -24,6 +24,7 @@ from holdfast.control.addresses import is_beside
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.memory import LOOK_S, MemoryReading, MemoryRing
 from holdfast.control.agent.preflight import Preflight
+from holdfast.control.agent.reach import connection_error, open_listener, serve_probes
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper
 from holdfast.control.agent.stacks import stacks_of
@@ -57,7 +58,14 @@ from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
 from holdfast.protocol.layouts.unit_words import UnitWord
-from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, OutputFailed, WorkerDown
+from holdfast.protocol.messages.agent import (
+    AddressProbed,
+    CoordinatorMessage,
+    NodeFault,
+    OutputFailed,
+    ProbeAddress,
+    WorkerDown,
+)
 from holdfast.protocol.messages.orders import Inject
 from holdfast.protocol.messages.progress import MemoryTaken, Probe, TakeMemory, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import CheckpointNews, WorkerMessage
@@ -125,6 +133,9 @@ class Agent:
         """
         self.settings = settings
         self.clock = clock
+        #: for members to try whether they reach this node, before it is let in
+        self._listener = open_listener(settings.advertise) if settings.preflight else None
+        self._probed: asyncio.Server | None = None
         node = NodeIdentity(
             job=settings.spec.name,
             node=settings.node,
@@ -139,6 +150,7 @@ class Agent:
             host=socket.gethostname()[:256],
             address=settings.advertise[:256],
             beside_coordinator=is_beside(settings.coordinator),
+            probe_port=self._listener.getsockname()[1] if self._listener is not None else 0,
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
         self.machine.watch.tell_s = settings.spec.experiments.own_times_every
@@ -165,6 +177,8 @@ class Agent:
     async def run(self) -> int:
         """Live through the job."""
         try:
+            if self._listener is not None:
+                self._probed = await serve_probes(self._listener)
             await self.workforce.open()
             self._obey(self.machine.start(self._snapshots.open()))
             self._task(self._stay_connected())
@@ -388,8 +402,11 @@ class Agent:
             self._memory.take(self.clock.monotonic(), self.workforce.held())
             await asyncio.sleep(LOOK_S)
 
-    def _answer(self, ask: Probe | TakeStacks | TakeMemory) -> None:
-        """Find out of the workers what the coordinator asks for."""
+    def _answer(self, ask: Probe | TakeStacks | TakeMemory | ProbeAddress) -> None:
+        """Find out what the coordinator asks for."""
+        if isinstance(ask, ProbeAddress):
+            self._task(self._probe(ask))
+            return
         force, machine, now = self.workforce, self.machine, self.clock.monotonic()
         if isinstance(ask, Probe):
             watch = machine.watch
@@ -402,6 +419,11 @@ class Agent:
         else:
             accounts = force.accounts()  # (before anybody goes on)
             self._task(self._tell_stacks(ask.number, force.stacks(), accounts, now))
+
+    async def _probe(self, ask: ProbeAddress) -> None:
+        """Connect to an address of another node, and say what came of it."""
+        error = await connection_error(ask.host, ask.port)
+        self._obey(self.machine.seen(AddressProbed(number=ask.number, error=error), now=self.clock.monotonic()))
 
     async def _tell_stacks(
         self, number: int, texts: Awaitable[dict[str, str]], accounts: dict[str, ProgressAccount], read_at: float
@@ -417,6 +439,10 @@ class Agent:
         if channel is not None:
             channel.close()
             await channel.wait_closed()
+        if self._probed is not None:
+            self._probed.close()
+        elif self._listener is not None:
+            self._listener.close()
         await self.workforce.close()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)

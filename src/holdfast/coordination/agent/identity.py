@@ -50,6 +50,7 @@ class NodeIdentity:
     host: str = ""
     address: str = ""
     beside_coordinator: bool = True
+    probe_port: int = 0
     failure_rate: float = 1.0
     standby: bool = False
     grant: int = 0
@@ -85,6 +86,7 @@ class NodeIdentity:
             host=self.host,
             address=self.address,
             beside_coordinator=self.beside_coordinator,
+            probe_port=self.probe_port,
             failure_rate=self.failure_rate,
             standby=self.standby,
             grant=self.grant,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.protocol.layouts.unit_words import UnitAnswer
-from holdfast.protocol.messages.agent import AgentMessage, WantedPart
+from holdfast.protocol.messages.agent import AgentMessage, ProbeAddress, WantedPart
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Order, PruneCheckpoints
 from holdfast.protocol.messages.progress import Probe, TakeMemory, TakeStacks
 from holdfast.protocol.state import SnapshotPart
@@ -51,9 +51,9 @@ class KillHung:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Find out of the workers what the coordinator asks for, then call `seen` with the answer."""
+    """Find out what the coordinator asks for, of the workers or of an address, then call `seen` with the answer."""
 
-    ask: Probe | TakeStacks | TakeMemory
+    ask: Probe | TakeStacks | TakeMemory | ProbeAddress
 
 
 @dataclass(frozen=True, slots=True)

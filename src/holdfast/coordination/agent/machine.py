@@ -40,6 +40,7 @@ from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.layouts.unit_words import UnitWord
 from holdfast.protocol.messages.agent import (
+    AddressProbed,
     AgentMessage,
     ClockOffset,
     Committed,
@@ -53,6 +54,7 @@ from holdfast.protocol.messages.agent import (
     NodeOrder,
     NodeSnapshots,
     OutputFailed,
+    ProbeAddress,
     Refused,
     Replace,
     Seen,
@@ -162,7 +164,7 @@ class AgentMachine:
                 out.append(KillHung(place.worker, "the process was stopped for longer than the lease"))
         return out + self.units.late(now, self.workers)
 
-    def seen(self, *messages: Seen | OutputFailed, now: float) -> list[AgentInstruction]:
+    def seen(self, *messages: Seen | OutputFailed | AddressProbed, now: float) -> list[AgentInstruction]:
         """Something was seen of the workers."""
         return [said for message in messages for said in self._tell(message, now)]
 
@@ -221,7 +223,7 @@ class AgentMachine:
                     return []  # the scripts end by themselves, and the node after them
                 return self._end(EndAgent(message.exit_code, message.why, message.alone))
             case _:
-                return [Answer(message)] if isinstance(message, Probe | TakeStacks | TakeMemory) else []
+                return [Answer(message)] if isinstance(message, Probe | TakeStacks | TakeMemory | ProbeAddress) else []
         return []
 
     def _welcomed(self, welcome: Welcome, now: float) -> list[AgentInstruction]:

@@ -131,7 +131,7 @@ class Admission:
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
         why = self._bad_address(hello)
         if why is not None:
-            self._emit_refusal(hello.node, why, hello.address)
+            self.report_refusal(hello, why)
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
         if self._departures.bars(hello.node):
             why = f"node {hello.node} is drained; `holdfast undrain {hello.node}` lets it come back"
@@ -182,14 +182,22 @@ class Admission:
             )
         return None
 
-    def _emit_refusal(self, node: str, why: str, address: str) -> None:
-        """Report that a node is refused, once for each node and address."""
-        if (node, address) in self._refused:
+    def refuse_unreachable(self, connection: int, hello: Hello, why: str) -> None:
+        """Refuse a newcomer that members cannot reach, or that cannot reach them."""
+        self.report_refusal(hello, why)
+        self._tenant.refuse(hello.node, why)
+        self._turn.send(connection, Refused(why=why, exit_code=EXIT_REFUSED))
+        self._turn.close(connection)
+
+    def report_refusal(self, hello: Hello, why: str) -> None:
+        """Report that a node is refused for its address, once for each node and address."""
+        key = hello.node, hello.address
+        if key in self._refused:
             return
-        self._refused[node, address] = None
+        self._refused[key] = None
         if len(self._refused) > _KEPT_REFUSALS:
             del self._refused[next(iter(self._refused))]
-        self._turn.emit(NodeRefused, node=node, why=why, address=address)
+        self._turn.emit(NodeRefused, node=hello.node, why=why, address=hello.address)
 
     def _keep_out(self, hello: Hello) -> None:
         """A node finds itself unfit. A pool has others, and gives this one again once it has come anew."""

@@ -65,6 +65,8 @@ class Node:
     address: str = ""
     #: its agent runs on the coordinator's host
     beside_coordinator: bool = True
+    #: of `address`: where others can try to connect; 0: nowhere
+    probe_port: int = 0
     #: when it said Hello
     came: float = 0.0
     #: how many nodes had come before it
@@ -206,6 +208,7 @@ class Membership:
             host=hello.host,
             address=hello.address,
             beside_coordinator=hello.beside_coordinator,
+            probe_port=hello.probe_port,
             came=now,
             ahead_s=now - hello.clock,
             seen=now,

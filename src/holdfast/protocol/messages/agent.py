@@ -154,6 +154,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     host: Annotated[str, Meta(max_length=256)] = ""  # the machine's name
     address: Annotated[str, Meta(max_length=256)] = ""  # at which the other nodes reach this one; "": not known
     beside_coordinator: bool = True  # its connection to the coordinator does not leave the host
+    probe_port: Port = 0  # of `address`: takes connections and closes them; 0: none
     unfit: Text = ""  # why this node should not train, as it finds itself
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
     zone: Rack = ""  # nodes of one zone are near each other; "": in none
@@ -227,6 +228,13 @@ class OutputFailed(Struct, frozen=True, kw_only=True):
     why: Text
 
 
+class AddressProbed(Struct, frozen=True, kw_only=True):
+    """The answer to ProbeAddress. `error`: why no connection could be made, "" if one was."""
+
+    number: Count
+    error: Text = ""
+
+
 Farewell = EndNotice | Leave
 Seen = Late | Whereabouts | Stacks | OwnTimes | MemoryTaken
 AgentMessage = (
@@ -241,6 +249,7 @@ AgentMessage = (
     | NodeSnapshots
     | ClockOffset
     | OutputFailed
+    | AddressProbed
     | Farewell
 )
 
@@ -309,6 +318,17 @@ class NodeFault(Struct, frozen=True, kw_only=True):
     by_s: float = 0.0
 
 
+class ProbeAddress(Struct, frozen=True, kw_only=True):
+    """Connect to an address and close the connection; the answer is AddressProbed.
+
+    A newcomer gets this before its Welcome: it must reach a member, and a member must reach it.
+    """
+
+    number: Count
+    host: Text
+    port: Port
+
+
 class WantedPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A part of a snapshot, and who has it."""
 
@@ -348,7 +368,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 #: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
 NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Disarm | Void | JobDone
-Ask = Probe | TakeStacks | TakeMemory | EndHung | CountHang | WatchWork
+Ask = Probe | TakeStacks | TakeMemory | EndHung | CountHang | WatchWork | ProbeAddress
 SnapshotOrder = KeepSnapshots | DropSnapshots
 CoordinatorMessage = (
     Welcome

@@ -40,6 +40,7 @@ def newcomer_plan(seed: int) -> FaultPlan:
         faults=(*kept, *faults),
         crashes=() if calm else plan.crashes,
         max_restarts=rng.choice((1, 3, 100)),
+        probes=rng.random() < 0.5,
     )
 
 

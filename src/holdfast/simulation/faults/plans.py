@@ -114,6 +114,7 @@ class FaultPlan:
     places: so many workers of a node have a replica of the model between them; 1: each has a whole one. layouts: that
     by the number of nodes, (from so many on, places), where it changes; told: as their script says, else as is faster.
     skips_from: from this step on no gradient is finite; 0: never. max_skipped: after this many the job fails.
+    probes: newcomers are probed before they are let in.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -164,6 +165,7 @@ class FaultPlan:
     told: bool = True
     skips_from: int = 0
     max_skipped: int = 0
+    probes: bool = False
     handle_s: float = 0.0
     send_s: float = 0.0
 

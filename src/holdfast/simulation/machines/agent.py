@@ -55,6 +55,8 @@ class SimAgent(Process):
             agent_pid=world.pid(),
             standby=self.standby,
             grant=self.grant,
+            address=name,
+            probe_port=1 if world.plan.probes else 0,
         )
         self.machine = world.parts.agent(node, world.nonce, world.plans)
         self._notice = Notice(0.0)
@@ -125,8 +127,10 @@ class SimAgent(Process):
         self._obey(self.machine.seen(*watch.look(self._now, readings), now=self._now))
         self._world.timeline.after(watch.look_s, self.deliver, self._look)
 
-    def _answer(self, question: msg.Probe | msg.TakeStacks | msg.TakeMemory) -> None:
-        if isinstance(question, msg.Probe):
+    def _answer(self, question: msg.Probe | msg.TakeStacks | msg.TakeMemory | msg.ProbeAddress) -> None:
+        if isinstance(question, msg.ProbeAddress):
+            self._world.after("look", self, self._probe, question)
+        elif isinstance(question, msg.Probe):
             stands = self.machine.watch.stands(self._now, self._readings(), self._stopped())
             self._obey(self.machine.seen(msg.Whereabouts(number=question.number, stands=stands), now=self._now))
         elif isinstance(question, msg.TakeMemory):
@@ -135,6 +139,15 @@ class SimAgent(Process):
         else:
             stacks = tuple(msg.WorkerStack(worker=worker.id, stack=worker.at) for worker in self.workers)
             self._obey(self.machine.seen(msg.Stacks(number=question.number, workers=stacks), now=self._now))
+
+    def _probe(self, question: msg.ProbeAddress) -> None:
+        """Connect to another node; a connection that is never answered gives no answer."""
+        plane, other = self._world.data_plane, question.host
+        blocked = plane.blocked(self.name, other)
+        if (blocked is not None and not blocked.refused) or not plane.reaches(self.name, {other}):
+            return
+        error = "connection refused" if blocked is not None else ""
+        self._obey(self.machine.seen(msg.AddressProbed(number=question.number, error=error), now=self._now))
 
     def _readings(self) -> dict[str, Reading]:
         return {

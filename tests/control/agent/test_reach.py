@@ -1,0 +1,46 @@
+"""Whether nodes reach each other: a listener that others try to connect to, and such a try."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from holdfast.control.agent.reach import connection_error, open_listener, serve_probes
+
+
+def test_a_connection_to_the_listener_stands_as_often_as_it_is_tried() -> None:
+    async def try_often() -> list[str]:
+        listener = open_listener("127.0.0.1")
+        assert listener is not None
+        async with await serve_probes(listener):
+            port = listener.getsockname()[1]
+            return [await connection_error("127.0.0.1", port) for _ in range(40)]
+
+    assert set(asyncio.run(try_often())) == {""}
+
+
+def test_a_refused_connection_says_so_with_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    error = asyncio.run(connection_error("127.0.0.1", port))
+    assert error.startswith(f"127.0.0.1:{port}: ")
+    assert "refused" in error.lower()
+
+
+def test_a_connection_that_hangs_is_given_up() -> None:
+    """A full queue of connections answers no other."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        fill = [socket.socket() for _ in range(4)]
+        for one in fill:
+            one.setblocking(False)
+            one.connect_ex(server.getsockname())
+        error = asyncio.run(connection_error(*server.getsockname(), timeout_s=0.3))
+        for one in fill:
+            one.close()
+    assert "no connection within 0.3 s" in error
+
+
+def test_an_address_of_another_host_has_no_listener() -> None:
+    assert open_listener("192.0.2.1") is None

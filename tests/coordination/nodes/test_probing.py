@@ -1,0 +1,147 @@
+"""Newcomers are probed before they are let in: by a member, and they probe it; if that fails, by a second member."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.instructions import Close, Send
+from holdfast.coordination.nodes.probing import MAX_BACKLOG
+from holdfast.errors import EXIT_REFUSED
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+
+
+def at(node: str, port: int = 9) -> msg.Hello:
+    return msgspec.structs.replace(hello(node), address=f"host-of-{node}", probe_port=port)
+
+
+def begin(nodes: int) -> Job:
+    """A job of nodes with addresses trains: these were not probed, as they began together."""
+    job = Job(nodes=nodes).boot()
+    for index in range(nodes):
+        job.connect(at(f"n{index}"))
+        assert job.sent(msg.Welcome), job.last
+        job.say(attach(w(f"n{index}")))
+    for index in range(nodes):
+        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+    job.step(1)
+    return job
+
+
+def probes(job: Job) -> dict[str, msg.ProbeAddress]:
+    """Return what each node is asked to connect to by the last input."""
+    sent = {
+        i.connection: i.message for i in job.last if isinstance(i, Send) and isinstance(i.message, msg.ProbeAddress)
+    }
+    return {node: sent[number] for node, number in job.connections.items() if number in sent}
+
+
+def answer(job: Job, asked: dict[str, msg.ProbeAddress], **errors: str) -> None:
+    for node, probe in asked.items():
+        job.tell(node, msg.AddressProbed(number=probe.number, error=errors.get(node, "")))
+        if errors.get(node):
+            return
+
+
+def test_a_newcomer_is_let_in_once_it_and_a_member_have_connected_to_each_other() -> None:
+    job = begin(2)
+    job.connect(at("n9"))
+    asked = probes(job)
+    (member,) = asked.keys() - {"n9"}
+    assert (asked[member].host, asked["n9"].host) == ("host-of-n9", f"host-of-{member}")
+    assert not job.sent(msg.Welcome)
+    job.tell(member, msg.AddressProbed(number=asked[member].number))
+    assert not job.sent(msg.Welcome)
+    job.say(attach(w("n9")))  # its worker is up before it is let in
+    job.tell("n9", msg.AddressProbed(number=asked["n9"].number))
+    assert job.sent(msg.Welcome)
+    assert w("n9") in job.machine.members.nodes["n9"].workers
+    assert job.machine.record.pending is not None
+
+
+def test_a_failed_probe_is_repeated_by_another_member_which_can_clear_the_newcomer() -> None:
+    job = begin(2)
+    job.connect(at("n9"))
+    first = probes(job)
+    (one,) = first.keys() - {"n9"}
+    answer(job, {one: first[one]}, **{one: "refused"})
+    second = probes(job)
+    (other,) = second.keys() - {"n9"}
+    assert other != one
+    job.tell("n9", msg.AddressProbed(number=first["n9"].number, error="late"))
+    answer(job, second)
+    assert job.sent(msg.Welcome)
+    assert not [event for event in job.events if isinstance(event, ev.NodeRefused)]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("newcomers_side", [True, False])
+def test_a_newcomer_that_fails_twice_is_refused_and_was_part_of_no_plan(nodes: int, newcomers_side: bool) -> None:
+    job = begin(nodes)
+    job.connect(at("n9"))
+    for _ in range(2):
+        asked = probes(job)
+        (member,) = asked.keys() - {"n9"}
+        bad = "n9" if newcomers_side else member
+        answer(job, {bad: asked[bad]}, **{bad: "host-of-n9:9: Connection refused"})
+    (refused,) = job.sent(msg.Refused)
+    assert (refused.exit_code, refused.retry) == (EXIT_REFUSED, False)
+    assert [i for i in job.last if isinstance(i, Close)]
+    (event,) = job.said(ev.NodeRefused)
+    assert (event.node, event.address, event.why) == ("n9", "host-of-n9", refused.why)
+    assert "Connection refused" in event.why
+    assert "--advertise" in event.why
+    assert "n9" not in job.machine.members.nodes
+    assert job.machine.record.pending is None
+
+
+def test_a_probe_that_hangs_times_out_and_the_newcomer_is_refused() -> None:
+    job = begin(1)
+    job.connect(at("n9"))
+    began, refused = job.now, list[ev.NodeRefused]()
+    while not refused and job.now < began + 20:
+        job.tell("n0", msg.Heartbeat())
+        job.tick(0.5)
+        refused = job.said(ev.NodeRefused)
+    assert 10.0 < job.now - began <= 11.5, "two probes of 5 s"
+    assert "no connection within 5 s" in refused[0].why
+    assert "n0" in job.machine.members.nodes
+
+
+def test_a_node_that_comes_where_no_member_can_probe_it_is_let_in_at_once() -> None:
+    job = Job(nodes=2).start()  # members of before, without addresses
+    job.connect(at("n9"))
+    assert job.sent(msg.Welcome)
+    assert not probes(job)
+
+
+def test_a_newcomer_that_goes_while_it_is_probed_is_forgotten() -> None:
+    job = begin(1)
+    job.connect(at("n9"))
+    asked = probes(job)
+    job.lose("n9")
+    answer(job, {"n0": asked["n0"]})
+    job.tick(20.0)
+    assert not job.sent(msg.Welcome)
+    assert not [event for event in job.events if isinstance(event, ev.NodeRefused)]
+
+
+def test_a_newcomer_is_probed_once_in_a_session() -> None:
+    job = begin(1)
+    job.connect(at("n9"))
+    answer(job, probes(job))
+    job.lose("n9")
+    job.connect(at("n9"))
+    assert not probes(job)
+
+
+def test_what_a_newcomer_may_say_before_it_is_let_in_is_bounded() -> None:
+    job = begin(1)
+    job.connect(at("n9"))
+    for _ in range(MAX_BACKLOG):
+        job.tell("n9", msg.NodeSnapshots(host="h", port=1))
+    assert not [i for i in job.last if isinstance(i, Close)]
+    job.tell("n9", msg.NodeSnapshots(host="h", port=1))
+    assert [i for i in job.last if isinstance(i, Close)]
