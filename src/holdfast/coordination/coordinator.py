@@ -24,7 +24,7 @@ from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.nodes.admission import Admission
 from holdfast.coordination.nodes.learnt_lease import least_lease_s
 from holdfast.coordination.nodes.membership import Membership, Node
-from holdfast.coordination.nodes.probing import Newcomer, Outcome, Probing
+from holdfast.coordination.nodes.probing import Newcomer, ProbeVerdict, Probing
 from holdfast.coordination.nodes.requests import grant
 from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.progress.mending import missing_events
@@ -267,7 +267,7 @@ class Coordinator:
             # It has lost its old connection, and nobody told us yet.
             self.turn.close(known.connection)
             self._take(Disconnected(known.connection))
-        if self._probing.begin(connection, hello):
+        if self._admission.bad_address(hello) is None and self._probing.begin(connection, hello):
             return
         node = self._admission.let_in(connection, hello)
         if node is None:
@@ -293,12 +293,12 @@ class Coordinator:
         else:
             self.parts.ending.late(node)
 
-    def _conclude(self, probed: tuple[Newcomer, Outcome] | None) -> None:
+    def _conclude(self, probed: tuple[Newcomer, ProbeVerdict] | None) -> None:
         """Let a newcomer in that was probed, or refuse it."""
         if probed is None:
             return
         newcomer, outcome = probed
-        if outcome is Outcome.REFUSED:
+        if outcome is ProbeVerdict.REFUSED:
             self._admission.refuse_unreachable(newcomer.connection, newcomer.hello, newcomer.why)
             return
         self._hello(newcomer.connection, newcomer.hello)

@@ -145,3 +145,11 @@ def test_what_a_newcomer_may_say_before_it_is_let_in_is_bounded() -> None:
     assert not [i for i in job.last if isinstance(i, Close)]
     job.tell("n9", msg.NodeSnapshots(host="h", port=1))
     assert [i for i in job.last if isinstance(i, Close)]
+
+
+def test_a_loopback_address_from_another_host_is_refused_without_a_probe() -> None:
+    job = begin(1)
+    job.connect(msgspec.structs.replace(at("n9"), address="127.0.0.1", beside_coordinator=False))
+    assert not probes(job)
+    (refused,) = job.sent(msg.Refused)
+    assert "only its own host can reach" in refused.why

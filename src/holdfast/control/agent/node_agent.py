@@ -15,6 +15,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from holdfast.control.addresses import is_beside
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.memory import LOOK_S, MemoryReading, MemoryRing
 from holdfast.control.agent.preflight import Preflight
-from holdfast.control.agent.reach import connection_error, open_listener, serve_probes
+from holdfast.control.agent.reach import connection_error, serve_probes
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper
 from holdfast.control.agent.stacks import stacks_of
@@ -134,8 +135,7 @@ class Agent:
         self.settings = settings
         self.clock = clock
         #: for members to try whether they reach this node, before it is let in
-        self._listener = open_listener(settings.advertise) if settings.preflight else None
-        self._probed: asyncio.Server | None = None
+        self._probe_listener: asyncio.Server | None = None
         node = NodeIdentity(
             job=settings.spec.name,
             node=settings.node,
@@ -150,7 +150,6 @@ class Agent:
             host=socket.gethostname()[:256],
             address=settings.advertise[:256],
             beside_coordinator=is_beside(settings.coordinator),
-            probe_port=self._listener.getsockname()[1] if self._listener is not None else 0,
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
         self.machine.watch.tell_s = settings.spec.experiments.own_times_every
@@ -177,8 +176,7 @@ class Agent:
     async def run(self) -> int:
         """Live through the job."""
         try:
-            if self._listener is not None:
-                self._probed = await serve_probes(self._listener)
+            await self._open_probe_listener()
             await self.workforce.open()
             self._obey(self.machine.start(self._snapshots.open()))
             self._task(self._stay_connected())
@@ -192,6 +190,14 @@ class Agent:
             await self._close()
         # (whoever has told it to end wants to know that it has, not how the job goes)
         return EXIT_ENDED if self._notice.given and end.exit_code == EXIT_DONE else end.exit_code
+
+    async def _open_probe_listener(self) -> None:
+        """Listen for members that try whether they reach this node."""
+        settings = self.settings
+        self._probe_listener = await serve_probes(settings.advertise) if settings.preflight else None
+        if self._probe_listener is not None:
+            port = self._probe_listener.sockets[0].getsockname()[1]
+            self.machine.node = replace(self.machine.node, probe_port=port)
 
     def end(self, code: int, why: str) -> None:
         """End the node: its workers, then the agent with this exit code."""
@@ -439,10 +445,8 @@ class Agent:
         if channel is not None:
             channel.close()
             await channel.wait_closed()
-        if self._probed is not None:
-            self._probed.close()
-        elif self._listener is not None:
-            self._listener.close()
+        if self._probe_listener is not None:
+            self._probe_listener.close()
         await self.workforce.close()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)

@@ -5,28 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 
 #: A connection may take this long; the coordinator waits a little longer for the answer.
 CONNECT_S = 3.0
 
 
-def open_listener(host: str) -> socket.socket | None:
-    """Return a socket that listens on a free port of an address, None if there can be none."""
-    try:
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, 0), family=family, backlog=16)
-    except (OSError, IndexError):
-        return None
+async def serve_probes(host: str) -> asyncio.Server | None:
+    """Listen on a free port of an address, accept connections and close them; None if that is impossible.
 
-
-async def serve_probes(listener: socket.socket) -> asyncio.Server:
-    """Accept connections and close them; nothing is read or written."""
+    Nothing is read or written.
+    """
 
     def close(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    return await asyncio.start_server(close, sock=listener)
+    try:
+        return await asyncio.start_server(close, host, 0)
+    except OSError:
+        return None  # the checks before a node joins say what is wrong with the address
 
 
 async def connection_error(host: str, port: int, timeout_s: float = CONNECT_S) -> str:

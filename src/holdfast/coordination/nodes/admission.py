@@ -129,7 +129,7 @@ class Admission:
         why = _misfit(record, hello)
         if why is not None:
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
-        why = self._bad_address(hello)
+        why = self.bad_address(hello)
         if why is not None:
             self.report_refusal(hello, why)
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
@@ -157,7 +157,7 @@ class Admission:
             return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
         return None
 
-    def _bad_address(self, hello: Hello) -> str | None:
+    def bad_address(self, hello: Hello) -> str | None:
         """Return why other nodes cannot reach the address that a node advertises, or it theirs; None if they can.
 
         A loopback address will do only if the coordinator and all nodes are on one host. A member that comes back

@@ -24,7 +24,7 @@ MAX_BACKLOG = 1024
 _KEPT = 4096
 
 
-class Outcome(Enum):
+class ProbeVerdict(Enum):
     """What becomes of a newcomer."""
 
     ADMITTED = auto()
@@ -98,7 +98,7 @@ class Probing:
         if newcomer is not None:
             self._by_number.pop(newcomer.number, None)
 
-    def on_probed(self, connection: int, probed: AddressProbed) -> tuple[Newcomer, Outcome] | None:
+    def on_probed(self, connection: int, probed: AddressProbed) -> tuple[Newcomer, ProbeVerdict] | None:
         """Handle an answer; return the newcomer and what becomes of it, None as long as that is open."""
         newcomer = self._by_number.get(probed.number)
         if newcomer is None or connection not in newcomer.awaited:
@@ -108,9 +108,9 @@ class Probing:
             there = newcomer.hello.node if connection == newcomer.connection else newcomer.member
             newcomer.error = newcomer.error or f"{there}: {probed.error}"
             return self._fail(newcomer)
-        return None if newcomer.awaited else self._conclude(newcomer, Outcome.ADMITTED)
+        return None if newcomer.awaited else self._conclude(newcomer, ProbeVerdict.ADMITTED)
 
-    def tick(self) -> list[tuple[Newcomer, Outcome]]:
+    def tick(self) -> list[tuple[Newcomer, ProbeVerdict]]:
         """Return the newcomers whose last probe took too long, or that no member is left to probe."""
         limit_s = self._config.probe_timeout_s
         late = [one for one in self._newcomers.values() if self._turn.now - one.since > limit_s]
@@ -123,20 +123,20 @@ class Probing:
         for newcomer in self._newcomers.values():
             newcomer.since = self._turn.now
 
-    def end(self) -> list[tuple[Newcomer, Outcome]]:
+    def end(self) -> list[tuple[Newcomer, ProbeVerdict]]:
         """Admit all newcomers: the job is over, and they must hear of that."""
-        return [self._conclude(newcomer, Outcome.ADMITTED) for newcomer in list(self._newcomers.values())]
+        return [self._conclude(newcomer, ProbeVerdict.ADMITTED) for newcomer in list(self._newcomers.values())]
 
-    def _fail(self, newcomer: Newcomer) -> tuple[Newcomer, Outcome] | None:
+    def _fail(self, newcomer: Newcomer) -> tuple[Newcomer, ProbeVerdict] | None:
         newcomer.failed[newcomer.member] = newcomer.error
         newcomer.tries += 1
         if newcomer.tries >= TRIES:
-            return self._conclude(newcomer, Outcome.REFUSED)
-        return None if self._probe(newcomer) else self._conclude(newcomer, Outcome.ADMITTED)
+            return self._conclude(newcomer, ProbeVerdict.REFUSED)
+        return None if self._probe(newcomer) else self._conclude(newcomer, ProbeVerdict.ADMITTED)
 
-    def _conclude(self, newcomer: Newcomer, outcome: Outcome) -> tuple[Newcomer, Outcome]:
+    def _conclude(self, newcomer: Newcomer, outcome: ProbeVerdict) -> tuple[Newcomer, ProbeVerdict]:
         self.forget(newcomer.connection)
-        if outcome is Outcome.ADMITTED:
+        if outcome is ProbeVerdict.ADMITTED:
             self._proven[newcomer.hello.node, newcomer.hello.session] = None
             while len(self._proven) > _KEPT:
                 del self._proven[next(iter(self._proven))]

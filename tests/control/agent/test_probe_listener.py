@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from holdfast.control.agent.reach import connection_error, open_listener, serve_probes
+from holdfast.control.agent.reach import connection_error, serve_probes
 
 
 def test_a_connection_to_the_listener_stands_as_often_as_it_is_tried() -> None:
     async def try_often() -> list[str]:
-        listener = open_listener("127.0.0.1")
+        listener = await serve_probes("127.0.0.1")
         assert listener is not None
-        async with await serve_probes(listener):
-            port = listener.getsockname()[1]
+        async with listener:
+            port = listener.sockets[0].getsockname()[1]
             return [await connection_error("127.0.0.1", port) for _ in range(40)]
 
     assert set(asyncio.run(try_often())) == {""}
@@ -43,4 +43,4 @@ def test_a_connection_that_hangs_is_given_up() -> None:
 
 
 def test_an_address_of_another_host_has_no_listener() -> None:
-    assert open_listener("192.0.2.1") is None
+    assert asyncio.run(serve_probes("192.0.2.1")) is None
