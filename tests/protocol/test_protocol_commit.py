@@ -35,18 +35,21 @@ PARTS = st.builds(
     nonfinite=st.integers(0, 2**40),
     sample_hashes=st.integers(0, 2**50),
     place_hashes=st.integers(0, 2**50),
+    skipped_samples=st.integers(0, 2**40),
     flags=FLAGS,
     wishes=WISHES,
 )
 
 
 def test_the_lanes_are_the_fields_of_v_in_the_order_of_the_wire() -> None:
-    counts = ("samples", "nonfinite", "sample_hashes", "place_hashes")
+    counts = ("samples", "nonfinite", "sample_hashes", "place_hashes", "skipped_samples")
     assert list(LANES) == [("grad_square", float), ("loss_sum", float), *((name, int) for name in counts)]
-    part = Commit(grad_square=1.5, loss_sum=2.5, samples=3, nonfinite=4, sample_hashes=5, place_hashes=6)
+    part = Commit(
+        grad_square=1.5, loss_sum=2.5, samples=3, nonfinite=4, sample_hashes=5, place_hashes=6, skipped_samples=7
+    )
     part = msgspec.structs.replace(part, flags=(Flag.SWAP,), wishes=(Wish.SAVE,))
-    assert lanes_of(part) == (1.5, 2.5, 3, 4, 5, 6)
-    assert lane_numbers(part) == [1.5, 2.5, 3.0, 4.0, 5.0, 6.0]
+    assert lanes_of(part) == (1.5, 2.5, 3, 4, 5, 6, 7)
+    assert lane_numbers(part) == [1.5, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert flag_numbers(part.flags, part.wishes) == [1.0, 0.0, 1.0, 0.0, 0.0]
 
 
@@ -64,7 +67,7 @@ def test_lanes_add_up_flags_need_everybody_and_wishes_anybody(parts: list[Commit
 
 
 def test_sums_of_another_version_are_refused() -> None:
-    with pytest.raises(ValueError, match="7 sums are not those of 6 lanes"):
+    with pytest.raises(ValueError, match="8 sums are not those of 7 lanes"):
         from_lanes([0.0] * (len(LANES) + 1))
     with pytest.raises(ValueError, match="6 sums are not those of 1 flags and 4 wishes"):
         with_flags(v_with({}), [0.0] * (len(Flag) + len(Wish) + 1), 1)
@@ -73,7 +76,7 @@ def test_sums_of_another_version_are_refused() -> None:
 @pytest.mark.parametrize("sum_", [float("nan"), float("inf"), -float("inf"), 0.5])
 def test_a_count_that_is_none_equals_no_count(sum_: float) -> None:
     """A rank that puts in nonsense must not end all others: they refuse v."""
-    v = from_lanes([1.0, 1.0, sum_, 0.0, sum_, sum_])
+    v = from_lanes([1.0, 1.0, sum_, 0.0, sum_, sum_, 0.0])
     assert (v.samples, v.sample_hashes, v.place_hashes) == (-1, -1, -1)
 
 

@@ -31,6 +31,10 @@ MAX_METRICS = MAX_METRICS_BYTES // (_METRIC_BYTES + 1)
 #: a step whose metrics take so many bytes counts as one more, wherever steps are counted for the room that they take
 _WEIGHT_BYTES = 256
 
+#: of the reasons in v for which micro-batches were skipped: characters of each, and of all together
+MAX_REASON = 200
+MAX_REASONS = 4096
+
 MetricName = Annotated[str, Meta(min_length=1, max_length=MAX_METRIC_NAME)]
 Metrics = Annotated[dict[MetricName, float], Meta(max_length=MAX_METRICS)]
 
@@ -50,16 +54,26 @@ class Wish(StrEnum):
     STILL_SAVING = "still_saving"  # no checkpoint that is merely due: a part of the one before is still being written
 
 
+class MicroBatchSkip(Struct, frozen=True, kw_only=True):
+    """A micro-batch that the script has left out of its step."""
+
+    micro_batch: Annotated[int, Meta(ge=0)]
+    reason: Annotated[str, Meta(max_length=MAX_REASON)]
+
+
 class Commit(Struct, frozen=True, kw_only=True):
     """v, or one rank's part of it.
 
     `grad_square`: squared norm of the reduced gradients, before clipping; a rank's part is its shard's. `loss_sum`: of
-    all samples. `samples`: how many were computed. `nonfinite`: how many elements of the gradients are not finite.
+    all samples. `samples`: how many were computed or skipped. `nonfinite`: how many elements of the gradients are not
+    finite.
+    `skipped_samples`: how many of the samples the script has left out of the step (`step.skip`).
     `sample_hashes`: sum of the hashes of all micro-batches whose gradients are in (step_samples); -1: not known.
     `place_hashes`: the same sum over the other places of units (layouts), where each place has hashes of its own.
     `flags`: those that every rank raised; `wishes`: those that any did; of a part, what the rank raises.
     `unequal_roles`: those whose workers differ in settings or state (`fingerprint`): no worker votes for such a step.
     `metrics`: what the script has logged, by name in alphabetical order; may be infinite or no number.
+    `skips`: the micro-batches that the script has skipped, with its reasons, as far as there is room for them.
     `overflow`: the loss scale was too large for this step's gradients, and is lowered. Every rank knows it by itself.
     """
 
@@ -69,16 +83,23 @@ class Commit(Struct, frozen=True, kw_only=True):
     nonfinite: int
     sample_hashes: int = 0
     place_hashes: int = 0
+    skipped_samples: int = 0
     flags: tuple[Flag, ...] = ()
     wishes: tuple[Wish, ...] = ()
     metrics: Metrics = msgspec.field(default_factory=dict[str, float])
     overflow: bool = False
     unequal_roles: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    skips: tuple[MicroBatchSkip, ...] = ()
+
+    @property
+    def trained_samples(self) -> int:
+        """How many samples the gradients are the mean of."""
+        return self.samples - self.skipped_samples
 
     @property
     def skipped(self) -> bool:
         """Whether the optimizers leave the model alone in this step."""
-        return self.nonfinite > 0
+        return self.nonfinite > 0 or 0 < self.samples == self.skipped_samples
 
     @property
     def failed(self) -> bool:
@@ -87,12 +108,12 @@ class Commit(Struct, frozen=True, kw_only=True):
 
     @property
     def mean_loss(self) -> float:
-        """The mean over the samples, NaN if there are none."""
-        return self.loss_sum / self.samples if self.samples else math.nan
+        """The mean over the samples that were not skipped, NaN if there are none."""
+        return self.loss_sum / self.trained_samples if self.trained_samples else math.nan
 
 
 #: fields of a commit that are not lanes
-_NO_LANES = ("flags", "wishes", "metrics", "overflow", "unequal_roles")
+_NO_LANES = ("flags", "wishes", "metrics", "overflow", "unequal_roles", "skips")
 #: the lanes and their types (whole numbers are exact up to 2**53), in the order in which they cross the wire
 LANES: tuple[tuple[str, type[float] | type[int]], ...] = tuple(
     (name, get_type_hints(Commit)[name]) for name in Commit.__struct_fields__ if name not in _NO_LANES
@@ -143,7 +164,7 @@ def with_flags(v: Commit, sums: Sequence[float], world: int) -> Commit:
 def same_lanes(one: Commit, other: Commit) -> bool:
     """Tell whether these are v of the same attempt, whatever was raised in it: the same in every other bit."""
     # (encoded, a NaN equals itself)
-    bits, others = (msgspec.msgpack.encode((lane_numbers(v), v.metrics)) for v in (one, other))
+    bits, others = (msgspec.msgpack.encode((lane_numbers(v), v.metrics, v.skips)) for v in (one, other))
     return bits == others
 
 
@@ -154,7 +175,10 @@ def metrics_bytes(metrics: Mapping[str, float]) -> int:
 
 def weight(commit: Commit) -> int:
     """Return as how many steps one with this v counts where there is room for so many: 1 for one that logs little."""
-    return 1 + metrics_bytes(commit.metrics) // _WEIGHT_BYTES if commit.metrics else 1
+    if not (commit.metrics or commit.skips):
+        return 1
+    reasons = sum(len(skip.reason.encode()) + _METRIC_BYTES for skip in commit.skips)
+    return 1 + (metrics_bytes(commit.metrics) + reasons) // _WEIGHT_BYTES
 
 
 def _whole(value: float) -> int:

@@ -94,6 +94,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     where nobody who is left knows v.
     `grad_norm`: of the global batch's gradient, before clipping; None where it is not finite, or not known.
     `overflow`: the step was skipped because the loss scale was too large for it; the scale was lowered.
+    `skipped_samples`: of `samples`, how many the script has left out of the step (`step.skip`).
     """
 
     step: int
@@ -107,6 +108,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     metrics: dict[str, float | None] = msgspec.field(default_factory=dict[str, float | None])
     grad_norm: float | None = None
     overflow: bool = False
+    skipped_samples: int = 0
 
 
 class StepSkipped(Event, frozen=True, kw_only=True, tag_field="event", tag="step_skipped"):
@@ -118,6 +120,14 @@ class StepSkipped(Event, frozen=True, kw_only=True, tag_field="event", tag="step
     step: int
     why: str
     in_a_row: int
+
+
+class MicroBatchSkipped(Event, frozen=True, kw_only=True, tag_field="event", tag="micro_batch_skipped"):
+    """The script has left a micro-batch out of a committed step (`step.skip`); `reason`: in its words."""
+
+    step: int
+    micro_batch: int
+    reason: str
 
 
 class LossNotFinite(Event, frozen=True, kw_only=True, tag_field="event", tag="loss_not_finite"):
@@ -456,6 +466,7 @@ AnyEvent = (
     | GenerationStarted
     | StepCommitted
     | StepSkipped
+    | MicroBatchSkipped
     | LossNotFinite
     | FlopCounted
     | Evaluated

@@ -58,6 +58,12 @@ def told(result: AuditResult) -> Iterator[str]:
     count = f"{result.events} events, {result.steps} steps, {result.samples} samples"
     yield f"{on_one_line(result.job)}: {result.outcome}; {count}"
     yield f"{result.proven} steps had each micro-batch exactly once, by the sum of hashes that each was committed with"
+    if result.skipped_samples:
+        yield f"{result.skipped_samples} of the samples were left out of their steps by the script (step.skip)"
+    for step, micro_batch, reason in result.skips[:MOST]:
+        yield on_one_line(f"step {step}, micro-batch {micro_batch}: skipped: {reason}")
+    if len(result.skips) > MOST:
+        yield f"and {len(result.skips) - MOST} more; --json has all of them"
     if result.unproven:
         why = "nobody who was left knew their sums, their events are lost, or an earlier version wrote them"
         yield f"{result.unproven} steps cannot be proven: {why}"

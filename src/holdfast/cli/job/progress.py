@@ -150,6 +150,7 @@ _WORDS = dict(
         ),
         _line(StepCommitted, _committed),
         _line(ev.StepSkipped, lambda e: f"step {e.step} was skipped ({e.in_a_row} in a row): {e.why}"),
+        _line(ev.MicroBatchSkipped, lambda e: f"micro-batch {e.micro_batch} of step {e.step} was skipped: {e.reason}"),
         _line(ev.LossNotFinite, lambda e: f"the loss of step {e.step} is {e.loss}; its finite gradients were applied"),
         _line(ev.FlopCounted, lambda e: f"training on a sample takes {e.flop_per_sample:.4g} FLOP, as counted"),
         _line(ev.Evaluated, _evaluated),

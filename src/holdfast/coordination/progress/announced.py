@@ -13,6 +13,7 @@ from holdfast.coordination.turn import Turn
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.events import (
     LossNotFinite,
+    MicroBatchSkipped,
     NodeMoved,
     Rebalanced,
     Recovered,
@@ -123,9 +124,9 @@ class Progress:
             return ""
         good = position.step - position.skipped_in_a_row
         return (
-            f"{position.skipped_in_a_row} steps in a row were skipped because their gradients are NaN or infinite "
-            f"(--max-skipped-steps {at_most}); the last good step is {good}: look at the learning rate and at the data "
-            "of the steps after it"
+            f"{position.skipped_in_a_row} steps in a row were skipped, because their gradients are NaN or infinite, or "
+            f"by the script (--max-skipped-steps {at_most}); the last good step is {good}: look at the learning rate "
+            "and at the data of the steps after it"
         )
 
     def tell(self, every_s: float) -> None:
@@ -310,10 +311,14 @@ class Progress:
             paused_s=paused_s,
             skipped=commit.skipped,
             overflow=commit.overflow,
+            skipped_samples=commit.skipped_samples,
             sample_hashes=commit.sample_hashes if commit.sample_hashes >= 0 else None,
             metrics={name: value if math.isfinite(value) else None for name, value in commit.metrics.items()},
             grad_norm=math.sqrt(commit.grad_square) if 0 <= commit.grad_square < math.inf else None,
         )
+        for skip in commit.skips:
+            told = {"micro_batch": skip.micro_batch, "reason": skip.reason}
+            self._turn.emit_at(time, MicroBatchSkipped, step=done.step, **told)
         if commit.failed:
             row = self._turn.position.skipped_in_a_row
             self._turn.emit_at(time, StepSkipped, step=done.step, why=_why_skipped(commit), in_a_row=row)
@@ -374,6 +379,8 @@ def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:
 
 def _why_skipped(commit: Commit) -> str:
     """Return why a step changed no parameter, in words."""
+    if not commit.nonfinite:
+        return "the script has skipped all of its micro-batches"
     loss = "" if math.isfinite(commit.mean_loss) else f"; the loss is {commit.mean_loss:g}"
     return f"{commit.nonfinite} elements of the gradients are NaN or infinite{loss}"
 

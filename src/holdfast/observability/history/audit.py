@@ -21,6 +21,7 @@ from holdfast.protocol.events import (
     JobFinished,
     JobStarted,
     JournalRepaired,
+    MicroBatchSkipped,
     NodesJoined,
     ReadEvent,
     RolledBack,
@@ -73,6 +74,9 @@ class AuditResult:
     unproven: int
     undone: int
     samples: int
+    #: of these, samples that scripts have left out of their steps, and the micro-batches with their reasons
+    skipped_samples: int
+    skips: tuple[tuple[int, int, str], ...]
     findings: tuple[AuditFinding, ...]
 
     @property
@@ -104,6 +108,9 @@ class Audit:
         self._micro_batches: int | None = None
         self._global_batch: int | None = None
         self._samples: StepSamples | None = None
+        #: samples that were skipped, by step; and the micro-batches: step, number, reason
+        self._skipped: dict[int, int] = {}
+        self._skips: list[tuple[int, int, str]] = []
 
     def take(self, event: ReadEvent) -> None:
         """Take in the next line's event."""
@@ -114,8 +121,12 @@ class Audit:
         match event:
             case StepCommitted():
                 self._step(event)
+            case MicroBatchSkipped():
+                self._skip(event)
             case RolledBack():
                 self._rolled_back(event)
+                self._skipped = {step: count for step, count in self._skipped.items() if step <= event.to_step}
+                self._skips = [skip for skip in self._skips if skip[0] <= event.to_step]
             case JournalRepaired():
                 self._repaired(event)
             case GenerationStarted():
@@ -156,6 +167,8 @@ class Audit:
             unproven=lineage.counted - lineage.proven,
             undone=lineage.undone,
             samples=lineage.position.samples,
+            skipped_samples=sum(self._skipped.values()),
+            skips=tuple(self._skips),
             findings=tuple(self.findings),
         )
 
@@ -243,6 +256,11 @@ class Audit:
         elif self._global_batch not in (None, event.samples):
             what = f"step {event.step} has {event.samples} samples: its generation is to make {self._global_batch}"
             self._found(event, About.SAMPLES, what)
+        if event.skipped_samples > event.samples:
+            what = f"step {event.step} has skipped {event.skipped_samples} of its {event.samples} samples"
+            self._found(event, About.SAMPLES, what)
+        if event.skipped_samples:
+            self._skipped[event.step] = event.skipped_samples
         if event.sample_hashes is None:
             return
         wrong = self._wrong(event.step, event.samples, event.sample_hashes)
@@ -264,6 +282,15 @@ class Audit:
             known = StepSamples(seed=seed, micro_batches=micro_batches, micro_batch=micro_batch)
             self._samples = known
         return known.wrong(step, samples=samples, hashes=hashes)
+
+    def _skip(self, event: MicroBatchSkipped) -> None:
+        before = (event.step, event.micro_batch) in {skip[:2] for skip in self._skips[-1024:]}
+        if before or event.step not in self._skipped:
+            how = "twice" if before else "in no step"
+            what = f"micro-batch {event.micro_batch} of step {event.step} was skipped {how}"
+            self._found(event, About.SAMPLES, what)
+        else:
+            self._skips.append((event.step, event.micro_batch, event.reason))
 
     def _rolled_back(self, event: RolledBack) -> None:
         step = self._lineage.position.step

@@ -100,11 +100,28 @@ def reduce_gradients(
     v = None if max_norm is None else _whole(finish_sums(lanes), world.size)
     factor = 1.0
     if v is not None and max_norm is not None:
+        v, factor = _without_skipped(v)
         norm = math.sqrt(v.grad_square) + CLIP_EPSILON
-        factor = max_norm / norm if norm > max_norm else 1.0  # 1 where it is no number: the step changes nothing then
+        # The norm may be no number: then the step changes nothing.
+        factor *= max_norm / norm if norm > max_norm else 1.0
     for part in parts:
         part.all_gather(world if part.everywhere else comm, factor)
-    return v if v is not None else _whole(finish_sums(lanes), world.size)
+    if v is not None:
+        return v
+    v, factor = _without_skipped(_whole(finish_sums(lanes), world.size))
+    if factor != 1.0:
+        # Only in a step with skipped micro-batches, of which no rank knows before: scale the shards and gather again.
+        for part in parts:
+            part.all_gather(world if part.everywhere else comm, factor)
+    return v
+
+
+def _without_skipped(v: Commit) -> tuple[Commit, float]:
+    """Return v and the factor of the gradients, if they are to be means over the samples that were not skipped."""
+    if v.skipped_samples <= 0 or v.trained_samples <= 0:
+        return v, 1.0
+    factor = v.samples / v.trained_samples
+    return replace(v, grad_square=v.grad_square * factor * factor), factor
 
 
 def _numbers(own: Commit, mine: Reduced) -> list[float]:

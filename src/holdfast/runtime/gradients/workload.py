@@ -26,6 +26,7 @@ from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
 from holdfast.runtime.gradients.reduction import NO_LANES, no_numbers, reduce_gradients
 from holdfast.runtime.gradients.running_statistics import RunningStatistics
+from holdfast.runtime.gradients.skipped_micro_batches import SkippedMicroBatches
 from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
@@ -51,6 +52,8 @@ class LocalSums:
     micro_batches: list[int] = field(default_factory=list[int])
     loss: float = 0.0
     samples: int = 0
+    #: of these, in micro-batches that the script has skipped
+    skipped: int = 0
     hashes: int = 0
     notes: dict[int, Note] = field(default_factory=dict[int, Note])
 
@@ -93,7 +96,8 @@ class Workload:
         self.time: MicroBatchTime | None = None
         self.flop = FirstRound()
         self.logged = LoggedValues()
-        self._notes = Notes((*noted, self.logged), self.micro_batches, place)
+        self.skipping = SkippedMicroBatches()
+        self._notes = Notes((*noted, self.logged, self.skipping), self.micro_batches, place)
         self._statistics = next((source for source in noted if isinstance(source, RunningStatistics)), None)
         self._versions: dict[str, tuple[int, int]] = {}
         self._fingerprinting = Fingerprinting(state)
@@ -178,9 +182,39 @@ class Workload:
         update.ready()
         torch.autograd.backward(self.loss_scale.scaled(loss))
         update.collect()
-        self.sums.hashes += self._fetched
         if self.experts is not None:
             self.experts.computed()
+        samples = self._count(micro_batch)
+        self.sums.loss += float(loss.detach().double()) * samples
+
+    def skip(self, reason: str, micro_batch: int) -> None:
+        """Leave a micro-batch out of the step: no gradient, no loss, and no part in the means over the samples.
+
+        Raises:
+            BadInputError: with a layout, or the forward pass changed a buffer.
+            StepUseError: in the middle of the forward pass of a model with experts.
+        """
+        if self.place.layout.places > 1:
+            raise BadInputError(
+                "step.skip() with a layout: the places of a replica would have to decide alike, and each sees its own "
+                "part; leave such samples out in the data set"
+            )
+        update = self.update
+        if self.experts is not None:
+            update.check()
+            update.buckets.hide()  # What comes from here is void: it must not be added to the sums.
+            self.experts.skipped(self.sums.step, micro_batch)
+            update.begin(anew=False)
+        self.skipping.skip(reason)
+        self.sums.skipped += self._count(micro_batch)
+
+    def _count(self, micro_batch: int) -> int:
+        """Count a micro-batch that is over, and return how many samples of it are here.
+
+        Raises:
+            BadInputError: its forward pass has changed a buffer.
+        """
+        self.sums.hashes += self._fetched
         now = self.state.buffer_versions()
         if now != self._versions:
             changed = sorted(
@@ -194,10 +228,10 @@ class Workload:
             )
         samples = self.loader.order.micro_batch // self.place.layout.shard
         self.sums.micro_batches.append(micro_batch)
-        self.sums.loss += float(loss.detach().double()) * samples
         self.sums.samples += samples
         if self.time is not None:
             self.time.rest()
+        return samples
 
     def note(self, micro_batch: int) -> None:
         """The script is done with a micro-batch: keep what it leaves beside its gradient."""
@@ -258,13 +292,15 @@ class Workload:
             v = replace(v, sample_hashes=-1)
         if self.loss_scale.overflowed(v):
             v = replace(v, overflow=True)
-        metrics = self.logged.metrics
-        return replace(v, metrics=metrics) if metrics else v  # (all have made the same of the same notes)
+        metrics, skips = self.logged.metrics, self.skipping.skips
+        # All ranks have made the same of the same notes.
+        return replace(v, metrics=metrics, skips=skips) if metrics or skips else v
 
     def _own(self) -> Commit:
         """Return what this worker adds to v, but for its gradients: what several places have alike counts once."""
         sums, place = self.sums, self.place
         own = replace(NO_LANES, **{"place_hashes" if place.place else "sample_hashes": sums.hashes})
+        own = replace(own, skipped_samples=sums.skipped)
         return own if place.tensor else replace(own, loss_sum=sums.loss, samples=sums.samples)
 
     def apply(self, commit: Commit) -> None:
@@ -282,7 +318,8 @@ class Workload:
             update.step()
             self.gather_anew()
         self._notes.apply()
-        self.loss_scale.advance(skipped=commit.skipped)
+        if commit.nonfinite or not commit.skipped:  # A step that the script skips as a whole says nothing of the scale.
+            self.loss_scale.advance(skipped=commit.nonfinite > 0)
         update.advance_schedules()
         self.updates.note_schedules()
 

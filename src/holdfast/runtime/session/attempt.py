@@ -152,6 +152,15 @@ class Attempt:
         """Add a micro-batch's gradients."""
         self._workload.backward(loss, micro_batch)
 
+    def skip(self, reason: str, micro_batch: int) -> None:
+        """Leave a micro-batch out."""
+        self._workload.flop.end()
+        self._workload.skip(reason, micro_batch)
+
+    def decision(self, micro_batch: int) -> str:
+        """Return for which reason a micro-batch was skipped when the step was done before, "" if it was not."""
+        return self._workload.skipping.decision(self.step, micro_batch)
+
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
         """Log values of the micro-batch at hand; outside of the loop over them, of this rank."""
         self._workload.logged.log(values, reduce)

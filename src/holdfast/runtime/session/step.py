@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
-from holdfast.errors import StepUseError
+from holdfast.errors import BadInputError, StepUseError
 from holdfast.protocol.commit import Commit
 
 
@@ -27,6 +27,10 @@ class StepWork(Protocol):
     def load(self, micro_batch: int) -> Any: ...
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None: ...
+
+    def skip(self, reason: str, micro_batch: int) -> None: ...
+
+    def decision(self, micro_batch: int) -> str: ...
 
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None: ...
 
@@ -78,8 +82,12 @@ class Step:
             raise StepUseError(f"step {self.number}: micro_batches() is gone through once, its samples count once")
         self._begun = True
         for micro_batch in self._attempt.micro_batches():
+            batch = self._attempt.load(micro_batch)
+            if reason := self._attempt.decision(micro_batch):
+                self._attempt.skip(reason, micro_batch)  # As when the step was done before.
+                continue
             self._open, self._looping = micro_batch, True
-            yield self._attempt.load(micro_batch)
+            yield batch
             if self._at_hand:
                 raise StepUseError(
                     f"step {self.number}: a micro-batch had no step.backward(loss): each needs exactly one; to leave "
@@ -102,6 +110,29 @@ class Step:
             raise StepUseError(f"step {self.number}: backward() belongs inside `for batch in step.micro_batches()`")
         micro_batch, self._open = self._open, None
         self._attempt.backward(loss, micro_batch)
+
+    def skip(self, reason: str) -> None:
+        """Leave the micro-batch at hand out of the step, in place of `backward`: its samples are bad, or its loss is.
+
+        The step's gradient and loss are the means over the other micro-batches. If all are skipped, so is the step. The
+        decision is part of the step: it is told (`micro_batch_skipped`), and repeated if the step is done again.
+
+        Args:
+            reason: for people, in its first 200 characters.
+
+        Raises:
+            BadInputError: there is no reason, or the job has a layout.
+            StepUseError: there is no micro-batch at hand, or it has had its backward.
+        """
+        given = cast(object, reason)
+        if not isinstance(given, str) or not given.strip():
+            raise BadInputError(f"step.skip({reason!r}): give the reason in words, such as step.skip('loss is NaN')")
+        if self._open is None:
+            raise StepUseError(
+                f"step {self.number}: skip() belongs inside `for batch in step.micro_batches()`, in place of backward()"
+            )
+        micro_batch, self._open = self._open, None
+        self._attempt.skip(given.strip(), micro_batch)
 
     def log(
         self,

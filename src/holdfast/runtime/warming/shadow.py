@@ -63,6 +63,14 @@ class ShadowAttempt:
         """Add a micro-batch's gradients."""
         self._workload.backward(loss, micro_batch)
 
+    def skip(self, reason: str, micro_batch: int) -> None:
+        """Leave a micro-batch out."""
+        self._workload.skip(reason, micro_batch)
+
+    def decision(self, micro_batch: int) -> str:
+        """Return "": nothing is decided in a step that nobody counts."""
+        return ""
+
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
         """Log nothing."""
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.experts.holding import Rearrangement
-from holdfast.errors import BadInputError
+from holdfast.errors import BadInputError, StepUseError
 from holdfast.planning import LoadAverage
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape
@@ -228,6 +228,31 @@ class JobExperts:
         """
         self.gradients.collect()
         self.state.finish()
+
+    def skipped(self, step: int, micro_batch: int) -> None:
+        """The script leaves the micro-batch at hand out. Serve the round's other micro-batches all the same.
+
+        Raises:
+            StepUseError: the forward pass has gone through some of the layers only.
+        """
+        state = self.state
+        state.under_way.clear()
+        if state.void is not None or not state.expected_exchanges:
+            return
+        if not state.exchanges and not state.next_layer:
+            self.serve(step, micro_batch)
+            return
+        if 2 * state.exchanges != state.expected_exchanges or state.output is None:
+            raise StepUseError(
+                f"step {step}: skip() in the middle of the forward pass: call it before the model is called, or after"
+            )
+        edge, like = state.output
+        state.skipping = True
+        try:
+            torch.autograd.backward(edge, torch.zeros_like(like))
+        finally:
+            state.skipping = False
+        self.computed()
 
     def passed(self) -> None:
         """A commit operation of this generation has passed: everybody holds what it is to host, the rest may go.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from holdfast.errors import BadInputError
 from holdfast.planning import DispatchScheme, scheme_named
@@ -181,6 +182,8 @@ class ExpertLayer(nn.Module):
         mixed_TD = self._mixed(tokens_TD, chosen_TK, mine, weights_TK, _wire_dtype(tokens))
         if mixed_TD is None:
             mixed_TD = _nothing(tokens_TD, weights_TK)
+        if binding.channel.size > 1 and mixed_TD.requires_grad:
+            binding.state.output = get_gradient_edge(mixed_TD), mixed_TD.detach().new_zeros(()).expand(mixed_TD.shape)
         if same is not None:
             mixed_TD = same.gathered(mixed_TD, count)
         return mixed_TD.view(tokens.shape)

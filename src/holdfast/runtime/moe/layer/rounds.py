@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import IntArray
@@ -42,6 +43,10 @@ class StepState:
     on_void: Callable[[Exception], None] | None = None
     #: Assignments per expert `(E,)` of each layer in this attempt at a step, of all ranks.
     loads: dict[int, IntArray] = field(default_factory=dict[int, "IntArray"])
+    #: Where the backward pass of the layer that was called last begins, with the shape of its output; None: nowhere.
+    output: tuple[GradientEdge, torch.Tensor] | None = None
+    #: The micro-batch at hand is being skipped: its own gradients count for nothing on any rank.
+    skipping: bool = False
     #: How often this rank's gates chose each expert, `(E,)`, in the layers that count it: in the micro-batch under way,
     #: and in this attempt's that have had their backward.
     under_way: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
@@ -56,6 +61,7 @@ class StepState:
         """A micro-batch, or a part of one, is about to be computed (or served)."""
         self.step, self.micro_batch, self.part, self.parts = step, micro_batch, part, parts
         self.next_layer = self.exchanges = 0
+        self.output = None
         self.under_way.clear()
 
     def finish(self) -> None:
@@ -71,6 +77,7 @@ class StepState:
             )
         for layer, counts_E in self.under_way.items():
             self.choices[layer] = self.choices[layer] + counts_E if layer in self.choices else counts_E
+        self.output = None
         self.under_way.clear()
 
     def count(self, layer: int, tokens_E: IntArray) -> None:

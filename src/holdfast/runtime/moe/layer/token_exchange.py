@@ -139,6 +139,8 @@ class _FromExperts(torch.autograd.Function):
         move, kernels = route.movement, route.kernels
         back_AD, weights_TK = ctx.saved_tensors
         grad_AD, grad_TK = kernels.combine_backward(grad_TD, back_AD, weights_TK, move.send_order, move.unsend)
+        if route.channel.state.skipping:
+            grad_AD = torch.zeros_like(grad_AD)  # Also where it is not a number.
         arrived_AD = route.channel.all_to_all(grad_AD, move.send, move.receive)
         return route.by_row(arrived_AD), grad_TK, None, None
 

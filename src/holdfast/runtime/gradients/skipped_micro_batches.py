@@ -1,0 +1,58 @@
+"""Micro-batches that the script leaves out of their step, with its reasons: gathered, kept, and repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.protocol.commit import MAX_REASON, MAX_REASONS, MicroBatchSkip
+from holdfast.runtime.gradients.notes import NoteSource
+
+#: The newest decisions that are kept for a step that is done again.
+MAX_DECISIONS = 4096
+
+
+class SkippedMicroBatches(NoteSource):
+    """The decisions of the script, and those of all ranks once their notes are here."""
+
+    of_parts = False
+
+    def __init__(self) -> None:
+        """Nothing is skipped yet."""
+        #: of the step whose notes were taken last
+        self.skips: tuple[MicroBatchSkip, ...] = ()
+        self._decisions: dict[tuple[int, int], str] = {}
+        self._step = 0
+        self._reason = ""
+        self._at_hand = 0
+
+    def decision(self, step: int, micro_batch: int) -> str:
+        """Return for which reason a micro-batch was skipped when its step was done before, "" if it was not."""
+        return self._decisions.get((step, micro_batch), "")
+
+    def skip(self, reason: str) -> None:
+        """Skip the micro-batch at hand."""
+        self._reason = reason[:MAX_REASON]
+        self._remember(self._at_hand, self._reason)
+
+    def begin(self, step: int, micro_batch: int) -> None:
+        self._step, self._at_hand, self._reason = step, micro_batch, ""
+
+    def note(self) -> bytes:
+        note, self._reason = self._reason.encode(), ""
+        return note
+
+    def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+        reasons = {number: note.decode() for number, note in enumerate(notes) if note}
+        listed: list[MicroBatchSkip] = []
+        room = MAX_REASONS
+        for micro_batch, reason in reasons.items():
+            self._remember(micro_batch, reason)
+            room -= len(reason.encode()) + 16
+            if room >= 0:
+                listed.append(MicroBatchSkip(micro_batch=micro_batch, reason=reason))
+        self.skips = tuple(listed)
+
+    def _remember(self, micro_batch: int, reason: str) -> None:
+        self._decisions[self._step, micro_batch] = reason
+        while len(self._decisions) > MAX_DECISIONS:
+            del self._decisions[next(iter(self._decisions))]
