@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from matplotlib.figure import Figure
 
 from holdfast.cli.history.memory_plot import draw_memory, newest_change
@@ -44,11 +45,38 @@ def test_counts_skipped_steps_and_rebalances() -> None:
     events = [
         made("job_started"),
         step(1, 1.0),
-        made("rebalanced", 1.5),
+        made("rebalanced", 1.5, experts_moved=4),
         step(2, 2.0, skipped=True),
     ]
     report = make_report(events)
-    assert (report.skipped, report.rebalances) == (1, 1)
+    assert (report.skipped, report.rebalances, report.redealt) == (1, 1, 0)
+
+
+def test_micro_batches_that_are_dealt_out_again_are_no_experts_that_move() -> None:
+    """A straggler's rebalance of a dense job was called "experts moved after their loads"."""
+    report = make_report([made("job_started"), step(1, 1.0), made("rebalanced", 1.5, experts_moved=0), step(2, 2.0)])
+    assert (report.rebalances, report.redealt) == (0, 1)
+
+
+@pytest.mark.parametrize("reason", ["drain", "move"])
+def test_nodes_that_leave_in_good_order_are_told_from_failures(reason: str) -> None:
+    """They were shown as "shrink" or "replace", without nodes."""
+    events = [
+        made("job_started"),
+        joined("a", 0.5),
+        made("generation_started", 0.5, reason="start", members=("a", "b")),
+        step(1, 1.0),
+        made("generation_started", 1.1, reason=reason, members=("a",)),
+        step(2, 2.0),
+        made("recovered", 2.0, action="shrink", state_source="none", down_s=1.0),
+        made("failure_detected", 2.5, node="a"),
+        made("generation_started", 2.6, reason="failure", members=("c",)),
+        step(3, 3.0),
+        made("recovered", 3.0, action="replace", state_source="none", down_s=1.0),
+    ]
+    left, failed = make_report(events).recoveries
+    assert (left.cause, left.action, left.nodes) == (reason, "shrink", ("b",))
+    assert (failed.cause, failed.action, failed.nodes) == ("replace", "replace", ("a",))
 
 
 def test_steps_undone_by_a_roll_back_do_not_count() -> None:

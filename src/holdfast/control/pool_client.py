@@ -60,7 +60,7 @@ class PoolClient(ServerClient):
         """Let a suspended job go on."""
         self._ask("POST", f"/jobs/{_quoted(name)}/resume")
 
-    def update(self, name: str, changes: Mapping[str, int | float]) -> None:
+    def update(self, name: str, changes: Mapping[str, int | float | Sequence[int]]) -> None:
         """Change what a job asks for."""
         self._ask("POST", f"/jobs/{_quoted(name)}/update", {"changes": dict(changes)})
 

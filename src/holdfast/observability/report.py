@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from holdfast.observability.accounts.time_ledger import TimeAccount, TimeLedger
 from holdfast.observability.history.audit import About, audit_events
-from holdfast.observability.history.episodes import episodes
+from holdfast.observability.history.episodes import Episode, episodes
 from holdfast.protocol.events import (
+    FailureDetected,
     JobStarted,
     ReadEvent,
     Rebalanced,
@@ -18,18 +19,25 @@ from holdfast.protocol.events import (
     StepCommitted,
 )
 
+#: reasons of generations that nodes have left in good order
+DRAIN, MOVE = "drain", "move"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecoverySummary:
-    """One `recovered` event. `extra_s`: what it cost beyond an undisturbed step; `nodes`: who came or went."""
+    """One `recovered` event."""
 
     time: float
     action: str
+    #: drain or move if nodes left in good order, rebalance if micro-batches were dealt out again; else the action
+    cause: str
+    #: the nodes that failed, came, or left
     nodes: tuple[str, ...]
     state_source: str
     moved_bytes: int
     experts_moved: int
     down_s: float
+    #: what it cost beyond an undisturbed step
     extra_s: float
 
 
@@ -58,6 +66,8 @@ class JobReport:
     skipped: int = 0
     #: placements of the experts that were switched to because of their loads
     rebalances: int = 0
+    #: how often micro-batches were dealt out again, because a node had become slow or was fast again
+    redealt: int = 0
     emulated_token_s: float = 0.0
     emulated_micro_batch_s: float = 0.0
 
@@ -93,7 +103,8 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
         median_step_s=usual,
         recoveries=tuple(_recoveries(events, usual)),
         skipped=sum(step.skipped for step in steps),
-        rebalances=sum(isinstance(event, Rebalanced) for event in events),
+        rebalances=sum(isinstance(event, Rebalanced) and event.experts_moved > 0 for event in events),
+        redealt=sum(isinstance(event, Rebalanced) and not event.experts_moved for event in events),
         emulated_token_s=first.emulated_token_s if isinstance(first, JobStarted) else 0.0,
         emulated_micro_batch_s=first.emulated_micro_batch_s if isinstance(first, JobStarted) else 0.0,
         gaps=sum(finding.about is About.STEP for finding in audited.findings),
@@ -105,13 +116,24 @@ def _recoveries(events: Sequence[ReadEvent], usual: float) -> Iterator[RecoveryS
     for episode in episodes(events):
         told = episode.recovered
         if isinstance(told, Recovered):
-            yield _recovery(told, episode.nodes, usual)
+            yield _recovery(told, *_cause(episode, told), usual)
 
 
-def _recovery(event: Recovered, nodes: tuple[str, ...], usual: float) -> RecoverySummary:
+def _cause(episode: Episode, told: Recovered) -> tuple[str, tuple[str, ...]]:
+    """Return what led to a recovery, and the nodes that failed, came, or left."""
+    generations = episode.generations
+    failed = any(isinstance(event, FailureDetected) for event in episode.events)
+    if failed or not generations or generations[-1].reason not in (DRAIN, MOVE):
+        return told.action, episode.nodes
+    left = [node for node in episode.members if node not in generations[-1].members]
+    return generations[-1].reason, (*left, *(node for node in episode.nodes if node not in left))
+
+
+def _recovery(event: Recovered, cause: str, nodes: tuple[str, ...], usual: float) -> RecoverySummary:
     return RecoverySummary(
         time=event.time,
         action=event.action,
+        cause=cause,
         nodes=nodes,
         state_source=event.state_source,
         moved_bytes=event.moved_bytes,

@@ -28,8 +28,11 @@ class Client:
     def submit(self, spec: JobSpec) -> int:
         return 7
 
-    def update(self, name: str, changes: dict[str, int]) -> None:
+    def update(self, name: str, changes: dict[str, Any]) -> None:
         self.most = changes["max_nodes"]
+
+    def status(self) -> dict[str, Any]:
+        return {"nodes": [], "reserve": 0}
 
     def job(self, name: str) -> dict[str, Any]:
         self._looks -= 1
@@ -84,7 +87,7 @@ class BeingStartedAgain(Client):
         super().__init__(100, OVER)
         self._asked = set[int]()
 
-    def update(self, name: str, changes: dict[str, int]) -> None:
+    def update(self, name: str, changes: dict[str, Any]) -> None:
         if changes["max_nodes"] not in self._asked:
             self._asked.add(changes["max_nodes"])
             raise SilentError("no pool answers")
@@ -95,6 +98,44 @@ def test_a_server_that_is_started_again_meanwhile_is_waited_for() -> None:
     found, why = measured(BeingStartedAgain())
     assert not why
     assert found["step_s"].keys() == {"1", "2", "3", "4"}
+
+
+class SlowerWithTwo(Client):
+    """A pool that plans by what jobs achieve: with two nodes the job is slower, and it is not given a third."""
+
+    def __init__(self, idle: int, reserve: int = 0) -> None:
+        super().__init__(100, OVER)
+        self.has, self.sizes, self._idle, self._reserve = 1, list[int](), idle, reserve
+
+    def update(self, name: str, changes: dict[str, Any]) -> None:
+        super().update(name, changes)
+        self.sizes = list(changes["sizes"])
+        self.has = self.sizes[0] if self.sizes else min(self.most, 2)
+
+    def status(self) -> dict[str, Any]:
+        node = {"here": True, "job": "", "drained": False, "standby": False}
+        return {"nodes": [node] * self._idle, "reserve": self._reserve}
+
+    def job(self, name: str) -> dict[str, Any]:
+        pace = {"step_s": {str(n): float(n) for n in range(1, self.has + 1)}, "micro_batches": 8, "samples": 8}
+        nodes = [f"n{number}" for number in range(self.has)]
+        return {"submission": 7, "state": "admitted", "why": "", "nodes": nodes, "pace": pace}
+
+
+def test_a_number_that_is_slower_than_the_one_before_does_not_end_the_calibration() -> None:
+    client = SlowerWithTwo(idle=2)
+    found, why = measured(client)
+    assert (why, found["step_s"].keys()) == ("", {"1", "2", "3", "4"})
+    assert client.sizes == [4], "it asks for exactly this number"
+
+
+@pytest.mark.parametrize(("idle", "reserve"), [(0, 0), (1, 1)])
+def test_nodes_of_others_and_of_the_reserve_are_not_asked_for(idle: int, reserve: int) -> None:
+    client = SlowerWithTwo(idle, reserve)
+    found, why = measured(client)
+    assert found["step_s"].keys() == {"1", "2"}
+    assert why == "no steps with 3 nodes were measured within 0.5 s: it has 2 nodes"
+    assert client.sizes == []
 
 
 def test_nothing_is_missing_where_nothing_interrupts_it() -> None:

@@ -305,3 +305,14 @@ def test_a_pace_that_cannot_be_costs_the_pool_nothing(said: JobPace) -> None:
     pool.submit("three")
     assert sum(pool.of_kind(ev.PlanDecided)[-1].shares.values()) == 6
     pool.restart()
+
+
+def test_a_job_that_names_one_size_is_given_it_although_it_was_slower_with_more() -> None:
+    pool = PlayedPool(4, policy="waf")
+    pool.submit("one", 1, 2)
+    pool.stands("one")
+    pool.stands("one", pace=pace(2.0, 2.2))
+    pool.feed(UpdateJob("one", {"max_nodes": 3}))
+    assert pool.record.jobs["one"].share == 1
+    pool.feed(UpdateJob("one", {"max_nodes": 3, "sizes": [3]}))
+    assert pool.record.jobs["one"].share == 3

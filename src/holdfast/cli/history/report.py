@@ -72,7 +72,7 @@ def print_report(summary: JobReport, console: Console) -> None:
     for recovery in summary.recoveries:
         table.add_row(
             f"{recovery.time - summary.started:.1f} s",
-            escape(recovery.action),
+            escape(recovery.cause),
             escape(", ".join(recovery.nodes)),
             escape(recovery.state_source),
             f"{recovery.moved_bytes / 1e6:.1f} MB" if recovery.moved_bytes else "-",
@@ -80,6 +80,10 @@ def print_report(summary: JobReport, console: Console) -> None:
             f"{recovery.extra_s:+.3f} s",
         )
     console.print(table)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _notes(summary: JobReport) -> Iterator[str]:
@@ -91,4 +95,6 @@ def _notes(summary: JobReport) -> Iterator[str]:
     if summary.skipped:
         yield f"{summary.skipped} of the steps were skipped by the loss scale: some gradient was not finite"
     if summary.rebalances:
-        yield f"experts moved after their loads {summary.rebalances} times"
+        yield f"experts moved after their loads {_times(summary.rebalances)}"
+    if summary.redealt:
+        yield f"micro-batches were dealt out again {_times(summary.redealt)}: a node had become slow, or was fast again"

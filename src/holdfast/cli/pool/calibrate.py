@@ -122,7 +122,7 @@ def _measured(
     number = client.submit(spec)
     try:
         for size in range(sizes[0], sizes[1] + 1):
-            heard(partial(client.update, spec.name, {"max_nodes": size}))
+            heard(partial(client.update, spec.name, {"max_nodes": size, "sizes": []}))
             why = _await_size(client, spec.name, number, size, patience, found)
             if why:
                 return found, why
@@ -139,12 +139,29 @@ def _measured(
                 client.stop(spec.name)
 
 
+def _ask_for_size(client: PoolClient, name: str, more: int, size: int) -> bool:
+    """Ask for exactly this number of nodes if that many more are idle; return whether it was asked.
+
+    A policy that counts what jobs achieve does not give a job more nodes if it was slower with more. Nodes that other
+    jobs have, or that are kept back for them, are not asked for.
+    """
+    pool = patiently(client.status)
+    idle = sum(node["here"] and not (node["job"] or node["drained"]) for node in pool["nodes"])
+    waiting = sum(node["standby"] for node in pool["nodes"])
+    if idle - max(0, pool["reserve"] - waiting) < more:
+        return False
+    heard(partial(client.update, name, {"max_nodes": size, "sizes": [size]}))
+    return True
+
+
 def _await_size(client: PoolClient, name: str, number: int, size: int, patience: float, found: dict[str, Any]) -> str:
     """Wait until steps with so many nodes were measured; return why they are not, "" where they are."""
-    until = time.monotonic() + patience
+    until, asked = time.monotonic() + patience, False
     job: Mapping[str, Any] = {}
     while time.monotonic() < until:
         job = patiently(lambda: client.job(name))
+        if not asked and 0 < len(job.get("nodes", ())) < size:
+            asked = _ask_for_size(client, name, size - len(job["nodes"]), size)
         if job["submission"] != number:
             return f"{name} is another job by now"
         if job["pace"] is not None:

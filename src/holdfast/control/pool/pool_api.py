@@ -64,7 +64,10 @@ class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /jobs/NAME/update."""
 
-    changes: Annotated[Mapping[Annotated[str, Meta(max_length=64)], int | float], Meta(max_length=16)]
+    changes: Annotated[
+        Mapping[Annotated[str, Meta(max_length=64)], int | float | Annotated[list[int], Meta(max_length=1024)]],
+        Meta(max_length=16),
+    ]
 
 
 class CompactRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

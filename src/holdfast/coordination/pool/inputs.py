@@ -79,7 +79,7 @@ class UpdateJob:
     """A user changes what a job asks for: `min_nodes`, `max_nodes`, `weight`, `priority`, by these names."""
 
     job: str
-    changes: Mapping[str, int | float]
+    changes: Mapping[str, int | float | Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)

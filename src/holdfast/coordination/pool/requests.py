@@ -30,7 +30,7 @@ from holdfast.protocol.pool.record import OVER, PooledJob
 #: jobs that are not over, and bytes of what all jobs say of themselves: the record is written as a whole
 MOST_JOBS = 1000
 MOST_SPEC_BYTES = 1 << 20
-CHANGEABLE = ("min_nodes", "max_nodes", "weight", "priority")
+CHANGEABLE = ("min_nodes", "max_nodes", "sizes", "weight", "priority")
 
 
 def check_sharing(spec: JobSpec) -> None:
