@@ -44,7 +44,8 @@ _ALIVE = msg.Heartbeat()
 #: fields of the record that a job which begins again from its checkpoints learns from its new workers, or does not need
 _OF_ONE_RUN = (
     *("outcome", "plan", "pending", "decision", "passed", "raised", "given_up", "will", "stopped", "refusal"),
-    *("script_digest", "config", "global_batch", "micro_batches", "seed", "expert_shape", "saves", "saves_in_time"),
+    *("script_digest", "config", "data", "global_batch", "micro_batches", "seed", "expert_shape"),
+    *("saves", "saves_in_time"),
     *("layout", "layouts", "change", "layout_s", "too_large", "failed_layouts", "evaluated", "flop_per_sample"),
     *("leaving", "standbys", "slow", "relieved", "wanted", "places"),
 )
