@@ -26,7 +26,7 @@ def check_saved(job: LocalJob, step: int) -> None:
     assert f"after_apply raised at step {step} on node node-" in failed.why
     assert "ZeroDivisionError: of the script (" in failed.why
     assert "averaging.py:" in failed.why
-    assert job.output().splitlines()[-1].count("of the script") == 1, job.output()
+    assert job.output().splitlines()[-2].count("of the script") == 1, job.output()
     assert job.all(StepCommitted)[-1].step == step
     assert job.all(CheckpointSaved)[-1].step == step, job.story()
     assert not [event for event in job.events if isinstance(event, WorkersChanged | RolledBack)], job.story()

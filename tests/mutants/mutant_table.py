@@ -395,8 +395,8 @@ MUTANTS = (
     Mutant(
         name="lets_leavers_go_at_once",
         file=DEPARTURES,
-        old="(self._ledger.proven >= one.step or not self._turn.members.unfinished(plan))",
-        new="one.owed",
+        old="if one.owed and (safe or not self._turn.members.unfinished(plan)):",
+        new="if one.owed:",
         why="who has left counts until the others have gone on: whoever takes its place may not have the state yet",
     ),
     Mutant(
@@ -606,8 +606,8 @@ MUTANTS = (
     Mutant(
         name="the_same_members_for_ever",
         file=SUSPECTS,
-        old="not complaints or not (late or again):\n",
-        new="not complaints:\n            return {}\n        if True:\n",
+        old="        if not (late or again):\n",
+        new="        if True:\n",
         why="who has tried in vain twice does not try again",
     ),
     *MOVE_MUTANTS,

@@ -302,8 +302,8 @@ FAILURE_MUTANTS = (
     Mutant(
         name="a_probe_of_one_side_is_enough",
         file=PROBING,
-        old="        return None if newcomer.awaited else self._conclude(newcomer, Outcome.ADMITTED)\n",
-        new="        return self._conclude(newcomer, Outcome.ADMITTED)\n",
+        old="        return None if newcomer.awaited else self._conclude(newcomer, ProbeVerdict.ADMITTED)\n",
+        new="        return self._conclude(newcomer, ProbeVerdict.ADMITTED)\n",
         why="the other direction may be closed",
     ),
     Mutant(

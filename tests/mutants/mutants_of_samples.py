@@ -52,7 +52,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="a_refusal_is_not_reported",
         file=REPORTING,
-        old="        refused=generation if phase is Phase.REFUSED else 0,\n",
+        old="        refused=generation if phase is Phase.REFUSED and not comparison.differs else 0,\n",
         new="        refused=0,\n",
         why="what is held is kept, and with it what is wrong, for ever",
     ),

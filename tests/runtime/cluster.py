@@ -67,8 +67,8 @@ def lingering(job: Any, due: dict[str, int], node: str, step: int, directory: Pa
     session = job._session
     reduce, voting = session.workload.reduce, session._machine.voting
 
-    def late(comm: Any, everybody: Any) -> Any:
-        v = reduce(comm, everybody)
+    def late(*arguments: Any) -> Any:
+        v = reduce(*arguments)
         with session._shared.changed:
             session._shared.changed.wait_for(lambda: session._machine.frozen, DEADLINE_S)
         return v

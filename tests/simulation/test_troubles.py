@@ -156,7 +156,7 @@ def said_twice(seed: int) -> int:
 
 
 def test_a_power_cut_takes_what_is_not_on_disk() -> None:
-    assert sum(said_twice(seed) > 0 for seed in range(16)) > 3
+    assert sum(said_twice(seed) > 0 for seed in range(32)) > 7
 
 
 @pytest.mark.parametrize("seed", range(4))

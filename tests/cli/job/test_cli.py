@@ -94,7 +94,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
     runtime.mkdir(mode=0o700)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    return {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(temporary), TOKEN: ""}
+    kept = str(tmp_path / "state")  # no journal of another test's job
+    return {
+        **os.environ,
+        "XDG_RUNTIME_DIR": str(runtime),
+        "XDG_STATE_HOME": kept,
+        "TMPDIR": str(temporary),
+        TOKEN: "",
+    }
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

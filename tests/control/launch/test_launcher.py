@@ -251,8 +251,9 @@ def test_what_a_killed_run_has_left_goes_with_the_next_one(world: World, tmp_pat
         for pid in world.processes():
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not world.processes(), "all processes to end")
+    # The folder of the run's sockets lies elsewhere if the path of the temporary folder is too long for a socket.
     left = (*memory.iterdir(), *world.temporary.iterdir())
-    assert len(left) == 2, left
+    assert len(list(memory.iterdir())) == 1, left
     with world.job("--steps", "3", options=options, folder="next", warm=True) as job:
         assert job.wait_exit() == 0
     assert not [folder for folder in left if folder.exists()]

@@ -183,9 +183,10 @@ def test_the_last_checkpoint_is_never_left_out(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(checkpoint_dir, "write_file", held)
     monkeypatch.setattr(Applying, "finish", finishing)
     Trained(tmp_path).run(8)
-    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [4, 8]
+    saved = [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))]
+    assert saved in ([4, 8], [8])  # the last save waits for no earlier one, which may be given up for it
     Trained(tmp_path).run(8)  # nothing is left to do, or to save
-    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [4, 8]
+    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == saved
 
 
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(

@@ -33,6 +33,7 @@ SHARES = {
     "ladder": 2,
     "beginning": 1,
     "stopping": 1,
+    "skipping": 1,
     "storm": 3,
     "work": 1,
     "links": 3,
