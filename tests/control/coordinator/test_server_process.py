@@ -187,6 +187,7 @@ def test_a_job_that_is_over_goes_on_in_its_events_file_with_an_empty_store(tmp_p
     path = tmp_path / "e.jsonl"
     for _ in range(3):
         with CoordinatorProcess(tmp_path, store="memory:", events=path) as coordinator:
+            httpx.get(coordinator.entry.url, timeout=PATIENCE_S)  # Signals are handled once it answers.
             coordinator.process.send_signal(signal.SIGTERM)
             assert coordinator.wait() == 75
     events = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]

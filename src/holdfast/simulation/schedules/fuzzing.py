@@ -34,6 +34,7 @@ SHARES = {
     "beginning": 1,
     "stopping": 1,
     "skipping": 1,
+    "differ": 2,
     "storm": 3,
     "work": 1,
     "links": 3,
