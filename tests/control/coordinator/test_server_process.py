@@ -205,11 +205,8 @@ def test_a_job_that_is_over_goes_on_in_its_events_file_with_an_empty_store(tmp_p
 def test_a_store_that_is_older_than_its_events_is_refused_and_left_alone(tmp_path: Path, place: Path) -> None:
     """Nobody knows whether the workers of the job live: a person says which store is the newest."""
     settings: dict[str, Any] = {"store": f"sqlite:{place}/s.db", "events": place / "e.jsonl", "token": "t"}
-    with CoordinatorProcess(tmp_path, **settings) as coordinator:
-        coordinator.process.kill()
-        coordinator.wait()
-    backup = _contents(place)
     with CoordinatorProcess(tmp_path, **settings) as coordinator, coordinator.agent() as agent:
+        backup = _contents(place)
         _training(agent)
         coordinator.until_event(GenerationStarted)
         coordinator.process.kill()
