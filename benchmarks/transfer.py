@@ -100,7 +100,7 @@ def measure(megabytes: int, repeats: int) -> tuple[list[float], list[float]]:
             view=view,
             step=1,
             passed=(),
-            on_end=outcome.put,
+            on_end=lambda why, *_: outcome.put(why),
         ).start()
         assert outcome.get() == ""
         nbytes = here.recv()
