@@ -12,6 +12,7 @@ import socket
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
@@ -25,6 +26,15 @@ from holdfast.runtime.state.wire import Offer, Ticket
 
 SENDER, RECEIVER = "n1/0/a", "n2/0/b"
 MICRO = 1 << 20
+
+
+def reports_to(outcome: queue.Queue[str]) -> Callable[[str, str], None]:
+    """Return a callback for the end of a transfer that puts the error, or "", into a queue."""
+
+    def on_end(error: str, _peer: str) -> None:
+        outcome.put(error)
+
+    return on_end
 
 
 def make(megabytes: int) -> TrainingState:
@@ -100,7 +110,7 @@ def measure(megabytes: int, repeats: int) -> tuple[list[float], list[float]]:
             view=view,
             step=1,
             passed=(),
-            on_end=lambda why, *_: outcome.put(why),
+            on_end=reports_to(outcome),
         ).start()
         assert outcome.get() == ""
         nbytes = here.recv()
