@@ -94,7 +94,19 @@ def test_sockets_that_have_no_room_below_tmpdir_lie_elsewhere(
         assert Path(folder).stat().st_mode & 0o777 == 0o700
 
 
+def test_there_is_room_for_the_sockets_of_a_node_with_a_short_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    for length in range(60, 107):
+        base = Path(f"{tmp_path}/{'x' * 120}"[:length])
+        base.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setenv("TMPDIR", str(base))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        with owned_folder("node", len("a.sock")) as folder:
+            assert len(f"{folder}/zygote-1.sock") <= 107
+
+
 def test_the_variable_is_named_if_no_folder_can_be_used(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owned_folders, "_OTHER_BASES", ())
-    with pytest.raises(BadInputError, match=f"TMPDIR is '{temporary}': .*at most 20 "), owned_folder("test", 63):
+    with pytest.raises(BadInputError, match=f"is '{temporary}': .*at most 20 "), owned_folder("test", 63):
         pass

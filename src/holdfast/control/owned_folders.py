@@ -20,6 +20,8 @@ from holdfast.errors import BadInputError
 
 #: the longest path of a Unix socket: 108 bytes with the final zero (unix(7))
 _MOST_SOCKET_PATH = 107
+#: bytes of the longest name that a process gives to a socket of its own: zygote-12345.sock
+OWN_SOCKET_NAME = len("zygote-12345.sock")
 #: characters that `tempfile.mkdtemp` adds to a prefix
 _RANDOM = 8
 #: used if the user's temporary folder cannot be
@@ -68,7 +70,7 @@ def remove_abandoned_folders(pattern: str, *, older_s: float = 0.0) -> None:
 
 
 @contextlib.contextmanager
-def owned_folder(kind: str, longest_name: int = 0) -> Generator[str]:
+def owned_folder(kind: str, longest_name: int = OWN_SOCKET_NAME) -> Generator[str]:
     """Make a private temporary folder, and remove it at the end; folders of killed owners are removed first.
 
     Args:
@@ -107,15 +109,14 @@ def temporary_base(longest_name: int, prefix: int) -> str:
     Raises:
         BadInputError: none can be used.
     """
-    room = _MOST_SOCKET_PATH - len("//") - prefix - _RANDOM - longest_name
-    try:
+    room = _MOST_SOCKET_PATH - len("//") - prefix - _RANDOM - max(longest_name, OWN_SOCKET_NAME)
+    usual = ""
+    with contextlib.suppress(FileNotFoundError):  # none can be written
         usual = tempfile.gettempdir()
-    except FileNotFoundError:
-        usual = os.environ.get("TMPDIR", "")
     for base in (usual, *_OTHER_BASES):
         if len(os.fsencode(base)) <= room and os.access(base, os.W_OK | os.X_OK):
             return base
     raise BadInputError(
-        f"no temporary folder can be used: TMPDIR is {usual!r}: set it to a folder that can be written and whose path "
-        f"has at most {room} characters"
+        f"no temporary folder can be used; the usual one is {usual!r}: set TMPDIR to a folder that can be written and "
+        f"whose path has at most {room} characters"
     )

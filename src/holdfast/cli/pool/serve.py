@@ -16,7 +16,7 @@ from holdfast.cli.options import JOB, OUTPUT, RECOVERY, grouped
 from holdfast.cli.output import say, start_log, warn
 from holdfast.cli.server_options import ListenOptions, NodeOptions
 from holdfast.control.addresses import advertised_address
-from holdfast.control.owned_folders import owned_folder
+from holdfast.control.owned_folders import OWN_SOCKET_NAME, owned_folder
 from holdfast.control.pool.settings import PoolSettings, check_policy, default_folder
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.registry import JobEntry, check_name, registry_directory
@@ -159,7 +159,8 @@ def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, l
         )
     name = node.node_name or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
     check_name("--node-name", name)
-    with owned_folder("node", len(f"{_MOST_GRANT}/{name}.sock")) as folder:
+    longest = len(f"{_MOST_GRANT}/") + max(len(f"{name}.sock"), OWN_SOCKET_NAME)
+    with owned_folder("node", longest) as folder:
         settings = PoolNodeSettings(
             pool=entry.url,
             token=entry.token,

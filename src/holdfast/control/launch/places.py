@@ -11,9 +11,6 @@ from holdfast.control.launch.settings import LaunchSettings
 from holdfast.control.owned_folders import owned_folder
 from holdfast.errors import BadInputError
 
-#: bytes of a socket's name in the job's folder, for nodes that join later
-_SOCKET_NAME = 16
-
 
 @contextlib.contextmanager
 def reserved_port(port: int) -> Generator[int]:
@@ -38,7 +35,7 @@ def reserved_port(port: int) -> Generator[int]:
 def job_folders(settings: LaunchSettings) -> Generator[tuple[Path, Path]]:
     """Make the job's folder and a private, short-named one for sockets; the temporary ones go again."""
     names = (*settings.start_names, *settings.standby_names)
-    longest = max(_SOCKET_NAME, *(len(f"{name}.sock") for name in names))
+    longest = max(len(f"{name}.sock") for name in names)
     with owned_folder("run", longest) as folder:
         sockets = Path(folder)
         if settings.job_dir is not None:
