@@ -251,16 +251,14 @@ class Coordinator:
         if isinstance(message, msg.Hello):
             if node is None:
                 self._hello(event.connection, message)
-        elif isinstance(message, msg.AddressProbed):
-            if node is not None:
-                node.seen = self.turn.now
-            self._conclude(self._probing.on_probed(event.connection, message))
-        elif node is None:  # expelled, or not let in yet
-            self._probing.keep(event.connection, message)
-        else:
+        elif node is not None:
             node.seen = self.turn.now
             if not (node.standby and self.parts.standbys.take(node, message)):
                 self._AGENT_SAYS[type(message)][self.parts.state](self, node, message)
+        elif isinstance(message, msg.AddressProbed):
+            self._conclude(self._probing.on_probed(event.connection, message))
+        else:  # expelled, or not let in yet
+            self._probing.keep(event.connection, message)
 
     def _hello(self, connection: int, hello: msg.Hello) -> None:
         known = self.members.nodes.get(hello.node)
@@ -370,6 +368,9 @@ class Coordinator:
     def _hear(self, node: Node, message: Heard) -> None:
         self._hearing.hear(node, message)
 
+    def _probed(self, node: Node, probed: msg.AddressProbed) -> None:
+        self._conclude(self._probing.on_probed(node.connection, probed))
+
     def _asks(self, node: Node, ask: msg.AskPlan) -> None:
         if why := self.parts.telling.asked(node, ask):
             self._hearing.expel(node, why)
@@ -421,6 +422,7 @@ class Coordinator:
         msg.Heartbeat: while_it_goes_on(_hear),
         msg.FromWorker: always(_hear),
         msg.AskPlan: while_it_goes_on(_asks),
+        msg.AddressProbed: always(_probed),
         msg.Posts: while_it_goes_on(_hear),
         **dict.fromkeys((msg.AppliedSteps, msg.NodeSnapshots, msg.EndNotice, msg.MemoryTaken), while_it_goes_on(_hear)),
         **dict.fromkeys((msg.OutputFailed, msg.ClockOffset), while_it_goes_on(_hear)),
