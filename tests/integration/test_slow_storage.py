@@ -39,10 +39,9 @@ def test_one_slow_node_delays_checkpoints_but_no_requested_one(tmp_path: Path) -
     options = ("--nodes", "2", "--checkpoint-dir", str(saved), "--checkpoint-every", "2")
     environment = {"PYTHONPATH": str(slow), "XDG_RUNTIME_DIR": str(tmp_path)}
     with LocalJob(TINY, FOREVER, options=options, folder=tmp_path, environment=environment) as job:
-        delayed = job.wait(CheckpointDelayed)
-        assert delayed.nodes == (job.nodes()[1],), "the node of rank 1"
-        # Far more are due than may be unfinished at a time; the first one stays the one that all wait for.
-        job.wait(CheckpointDelayed, lambda event: event.left_out > 16)
+        # Far more are due than may be unfinished at a time; the first one stays the one that all wait for. On a busy
+        # machine the other node, too, may be late at first.
+        job.wait(CheckpointDelayed, lambda event: event.left_out > 16 and event.nodes == job.nodes()[1:])
         assert not job.all(CheckpointSaved)
         (slow / "release").touch()
         first = job.wait(CheckpointSaved)

@@ -23,7 +23,7 @@ from holdfast.protocol.events import (
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.schedules.enumeration import FAMILIES, plan_of
 
-FEW = 12
+FEW = 4
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"large"}))

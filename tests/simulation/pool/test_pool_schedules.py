@@ -30,10 +30,10 @@ MOST = 1500
 
 
 def test_schedules_hold() -> None:
-    tally = run_pools(range(200))
+    tally = run_pools(range(80))
     assert tally.failed == {}
-    assert tally.moved > 1000
-    assert tally.recalled > 50
+    assert tally.moved > 400
+    assert tally.recalled > 20
 
 
 def test_a_number_is_a_schedule() -> None:
@@ -230,7 +230,12 @@ WRONG = {
 
 
 #: where one was found that few schedules find: they are looked at first
-RARE = {"believes_every_suspended": 870, "tells_first": 90}
+RARE = {
+    "believes_every_suspended": 530,
+    "follows_changes_only": 260,
+    "reports_each_role_at_once": 160,
+    "tells_first": 90,
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
