@@ -27,6 +27,7 @@ SHARES = {
     "moves": (1, 1),
     "layouts": (1, 1),
     "outdated": (1, 1),
+    "combined": (1, 1),
 }
 
 

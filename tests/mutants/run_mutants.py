@@ -72,7 +72,7 @@ def caught_by(mutant: Mutant, *, quick: bool = False) -> str:
 
 def _run_tests(tests: tuple[str, ...], place: Path) -> str:
     """Run test files or folders (below tests/) on the mutant; return the line that names the first failure."""
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={place}"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not processor_time", "-o", f"pythonpath={place}"]
     return _run(["-m", "pytest", *options, *(str(TESTS / name) for name in tests)], place)
 
 

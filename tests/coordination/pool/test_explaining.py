@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import pytest
 from bids import demands
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +59,7 @@ def test_so_many_nodes_more_would_do_and_one_less_would_not(policy: Policy, dema
                 assert not divide(policy, replace(demand, nodes=demand.nodes + more - 1)).nodes[name]
 
 
+@pytest.mark.processor_time
 def test_a_job_that_asks_for_a_billion_nodes_is_explained_at_once() -> None:
     """Who hands in such a job must not have the pool's server count to a billion."""
     began = time.process_time()

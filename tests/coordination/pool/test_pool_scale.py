@@ -27,6 +27,7 @@ def _full(policy: str, nodes: int = NODES) -> PlayedPool:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.processor_time
 def test_an_arrival_and_a_loss_are_decided_in_less_than_a_second(policy: str) -> None:
     # (one that reckons solves anew for each of the jobs that are handed in here: at full size test_foreseen_plans does)
     nodes = NODES // 4 if POLICIES[policy].reckons else NODES
@@ -43,6 +44,7 @@ def test_an_arrival_and_a_loss_are_decided_in_less_than_a_second(policy: str) ->
     assert max(arrival_s, loss_s) <= 1.0
 
 
+@pytest.mark.processor_time
 def test_ten_idle_seconds_take_less_than_one_of_the_processor() -> None:
     pool = _full("equal")
     told = len(pool.events)

@@ -120,6 +120,7 @@ def test_so_is_the_plan_for_each_job_that_may_end_or_begin_next(case: tuple[list
         check(Planner(others, nodes, running_s).begun(task), tasks, nodes, running_s)
 
 
+@pytest.mark.processor_time
 def test_a_plan_for_1024_nodes_and_32_jobs_with_all_its_futures_takes_seconds_and_a_look_up_no_time() -> None:
     rng = np.random.default_rng(7)
     held = np.arange(1025.0)
