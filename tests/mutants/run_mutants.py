@@ -25,8 +25,9 @@ SOURCE = TESTS.parent / "src" / "holdfast"
 
 #: rounds of the schedules in check_schedules.py
 QUICK_ROUNDS, ROUNDS = 4, 60
-#: seconds of the CPU; a mutant that makes a schedule endless is caught, too
+#: seconds of the CPU; a mutant that makes a schedule or a test endless is caught, too. All unit tests take 100 s.
 LIMIT_S = 120
+TESTS_LIMIT_S = 600
 UNIT_TESTS = ("coordination", "protocol")
 
 
@@ -62,32 +63,33 @@ def caught_by(mutant: Mutant, *, quick: bool = False) -> str:
         write(mutant, place)
         if mutant.tests:
             return _run_tests(mutant.tests, place)
+        beside = os.path.dirname(mutant.file)  # the tests of a folder lie in one of the same name, and come first
         check = str(TESTS / "mutants" / "check_schedules.py")
         said = _run([check, "0", str(QUICK_ROUNDS)], place)
         if said or quick:
             return said
-        said = _run_tests(UNIT_TESTS, place)
+        said = _run_tests((beside, *UNIT_TESTS) if (TESTS / beside).is_dir() else UNIT_TESTS, place)
         return said or _run([check, str(QUICK_ROUNDS), str(ROUNDS)], place)
 
 
 def _run_tests(tests: tuple[str, ...], place: Path) -> str:
     """Run test files or folders (below tests/) on the mutant; return the line that names the first failure."""
     options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not processor_time", "-o", f"pythonpath={place}"]
-    return _run(["-m", "pytest", *options, *(str(TESTS / name) for name in tests)], place)
+    return _run(["-m", "pytest", *options, *(str(TESTS / name) for name in tests)], place, TESTS_LIMIT_S)
 
 
-def _run(command: list[str], place: Path) -> str:
+def _run(command: list[str], place: Path, limit_s: int = LIMIT_S) -> str:
     """Run Python on the mutant; return the line that says what failed, "" if nothing did."""
     environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         [sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        resource.prlimit(process.pid, resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (limit_s, limit_s))
         said, complaints = process.communicate()
     if process.returncode == 0:
         return ""
     if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"no end within {LIMIT_S} s of the CPU"
+        return f"no end within {limit_s} s of the CPU"
     lines = [line for line in said.splitlines() if line.startswith(("schedule", "FAILED", "ERROR"))]
     return lines[0] if lines else (said + complaints).strip().splitlines()[-1]
 
