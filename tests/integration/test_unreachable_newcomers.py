@@ -1,4 +1,4 @@
-"""Nodes that others cannot reach: they are refused, and the job goes on as if they had never come."""
+"""Nodes that others cannot reach: they are refused, and the job begins or goes on as if they had never come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from job_cases import FOREVER, TINY
 
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_REFUSED
-from holdfast.protocol.events import FailureDetected, GenerationStarted, NodeRefused, StepCommitted
+from holdfast.protocol.events import FailureDetected, GenerationStarted, JobWaiting, NodeRefused, StepCommitted
 from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
 
 
@@ -51,5 +51,23 @@ def test_a_newcomer_that_does_not_answer_the_members_is_refused_before_it_joins(
             job.wait(StepCommitted, since=after)
             assert not job.all(FailureDetected), job.story()
             assert [event.members for event in job.all(GenerationStarted)] == [("node-0",)]
+    except NamespacesRefusedError as error:
+        pytest.skip(str(error))
+
+
+def test_a_node_that_is_unreachable_from_the_start_is_in_no_generation(tmp_path: Path) -> None:
+    """Of two nodes none can tell which is wrong: the job waits and names both. A third one shows it, and they begin."""
+    try:
+        with joined(3) as network:
+            network.deafen("node-1")
+            with NetworkJob(network, TINY, (*FOREVER, "--step-seconds", "0.1"), nodes=2, folder=tmp_path) as job:
+                waiting = job.wait(JobWaiting)
+                assert all(network.address(node) in waiting.why for node in ("node-0", "node-1"))
+                job.add("node-2")
+                refused = job.wait(NodeRefused)
+                assert (refused.node, refused.address) == ("node-1", network.address("node-1"))
+                job.wait(StepCommitted, world_size=2)
+                assert not job.all(FailureDetected), job.story()
+                assert [set(event.members) for event in job.all(GenerationStarted)] == [{"node-0", "node-2"}]
     except NamespacesRefusedError as error:
         pytest.skip(str(error))

@@ -14,6 +14,9 @@ KEPT_RANKS = "coordination/failures/kept_ranks.py"
 ADMISSION = "coordination/nodes/admission.py"
 PLANNER = "coordination/generations/planner.py"
 PROBING = "coordination/nodes/probing.py"
+PAIR_PROBES = "coordination/nodes/pair_probes.py"
+START_PROBES = "coordination/nodes/start_probes.py"
+COORDINATOR = "coordination/coordinator.py"
 SUSPECTS = "coordination/failures/suspects.py"
 TRANSFERS = "coordination/nodes/transfers.py"
 
@@ -301,9 +304,9 @@ FAILURE_MUTANTS = (
     ),
     Mutant(
         name="a_probe_of_one_side_is_enough",
-        file=PROBING,
-        old="        return None if newcomer.awaited else self._conclude(newcomer, ProbeVerdict.ADMITTED)\n",
-        new="        return self._conclude(newcomer, ProbeVerdict.ADMITTED)\n",
+        file=PAIR_PROBES,
+        old="        elif probe.awaited:\n            return None\n",
+        new="",
         why="the other direction may be closed",
     ),
     Mutant(
@@ -312,5 +315,40 @@ FAILURE_MUTANTS = (
         old="TRIES = 2\n",
         new="TRIES = 1\n",
         why="the fault may be the member's",
+    ),
+    Mutant(
+        name="the_first_nodes_are_not_probed",
+        file=COORDINATOR,
+        old="        self.parts.start_probes.begin(node)\n",
+        new="",
+        why="a job would begin with a node that others cannot reach",
+    ),
+    Mutant(
+        name="a_job_begins_before_its_nodes_are_probed",
+        file=DECIDING,
+        old="        if self._start_probes.are_open or not self._have_same_data():\n",
+        new="        if not self._have_same_data():\n",
+        why="a node whose probes hang would be a member",
+    ),
+    Mutant(
+        name="bad_nodes_accuse_good_ones",
+        file=START_PROBES,
+        old="        return sum(bool(self._reached.get(other)) for other in self._failed[one])\n",
+        new="        return len(self._failed[one])\n",
+        why="two bad nodes would have a good one refused",
+    ),
+    Mutant(
+        name="no_third_node_is_asked",
+        file=START_PROBES,
+        old="        if self._asks_third(unclear):\n",
+        new="        if False:\n",
+        why="a good node that has tried two bad ones would stay unclear",
+    ),
+    Mutant(
+        name="needed_nodes_are_refused_without_proof",
+        file=START_PROBES,
+        old="        if len(last) <= spare:\n",
+        new="        if True:\n",
+        why="if the first node is bad, all that follow would be refused",
     ),
 )

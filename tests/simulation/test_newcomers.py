@@ -1,4 +1,4 @@
-"""Newcomers that no other node can connect to, links that work in one direction, and bad senders."""
+"""Newcomers and first nodes that no other can connect to, links that work in one direction, and bad senders."""
 
 from __future__ import annotations
 
@@ -63,3 +63,41 @@ def test_a_newcomer_that_is_probed_and_cannot_be_reached_is_in_no_generation(sil
     assert [event.node for event in events if isinstance(event, ev.NodeRefused)] == ["n3"]
     assert not [event for event in events if isinstance(event, ev.FailureDetected)]
     assert not [event for event in events if isinstance(event, ev.GenerationStarted) and "n3" in event.members]
+
+
+def start(blocked: tuple[tuple[int, int], ...], start_nodes: int) -> SimCluster:
+    nodes = max(start_nodes, 4)
+    cluster = SimCluster(replace(CALM, nodes=nodes, start_nodes=start_nodes, probes=True, blocked=blocked))
+    assert cluster.run().exit_code == EXIT_DONE
+    return cluster
+
+
+def told(cluster: SimCluster) -> tuple[list[str], set[str], list[ev.AnyEvent]]:
+    """Return the nodes that were refused, all members, and the failures."""
+    events = cluster.world.journal.events
+    refused = [event.node for event in events if isinstance(event, ev.NodeRefused)]
+    members = {name for event in events if isinstance(event, ev.GenerationStarted) for name in event.members}
+    return refused, members, [event for event in events if isinstance(event, ev.FailureDetected)]
+
+
+@pytest.mark.parametrize("bad", range(4))
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_node_that_is_bad_from_the_start_is_refused_before_the_first_generation(bad: int, sends: bool) -> None:
+    """It may be the one whose initial state all others would have been sent."""
+    refused, members, failures = told(start(((-1, bad),) if sends else ((bad, -1),), start_nodes=3))
+    assert refused == [f"n{bad}"]
+    assert members == {"n0", "n1", "n2", "n3"} - {f"n{bad}"}
+    assert not failures
+
+
+def test_a_job_waits_if_all_nodes_are_needed_and_a_new_one_takes_the_place_of_the_bad_one() -> None:
+    refused, members, failures = told(start(((-1, 1),), start_nodes=4))
+    assert refused == ["n1"]
+    assert members == {"n0", "n2", "n3", "n4"}
+    assert not failures
+
+
+def test_one_link_that_fails_from_the_start_refuses_nobody() -> None:
+    refused, members, _ = told(start(((2, 3),), start_nodes=4))
+    assert not refused
+    assert len(members) == 4

@@ -24,6 +24,7 @@ from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.nodes.admission import Admission
 from holdfast.coordination.nodes.learnt_lease import least_lease_s
 from holdfast.coordination.nodes.membership import Membership, Node
+from holdfast.coordination.nodes.pair_probes import PairProbe
 from holdfast.coordination.nodes.probing import Newcomer, ProbeVerdict, Probing
 from holdfast.coordination.nodes.requests import grant
 from holdfast.coordination.parts import JobParts, JobState
@@ -80,7 +81,7 @@ class Coordinator:
         self.parts = parts = JobParts(self.turn, config)
         self.waiting = Waiting(parts)
         self._admission = Admission(parts)
-        self._probing = Probing(turn=self.turn, config=config)
+        self._probing = Probing(self.turn, parts.pair_probes)
         self._deciding = Deciding(parts)
         self._hearing = Hearing(parts)
         self._finishing = Finishing(parts)
@@ -188,6 +189,10 @@ class Coordinator:
             self.parts.ending.failed(why)
         if self.over is not None:
             return
+        spare = self.members.complete_nodes - self.parts.replacing.needed
+        for node, why in self.parts.start_probes.judge(spare):
+            self.parts.misfit = why
+            self._admission.refuse_node(node, why)
         self.parts.departures.let_go()
         self._deciding.decide()
         self.parts.departures.let_go()  # (those that are members of nothing any more)
@@ -256,7 +261,7 @@ class Coordinator:
             if not (node.standby and self.parts.standbys.take(node, message)):
                 self._AGENT_SAYS[type(message)][self.parts.state](self, node, message)
         elif isinstance(message, msg.AddressProbed):
-            self._conclude(self._probing.on_probed(event.connection, message))
+            self._on_address_probed(event.connection, message)
         else:  # expelled, or not let in yet
             self._probing.keep(event.connection, message)
 
@@ -271,6 +276,7 @@ class Coordinator:
         node = self._admission.let_in(connection, hello)
         if node is None:
             return
+        self.parts.start_probes.begin(node)
         if not node.returning and not node.aside:
             self.parts.newcomers.came(node)
         generation = self.turn.generation
@@ -292,13 +298,22 @@ class Coordinator:
         else:
             self.parts.ending.late(node)
 
+    def _on_address_probed(self, connection: int, answer: msg.AddressProbed) -> None:
+        probe = self.parts.pair_probes.on_probed(connection, answer)
+        if probe is not None:
+            self._on_probe_ended(probe)
+
+    def _on_probe_ended(self, probe: PairProbe) -> None:
+        self.parts.start_probes.on_probed(probe)
+        self._conclude(self._probing.on_probed(probe))
+
     def _conclude(self, probed: tuple[Newcomer, ProbeVerdict] | None) -> None:
         """Let a newcomer in that was probed, or refuse it."""
         if probed is None:
             return
         newcomer, outcome = probed
-        if outcome is ProbeVerdict.REFUSED:
-            self._admission.refuse_unreachable(newcomer.connection, newcomer.hello, newcomer.why)
+        if outcome is ProbeVerdict.REFUSED and self.over is None:
+            self._admission.refuse_newcomer(newcomer.connection, newcomer.hello, newcomer.why)
             return
         self._hello(newcomer.connection, newcomer.hello)
         for message in newcomer.backlog:
@@ -337,7 +352,7 @@ class Coordinator:
         self.members.renew_leases(self.turn.now)
         self.parts.absences.pause_over()
         self._admission.pause_over()
-        self._probing.pause_over()
+        self.parts.pair_probes.pause_over()
         self.parts.inquiry.wait_anew()
         return True
 
@@ -359,8 +374,9 @@ class Coordinator:
             self.parts.failures.undo_pending(now, ())
         self.parts.inquiry.tick()
         self._finishing.tick()
-        for probed in self._probing.tick():
-            self._conclude(probed)
+        for probe in self.parts.pair_probes.tick():
+            self._on_probe_ended(probe)
+        self.parts.start_probes.tick()
         self.parts.standbys.tick()
         self.parts.failing.tick()
         self.parts.closing.tick()
@@ -368,8 +384,8 @@ class Coordinator:
     def _hear(self, node: Node, message: Heard) -> None:
         self._hearing.hear(node, message)
 
-    def _probed(self, node: Node, probed: msg.AddressProbed) -> None:
-        self._conclude(self._probing.on_probed(node.connection, probed))
+    def _probed(self, node: Node, answer: msg.AddressProbed) -> None:
+        self._on_address_probed(node.connection, answer)
 
     def _asks(self, node: Node, ask: msg.AskPlan) -> None:
         if why := self.parts.telling.asked(node, ask):

@@ -25,9 +25,11 @@ from holdfast.coordination.layouts.failing import FailingLayouts
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.membership import Membership
+from holdfast.coordination.nodes.pair_probes import PairProbes
 from holdfast.coordination.nodes.record_age import RecordAge
 from holdfast.coordination.nodes.replacing import Replacing
 from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.nodes.start_probes import StartProbes
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.checkpoints import CheckpointBook
 from holdfast.coordination.progress.evaluations import EvaluationBook
@@ -57,6 +59,8 @@ class JobParts:
         self.turn = turn
         self.config = config
         self.record_age = RecordAge(turn, config.lease_s)
+        self.pair_probes = PairProbes(turn, config.probe_timeout_s)
+        self.start_probes = StartProbes(turn, self.pair_probes)
         self.progress = Progress(turn)
         costs = self.progress.costs
         self.loads = LoadBook(turn)

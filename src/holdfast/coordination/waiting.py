@@ -41,11 +41,14 @@ class Waiting:
         record, members, config = turn.record, turn.members, parts.config
         if record.outcome:
             return None
+        why = parts.start_probes.unclear if record.plan is None else ""
+        if why and members.complete_nodes >= parts.replacing.needed:
+            return Need(nodes=1, expert_slots=0, why=why)
         if record.generation == 0:
             # (that nodes are still to come at the begin is worth no word, unless one came in vain)
             left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.all_out
             why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")
-            return Need(nodes=left, expert_slots=0, why=why) if why else None
+            return Need(nodes=left, expert_slots=0, why=why) if why and left > 0 else None
         # Of those that may still come back it is their part of the state that the job waits for.
         broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
         if record.plan is not None and broken and (missing := parts.replacing.waits(record.plan)):

@@ -18,7 +18,7 @@ from holdfast.simulation.faults.one_way import ONE_WAY
 from holdfast.simulation.faults.places_taken import PlacesTaken
 from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultKind, FaultPlan
 from holdfast.simulation.faults.pool_above import PoolAbove
-from holdfast.simulation.faults.troubles import SLOWER
+from holdfast.simulation.faults.troubles import SLOWER, OneWay
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.agent import FIRST_STANDBY, SimAgent
 from holdfast.simulation.machines.coordinator import CoordinatorShell
@@ -55,6 +55,10 @@ class SimCluster:
         self.injector = Injector(self, plan)
         self.pool = PoolAbove(self) if plan.pooled else None
         self._homeless: list[SimAgent] = []
+        for link in plan.blocked:
+            sender, receiver = (frozenset([f"n{end}"]) if end >= 0 else None for end in link)
+            one_way = OneWay(sender, receiver, refused=sum(link) % 2 == 0)
+            self.world.data_plane.block(self.world.timeline, one_way, None)
         self._writes = 0
         #: a run that has more of them goes round in circles (a thousand nodes need some fifty thousand)
         self.most_events = 500_000
@@ -81,7 +85,7 @@ class SimCluster:
             if steps > self.most_events:
                 self.checker.stuck()
             if now > max(self.injector.quiet_from, self.checker.progress_at, helped_at) + patience_s:
-                if helped == self.plan.nodes or not self._waits_for_a_person:
+                if helped == self._most_help or not self._waits_for_a_person:
                     self.checker.stuck()
                 helped, helped_at = helped + 1, now
                 self._help()
@@ -103,8 +107,19 @@ class SimCluster:
         slow_s = len(self.plan.slow_work) * self.plan.slow_work_s
         kinds = Counter(fault.kind for fault in self.plan.faults)
         groups = 1 + (FaultKind.PARTITION_FOR_GOOD in kinds)
-        tries_s = 2 * TRANSFER_TRIES * timing.operation_timeout_s * sum(kinds[kind] for kind in ONE_WAY)
+        tries_s = (
+            2
+            * TRANSFER_TRIES
+            * timing.operation_timeout_s
+            * (len(self.plan.blocked) + sum(kinds[kind] for kind in ONE_WAY))
+        )
         return 2 * self.world.config.lease_s + groups * timing.build_timeout_s + tries_s + alone_s + slow_s
+
+    @property
+    def _most_help(self) -> int:
+        """How many nodes are brought or let back at most; more, if others cannot connect to some of them."""
+        unreachable = sum(fault.kind is FaultKind.JOIN_UNREACHABLE for fault in self.plan.faults)
+        return self.plan.nodes + 2 * len(self.plan.blocked) + unreachable
 
     @property
     def _waits_for_a_person(self) -> bool:
@@ -118,7 +133,7 @@ class SimCluster:
         if record is None:
             return False
         deserted = record.generation > 0 and not any(agent.alive for agent in self.agents.values())
-        lacks = self._lacks_nodes or self._lacks_reach
+        lacks = self._lacks_nodes or self._lacks_reach or self._lacks_refused
         return lacks or deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
 
     @property
@@ -126,6 +141,14 @@ class SimCluster:
         """A job that is to have as many nodes as before says that it waits for some."""
         shell = self.coordinator
         return self.places.waits and shell is not None and shell.alive and shell.machine.waiting.need is not None
+
+    @property
+    def _lacks_refused(self) -> bool:
+        """A job waits for a node in place of one that others could not connect to, or to show which one that is."""
+        shell, record = self.coordinator, self.world.store.record
+        if shell is None or not shell.alive or record is None or record.plan is not None:
+            return False
+        return bool(shell.machine.parts.start_probes.unclear or (record.generation == 0 and self.checker.refused))
 
     @property
     def _lacks_reach(self) -> bool:
@@ -136,7 +159,7 @@ class SimCluster:
 
     def _help(self) -> None:
         """Bring what the job waits for."""
-        if self._lacks_nodes or self._lacks_reach:
+        if self._lacks_nodes or self._lacks_reach or self._lacks_refused:
             self.injector.bring_one()
         elif any(agent.alive for agent in self.agents.values()):
             self.undrain()

@@ -50,7 +50,7 @@ class Checker:
         self._record: Record | None = None
         self._barred: set[str] = set()  # (who is let back may still hear of an earlier refusal)
         #: the nodes that other nodes could not reach
-        self._refused: set[str] = set()
+        self.refused: set[str] = set()
         self._counts = WhoCounts()
         #: the nodes with a worker whose settings differ, and with which settings (generation, step, role) has passed
         self._differing = set[str]()
@@ -327,8 +327,8 @@ class Checker:
     def _accused(self, event: ev.NodeRefused | ev.FailureDetected) -> None:
         """A node is refused or blamed: not if connections between other nodes failed."""
         if isinstance(event, ev.NodeRefused):
-            self._refused.add(event.node)
-            wrong = wrongly_refused(self._world.plan, self._world.data_plane, event)
+            self.refused.add(event.node)
+            wrong = wrongly_refused(self._world.plan, self._world.data_plane, self._record, event)
         else:
             wrong = self._wrongly_blamed(event)
         if wrong:
@@ -456,7 +456,7 @@ class Checker:
 
     def refused_for_good(self, node: str, refused: msg.Refused) -> None:
         """A node was turned away: it has done nothing wrong, unless it is quarantined, or was reported as refused."""
-        if not self._outcome and node not in self._barred | self._refused:
+        if not self._outcome and node not in self._barred | self.refused:
             self._fail(f"{node} was refused for good: {refused.why}")
 
     def _failed(self, machine: Coordinator, why: str) -> None:

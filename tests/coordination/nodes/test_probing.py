@@ -18,11 +18,12 @@ def at(node: str, port: int = 9) -> msg.Hello:
 
 
 def begin(nodes: int) -> Job:
-    """A job of nodes with addresses trains: these were not probed, as they began together."""
+    """A job of nodes with addresses trains: these have reached each other while their workers started."""
     job = Job(nodes=nodes).boot()
     for index in range(nodes):
         job.connect(at(f"n{index}"))
         assert job.sent(msg.Welcome), job.last
+        answer(job, probes(job))
         job.say(attach(w(f"n{index}")))
     for index in range(nodes):
         job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))

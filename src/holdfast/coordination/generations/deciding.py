@@ -72,7 +72,7 @@ class Deciding:
         self._ending, self._closing = parts.ending, parts.closing
         self._raisers, self._kept_ranks = parts.raisers, parts.kept_ranks
         self._telling, self._newcomers = parts.telling, parts.newcomers
-        self._record_age = parts.record_age
+        self._record_age, self._start_probes = parts.record_age, parts.start_probes
         self._suspects = Suspects()
         #: restarts of all workers for a step that was refused
         self._refusals = Budget()
@@ -315,7 +315,7 @@ class Deciding:
         complete, needed = turn.members.complete_nodes, 1 if self._closing.under_way else self._replacing.needed
         if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, self._config)):
             return
-        if not self._have_same_data():
+        if self._start_probes.are_open or not self._have_same_data():
             return
         workers = [info.id for info in turn.members.workers()]
         known, fresh = record.checkpoints, self._standbys.fresh(workers)

@@ -131,7 +131,7 @@ class Admission:
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
         why = self.bad_address(hello)
         if why is not None:
-            self.report_refusal(hello, why)
+            self._report_refusal(hello.node, hello.address, why)
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
         if self._departures.bars(hello.node):
             why = f"node {hello.node} is drained; `holdfast undrain {hello.node}` lets it come back"
@@ -182,22 +182,32 @@ class Admission:
             )
         return None
 
-    def refuse_unreachable(self, connection: int, hello: Hello, why: str) -> None:
+    def refuse_newcomer(self, connection: int, hello: Hello, why: str) -> None:
         """Refuse a newcomer that members cannot reach, or that cannot reach them."""
-        self.report_refusal(hello, why)
-        self._tenant.refuse(hello.node, why)
+        self._refuse(connection, hello.node, hello.address, why)
+
+    def refuse_node(self, node: Node, why: str) -> None:
+        """Refuse a node, before the first generation, that others cannot reach, or that cannot reach them."""
+        self._refuse(node.connection, node.name, node.address, why)
+        self._departures.forget(node)
+        if node.told:
+            self._turn.emit(NodeLeft, node=node.name, reason="failed", detail=why)
+
+    def _refuse(self, connection: int, node: str, address: str, why: str) -> None:
+        self._report_refusal(node, address, why)
+        self._tenant.refuse(node, why)
         self._turn.send(connection, Refused(why=why, exit_code=EXIT_REFUSED))
         self._turn.close(connection)
 
-    def report_refusal(self, hello: Hello, why: str) -> None:
+    def _report_refusal(self, node: str, address: str, why: str) -> None:
         """Report that a node is refused for its address, once for each node and address."""
-        key = hello.node, hello.address
+        key = node, address
         if key in self._refused:
             return
         self._refused[key] = None
         if len(self._refused) > _KEPT_REFUSALS:
             del self._refused[next(iter(self._refused))]
-        self._turn.emit(NodeRefused, node=hello.node, why=why, address=hello.address)
+        self._turn.emit(NodeRefused, node=node, why=why, address=address)
 
     def _keep_out(self, hello: Hello) -> None:
         """A node finds itself unfit. A pool has others, and gives this one again once it has come anew."""

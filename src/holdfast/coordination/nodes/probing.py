@@ -1,8 +1,8 @@
 """Probes newcomers before they are let in: a member connects to the newcomer, and the newcomer to the member.
 
 A failed probe is repeated by a member on another node, if there is one. If it fails again the newcomer is refused: it
-never becomes part of a plan. What a newcomer says meanwhile is kept, and handled once it is let in. Only nodes that
-come while others train are probed: where a job begins, no node has anything to lose.
+never becomes part of a plan. What a newcomer says meanwhile is kept, and handled once it is let in. Nodes that come
+before a job trains are let in at once, and probed by `start_probes`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.nodes.pair_probes import Endpoint, PairProbe, PairProbes
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.messages.agent import AddressProbed, AgentMessage, Hello, ProbeAddress
+from holdfast.protocol.messages.agent import AgentMessage, Hello
 from holdfast.protocol.names import PROTOCOL
 
-#: A newcomer is refused after this many failed probes, of different members if there are several.
+#: A node is refused after this many failed probes, of different other nodes if there are several.
 TRIES = 2
 #: A newcomer that says more before it is let in comes again.
 MAX_BACKLOG = 1024
@@ -42,32 +42,30 @@ class Newcomer:
     #: the failed probes: by which members, and what went wrong
     failed: dict[str, str] = field(default_factory=dict[str, str])
     tries: int = 0
-    #: of the probe under way: its number, the member, since when, and the connections that have not answered
-    number: int = 0
+    #: the probe under way, and of which member
+    probe: PairProbe | None = None
     member: str = ""
-    since: float = 0.0
-    awaited: set[int] = field(default_factory=set[int])
-    error: str = ""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where members connect to it."""
+        return Endpoint(self.hello.node, self.connection, self.hello.address, self.hello.probe_port)
 
     @property
     def why(self) -> str:
         """Why it is refused: what failed, and what to do."""
-        tried = "; ".join(f"{error} ({member})" for member, error in self.failed.items())
-        return (
-            f"node {self.hello.node} and the members cannot connect to each other: {tried}; give its agent with "
-            f"--advertise an address that they reach, and open the ports between the nodes"
-        )
+        return why_unreachable(self.hello.node, "the members", self.failed)
 
 
 class Probing:
     """The newcomers that are being probed, by their connections."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
+    def __init__(self, turn: Turn, probes: PairProbes) -> None:
         self._turn = turn
-        self._config = config
+        self._probes = probes
         self._newcomers: dict[int, Newcomer] = {}
-        self._by_number: dict[int, Newcomer] = {}
-        self._number = 0
+        #: how often a member was chosen
+        self._chosen = 0
         #: (node, session) of the newcomers that were let in
         self._proven: dict[tuple[str, str], None] = {}
 
@@ -95,44 +93,25 @@ class Probing:
     def forget(self, connection: int) -> None:
         """A connection has ended."""
         newcomer = self._newcomers.pop(connection, None)
-        if newcomer is not None:
-            self._by_number.pop(newcomer.number, None)
+        if newcomer is not None and newcomer.probe is not None:
+            self._probes.cancel(newcomer.probe)
 
-    def on_probed(self, connection: int, probed: AddressProbed) -> tuple[Newcomer, ProbeVerdict] | None:
-        """Handle an answer; return the newcomer and what becomes of it, None as long as that is open."""
-        newcomer = self._by_number.get(probed.number)
-        if newcomer is None or connection not in newcomer.awaited:
+    def on_probed(self, probe: PairProbe) -> tuple[Newcomer, ProbeVerdict] | None:
+        """Handle the end of a probe; return the newcomer and what becomes of it, None as long as that is open."""
+        newcomer = self._newcomers.get(probe.one.connection)
+        if newcomer is None or newcomer.probe is not probe:
             return None
-        newcomer.awaited.discard(connection)
-        if probed.error:
-            there = newcomer.hello.node if connection == newcomer.connection else newcomer.member
-            newcomer.error = newcomer.error or f"{there}: {probed.error}"
-            return self._fail(newcomer)
-        return None if newcomer.awaited else self._conclude(newcomer, ProbeVerdict.ADMITTED)
-
-    def tick(self) -> list[tuple[Newcomer, ProbeVerdict]]:
-        """Return the newcomers whose last probe took too long, or that no member is left to probe."""
-        limit_s = self._config.probe_timeout_s
-        late = [one for one in self._newcomers.values() if self._turn.now - one.since > limit_s]
-        for newcomer in late:
-            newcomer.error = newcomer.error or f"no connection within {limit_s:g} s"
-        return [done for newcomer in late if (done := self._fail(newcomer)) is not None]
-
-    def pause_over(self) -> None:
-        """The coordinator itself was away: the probes under way have their full time again."""
-        for newcomer in self._newcomers.values():
-            newcomer.since = self._turn.now
-
-    def end(self) -> list[tuple[Newcomer, ProbeVerdict]]:
-        """Admit all newcomers: the job is over, and they must hear of that."""
-        return [self._conclude(newcomer, ProbeVerdict.ADMITTED) for newcomer in list(self._newcomers.values())]
-
-    def _fail(self, newcomer: Newcomer) -> tuple[Newcomer, ProbeVerdict] | None:
-        newcomer.failed[newcomer.member] = newcomer.error
+        if not probe.error:
+            return self._conclude(newcomer, ProbeVerdict.ADMITTED)
+        newcomer.failed[newcomer.member] = probe.error
         newcomer.tries += 1
         if newcomer.tries >= TRIES:
             return self._conclude(newcomer, ProbeVerdict.REFUSED)
         return None if self._probe(newcomer) else self._conclude(newcomer, ProbeVerdict.ADMITTED)
+
+    def end(self) -> list[tuple[Newcomer, ProbeVerdict]]:
+        """Admit all newcomers: the job is over, and they must hear of that."""
+        return [self._conclude(newcomer, ProbeVerdict.ADMITTED) for newcomer in list(self._newcomers.values())]
 
     def _conclude(self, newcomer: Newcomer, outcome: ProbeVerdict) -> tuple[Newcomer, ProbeVerdict]:
         self.forget(newcomer.connection)
@@ -147,15 +126,8 @@ class Probing:
         member = self._select_member(newcomer)
         if member is None:
             return False
-        self._by_number.pop(newcomer.number, None)
-        self._number += 1
-        newcomer.number, newcomer.member, newcomer.error = self._number, member.name, ""
-        newcomer.since, newcomer.awaited = self._turn.now, {member.connection, newcomer.connection}
-        self._by_number[newcomer.number] = newcomer
-        hello = newcomer.hello
-        self._turn.send(member.connection, ProbeAddress(number=self._number, host=hello.address, port=hello.probe_port))
-        back = ProbeAddress(number=self._number, host=member.address, port=member.probe_port)
-        self._turn.send(newcomer.connection, back)
+        newcomer.member = member.name
+        newcomer.probe = self._probes.begin(newcomer.endpoint, endpoint_of(member))
         return True
 
     def _select_member(self, newcomer: Newcomer) -> Node | None:
@@ -165,4 +137,23 @@ class Probing:
         members = [nodes[name] for name in names if name in nodes and name != newcomer.hello.node]
         members = [member for member in members if member.probe_port and member.address]
         untried = [member for member in members if member.name not in newcomer.failed] or members
-        return untried[self._number % len(untried)] if untried else None
+        self._chosen += 1
+        return untried[self._chosen % len(untried)] if untried else None
+
+
+def endpoint_of(node: Node) -> Endpoint:
+    """Return where others connect to a node."""
+    return Endpoint(node.name, node.connection, node.address, node.probe_port)
+
+
+def why_unreachable(node: str, others: str, failed: dict[str, str]) -> str:
+    """Say why a node is refused, and what to do.
+
+    Args:
+        others: which nodes. failed: what went wrong, by their names.
+    """
+    tried = "; ".join(f"{error} ({name})" for name, error in failed.items())
+    return (
+        f"node {node} and {others} cannot connect to each other: {tried}; give its agent with "
+        f"--advertise an address that they reach, and open the ports between the nodes"
+    )

@@ -32,6 +32,12 @@ def newcomer_plan(seed: int) -> FaultPlan:
     # In half of the plans nothing else goes wrong: then the checker knows who may be expelled (`faults/one_way.py`).
     calm = rng.random() < 0.5
     kept = () if calm else plan.faults[: rng.choice((1, 2))]
+    probes = rng.random() < 0.5
+    # In some of the plans that probe, connections fail from the start, in others with nothing else wrong.
+    apart = Random(seed * 127 + 71)
+    blocked = _blocked(apart, nodes) if probes and apart.random() < 0.4 else ()
+    if blocked and apart.random() < 0.5:
+        calm, kept, faults = True, (), []
     return replace(
         plan,
         nodes=nodes,
@@ -40,8 +46,15 @@ def newcomer_plan(seed: int) -> FaultPlan:
         faults=(*kept, *faults),
         crashes=() if calm else plan.crashes,
         max_restarts=rng.choice((1, 3, 100)),
-        probes=rng.random() < 0.5,
+        probes=probes,
+        blocked=blocked,
     )
+
+
+def _blocked(rng: Random, nodes: int) -> tuple[tuple[int, int], ...]:
+    """Return which connections fail from the start: of one or two nodes in one direction, or one link."""
+    one, other = rng.sample(range(nodes), 2)
+    return rng.choice((((-1, one),), ((one, -1),), ((one, other),), ((-1, one), (other, -1))))
 
 
 def _fault(rng: Random, kind: FaultKind, span: float) -> Fault:

@@ -114,7 +114,8 @@ class FaultPlan:
     places: so many workers of a node have a replica of the model between them; 1: each has a whole one. layouts: that
     by the number of nodes, (from so many on, places), where it changes; told: as their script says, else as is faster.
     skips_from: from this step on no gradient is finite; 0: never. max_skipped: after this many the job fails.
-    probes: newcomers are probed before they are let in.
+    probes: nodes are probed before they are let in, or begin. blocked: from the start, connections from one node to
+    another fail, permanently, by their numbers; -1 stands for all other nodes.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -166,6 +167,7 @@ class FaultPlan:
     skips_from: int = 0
     max_skipped: int = 0
     probes: bool = False
+    blocked: tuple[tuple[int, int], ...] = ()
     handle_s: float = 0.0
     send_s: float = 0.0
 
@@ -183,6 +185,11 @@ class FaultPlan:
     def nodes_for_experts(self) -> int:
         """How many nodes have room for all experts."""
         return -(-self.experts // self.slots) if self.slots else 1
+
+    @property
+    def bad_at_start(self) -> frozenset[str]:
+        """The nodes that no other can connect to, or that can connect to no other, from the start."""
+        return frozenset(f"n{max(link)}" for link in self.blocked if -1 in link)
 
     def longer_s(self, step: int, micro_batch: int) -> float:
         """Return by how much a micro-batch of a step takes longer than others, in seconds."""

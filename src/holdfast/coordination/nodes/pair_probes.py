@@ -1,0 +1,89 @@
+"""Probes of pairs of nodes: each of the two is asked to connect to the other's listener, and says how that went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.messages.agent import AddressProbed, ProbeAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A node with a listener for probes, and the connection of its agent."""
+
+    node: str
+    connection: int
+    address: str
+    port: int
+
+
+@dataclass(slots=True)
+class PairProbe:
+    """A probe of two nodes; it has failed if one of them could not connect to the other, or did not answer in time."""
+
+    number: int
+    one: Endpoint
+    other: Endpoint
+    since: float
+    #: the connections that have not answered
+    awaited: set[int]
+    #: which node could not connect, and why; "" if both could
+    error: str = ""
+
+
+class PairProbes:
+    """The probes that are under way."""
+
+    def __init__(self, turn: Turn, timeout_s: float) -> None:
+        self._turn = turn
+        self.timeout_s = timeout_s
+        #: by number, the oldest first
+        self._under_way: dict[int, PairProbe] = {}
+        self._number = 0
+
+    def begin(self, one: Endpoint, other: Endpoint) -> PairProbe:
+        """Ask two nodes to connect to each other."""
+        self._number += 1
+        awaited = {one.connection, other.connection}
+        probe = PairProbe(self._number, one, other, self._turn.now, awaited)
+        self._under_way[self._number] = probe
+        for here, there in ((one, other), (other, one)):
+            ask = ProbeAddress(number=self._number, host=there.address, port=there.port)
+            self._turn.send(here.connection, ask)
+        return probe
+
+    def cancel(self, probe: PairProbe) -> None:
+        """Ignore the answers of a probe from now on."""
+        self._under_way.pop(probe.number, None)
+
+    def on_probed(self, connection: int, answer: AddressProbed) -> PairProbe | None:
+        """Handle an answer; return its probe if this ends it: by an error, or because both have connected."""
+        probe = self._under_way.get(answer.number)
+        if probe is None or connection not in probe.awaited:
+            return None
+        probe.awaited.discard(connection)
+        if answer.error:
+            here = probe.one if connection == probe.one.connection else probe.other
+            probe.error = f"{here.node}: {answer.error}"
+        elif probe.awaited:
+            return None
+        self.cancel(probe)
+        return probe
+
+    def tick(self) -> list[PairProbe]:
+        """Return the probes that took too long; they have failed."""
+        late: list[PairProbe] = []
+        for probe in self._under_way.values():
+            if self._turn.now - probe.since <= self.timeout_s:
+                break
+            late.append(probe)
+        for probe in late:
+            self.cancel(probe)
+            probe.error = f"no connection within {self.timeout_s:g} s"
+        return late
+
+    def pause_over(self) -> None:
+        """Give all probes their full time again, after the coordinator itself was away."""
+        for probe in self._under_way.values():
+            probe.since = self._turn.now

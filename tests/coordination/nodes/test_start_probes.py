@@ -1,0 +1,306 @@
+"""The nodes with which a job begins connect to each other while their workers start; unreachable ones are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from machinery import Job, attach, calls, hello, w
+
+from holdfast.coordination.inputs import Received
+from holdfast.coordination.instructions import Close, Send
+from holdfast.errors import EXIT_REFUSED
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.messages import any_side as msg
+
+REFUSED, HANGS = "Connection refused", "hangs"
+
+
+def no_link_fails(_here: str, _there: str) -> str:
+    return ""
+
+
+def every_link_fails(_here: str, _there: str) -> str:
+    return REFUSED
+
+
+def bad_node(*bad: str, error: str = REFUSED, sends: bool = True) -> Callable[[str, str], str]:
+    """Nobody can connect to these nodes; they can connect to others if `sends`."""
+    return lambda here, there: error if there in bad or (not sends and here in bad) else ""
+
+
+class Start:
+    """Nodes come to a job that has not begun; `link` returns why a node cannot connect to another, "" if it can."""
+
+    def __init__(self, nodes: int, link: Callable[[str, str], str], *, least: int = 0) -> None:
+        self.job = Job(nodes=nodes, spec=JobSpec(min_nodes=least) if least else JobSpec()).boot()
+        self.link = link
+        #: (sender, receiver) of all probes
+        self.tried: list[tuple[str, str]] = []
+        self.refused: dict[str, msg.Refused] = {}
+
+    def come(self, *nodes: str, address: str = "") -> None:
+        for node in nodes:
+            self.job.connect(msgspec.structs.replace(hello(node), address=address or f"at-{node}", probe_port=9))
+            self.answer()
+        for node in nodes:
+            if node not in self.refused:
+                self.job.say(attach(w(node)))
+                self.answer()
+
+    def answer(self) -> None:
+        """Do what the agents do that the last input has asked to probe others."""
+        names = {number: node for node, number in self.job.connections.items()}
+        queue = list(self.job.last)
+        while queue:
+            one = queue.pop(0)
+            if not isinstance(one, Send) or one.connection not in names:
+                continue
+            here, message = names[one.connection], one.message
+            if isinstance(message, msg.Refused):
+                self.refused[here] = message
+            elif isinstance(message, msg.ProbeAddress):
+                there = message.host.removeprefix("at-")
+                self.tried.append((here, there))
+                error = self.link(here, there)
+                if error != HANGS:
+                    answer = msg.AddressProbed(number=message.number, error=error and f"{message.host}:9: {error}")
+                    queue += self.job.feed(Received(one.connection, answer))
+
+    def wait(self, seconds: float) -> None:
+        until = self.job.now + seconds
+        while self.job.now < until:
+            for node in self.job.machine.members.nodes:
+                self.job.tell(node, msg.Heartbeat())
+            self.job.tick(0.25)
+            self.answer()
+
+    @property
+    def members(self) -> list[str]:
+        plan = self.job.machine.record.plan
+        return [member.node for member in plan.members] if plan is not None else []
+
+    def reported(self) -> list[str]:
+        return [event.node for event in self.job.events if isinstance(event, ev.NodeRefused)]
+
+
+def names(nodes: int) -> list[str]:
+    return [f"n{index}" for index in range(nodes)]
+
+
+def test_every_node_is_tried_by_two_others_in_both_directions_and_all_begin() -> None:
+    start = Start(6, no_link_fails)
+    start.come(*names(6))
+    assert start.members == names(6)
+    pairs = {frozenset(pair) for pair in start.tried}
+    assert all(sum(node in pair for pair in pairs) >= 2 for node in names(6))
+    assert {(there, here) for here, there in start.tried} == set(start.tried), "each direction"
+    assert len(pairs) == 2 * 6 - 3
+    assert not start.reported()
+
+
+@pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.parametrize("bad", names(5))
+def test_a_node_that_several_others_cannot_reach_is_refused_and_the_others_begin(bad: str, sends: bool) -> None:
+    start = Start(5, bad_node(bad, sends=sends), least=4)
+    start.come(*names(5))
+    assert start.reported() == [bad]
+    refused = start.refused[bad]
+    assert (refused.exit_code, refused.retry) == (EXIT_REFUSED, False)
+    (event,) = [event for event in start.job.events if isinstance(event, ev.NodeRefused)]
+    assert event.address == f"at-{bad}"
+    assert "9: Connection refused" in event.why
+    assert "--advertise" in event.why
+    start.wait(1.0)
+    assert start.members == [name for name in names(5) if name != bad]
+    assert not [event for event in start.job.events if isinstance(event, ev.FailureDetected)]
+
+
+def test_a_job_that_needs_the_refused_node_waits_for_another_and_says_why() -> None:
+    start = Start(3, bad_node("n1"))
+    start.come(*names(3))
+    start.wait(0.5)
+    assert not start.members
+    (waiting,) = [event for event in start.job.events if isinstance(event, ev.JobWaiting)]
+    assert waiting.nodes == 1
+    assert "node n1 and the others cannot connect to each other" in waiting.why
+    start.come("n3")
+    assert start.members == ["n0", "n2", "n3"]
+
+
+def test_a_probe_that_hangs_times_out_and_its_node_is_refused() -> None:
+    start = Start(3, bad_node("n2", error=HANGS), least=2)
+    start.come(*names(3))
+    start.wait(4.5)
+    assert not start.members, "the probes are still under way"
+    assert not start.reported()
+    start.wait(1.5)
+    assert start.reported() == ["n2"]
+    assert "no connection within 5 s" in start.refused["n2"].why
+    assert start.members == ["n0", "n1"]
+
+
+def test_one_bad_link_between_nodes_that_reach_others_refuses_nobody() -> None:
+    start = Start(4, lambda here, there: REFUSED if {here, there} == {"n1", "n2"} else "")
+    start.come(*names(4))
+    assert not start.reported()
+    assert start.members == names(4)
+
+
+def test_two_nodes_that_are_needed_wait_until_it_is_known_which_is_wrong() -> None:
+    start = Start(2, bad_node("n0"))
+    start.come(*names(2))
+    start.wait(12.0)
+    assert not start.members
+    assert not start.refused
+    (waiting,) = [event for event in start.job.events if isinstance(event, ev.JobWaiting)]
+    assert waiting.nodes == 1
+    assert "n0 (at at-n0) and n1 (at at-n1) cannot connect to each other" in waiting.why
+    assert len(start.tried) <= 2 * 5, "they try again every 5 s"
+    start.come("n2")
+    assert start.reported() == ["n0"]
+    assert start.members == ["n1", "n2"]
+
+
+def test_two_nodes_that_are_needed_begin_once_they_reach_each_other() -> None:
+    start = Start(2, bad_node("n0"))
+    start.come(*names(2))
+    start.wait(1.0)
+    start.link = no_link_fails
+    start.wait(6.0)
+    assert start.members == names(2)
+
+
+def test_a_node_that_is_started_again_with_another_address_begins() -> None:
+    start = Start(2, bad_node("n0"))
+    start.come(*names(2))
+    start.wait(1.0)
+    start.job.lose("n0")
+    start.link = no_link_fails
+    start.come("n0")
+    start.wait(0.5)
+    assert start.members == ["n1", "n0"]
+
+
+def test_a_job_that_needs_one_of_two_begins_without_the_last_after_two_tries() -> None:
+    start = Start(2, bad_node("n0", error=HANGS), least=1)
+    for node in names(2):
+        start.job.connect(msgspec.structs.replace(hello(node), address=f"at-{node}", probe_port=9))
+        start.answer()
+    for node in names(2):
+        start.job.say(attach(w(node)))
+    start.wait(9.0)
+    assert not start.members
+    start.wait(2.5)
+    assert start.reported() == ["n1"]
+    assert start.members == ["n0"]
+
+
+def test_a_failure_that_passes_refuses_nobody() -> None:
+    errors = [REFUSED]
+    start = Start(2, lambda _here, _there: errors.pop() if errors else "")
+    start.come(*names(2))
+    assert not start.reported()
+    assert start.members == names(2)
+
+
+def test_a_third_node_decides_between_two() -> None:
+    start = Start(3, bad_node("n0", error=HANGS))
+    start.come("n0", "n1")
+    start.wait(2.0)
+    start.come("n2")
+    start.wait(6.0)
+    assert start.reported() == ["n0"]
+
+
+def test_if_two_halves_do_not_reach_each_other_one_of_them_begins() -> None:
+    halves = {"n0": 0, "n1": 0, "n2": 1, "n3": 1}
+    start = Start(4, lambda here, there: "" if halves[here] == halves[there] else REFUSED, least=2)
+    start.come(*names(4))
+    start.wait(1.0)
+    assert len({halves[node] for node in start.members}) == 1
+    assert len(start.members) == 2
+
+
+@pytest.mark.parametrize("bad", [("n0", "n1"), ("n0", "n3"), ("n2", "n3")])
+def test_nodes_that_reach_nobody_accuse_nobody(bad: tuple[str, str]) -> None:
+    start = Start(4, bad_node(*bad), least=4)
+    start.come(*names(4))
+    assert sorted(start.reported()) == sorted(bad)
+
+
+def test_a_node_that_was_just_refused_is_no_third_one() -> None:
+    start = Start(8, bad_node("n0", "n2"), least=5)
+    start.come("n0", "n1")
+    start.come("n2", *names(8)[3:])
+    start.wait(1.0)
+    assert sorted(start.reported()) == ["n0", "n2"]
+    assert len(start.members) >= 5
+
+
+def test_if_no_node_reaches_another_few_probes_show_it() -> None:
+    start = Start(30, every_link_fails)
+    start.come(*names(30))
+    assert not start.reported()
+    assert len(start.tried) <= 2 * 12 * 30
+    start.wait(0.5)
+    assert [event.nodes for event in start.job.events if isinstance(event, ev.JobWaiting)] == [1]
+
+
+def test_nodes_of_one_host_are_not_probed_and_neither_is_a_lone_node() -> None:
+    start = Start(3, every_link_fails)
+    start.come(*names(3), address="127.0.0.1")
+    assert start.members == names(3)
+    assert not start.tried
+    alone = Start(1, every_link_fails)
+    alone.come("n0")
+    assert alone.members == ["n0"]
+    assert not alone.tried
+
+
+def test_a_node_that_goes_while_it_is_probed_is_forgotten() -> None:
+    start = Start(3, bad_node("n1", error=HANGS))
+    start.come("n0", "n1")
+    start.job.lose("n1")
+    start.come("n2", "n3")
+    start.wait(0.25)
+    assert start.members == ["n0", "n2", "n3"]
+    assert not start.reported()
+
+
+def test_nodes_that_come_back_to_a_job_without_a_generation_are_probed_before_it_begins_again() -> None:
+    start = Start(3, no_link_fails, least=2)
+    start.come(*names(3))
+    for node in names(3):
+        start.job.lose(node)
+    assert start.job.machine.record.plan is None or not start.job.machine.members.nodes
+    start.job.boot()
+    start.link = bad_node("n1")
+    tried = len(start.tried)
+    start.wait(4.0)
+    start.come("n3", "n1", "n4")
+    start.wait(12.0)
+    assert len(start.tried) > tried
+    assert start.reported() == ["n1"]
+
+
+def test_a_refused_standby_was_never_warm() -> None:
+    start = Start(3, bad_node("n3"))
+    start.come("n0", "n1")
+    start.job.connect(msgspec.structs.replace(hello("n3"), address="at-n3", probe_port=9, standby=True))
+    start.answer()
+    assert start.reported() == ["n3"]
+    assert not start.job.machine.members.standbys
+    assert [one for one in start.job.last if isinstance(one, Close)] or "n3" in start.refused
+
+
+def test_the_work_for_a_node_does_not_grow_with_the_nodes() -> None:
+    counts: list[int] = []
+    for nodes in (100, 400):
+        start = Start(nodes, no_link_fails)
+        start.come(*names(nodes - 1))
+        last = msgspec.structs.replace(hello(f"n{nodes}"), address=f"at-n{nodes}", probe_port=9)
+        counts.append(calls(lambda start=start, last=last: start.job.connect(last)))
+    assert counts[1] <= counts[0] + 20
