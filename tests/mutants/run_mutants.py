@@ -1,4 +1,4 @@
-"""Puts each mutant into a copy of the source and looks who catches it: schedules of the simulation, else unit tests.
+"""Puts each mutant into a copy of the source and looks who catches it: tests beside it, schedules, or all unit tests.
 
 `python tests/mutants/run_mutants.py [--jobs N] [NAME ...]`
 """
@@ -63,12 +63,14 @@ def caught_by(mutant: Mutant, *, quick: bool = False) -> str:
         write(mutant, place)
         if mutant.tests:
             return _run_tests(mutant.tests, place)
-        beside = os.path.dirname(mutant.file)  # the tests of a folder lie in one of the same name, and come first
         check = str(TESTS / "mutants" / "check_schedules.py")
+        beside = os.path.dirname(mutant.file)  # the tests of a folder lie in one of the same name
+        if not quick and (TESTS / beside).is_dir() and (said := _run_tests((beside,), place)):
+            return said
         said = _run([check, "0", str(QUICK_ROUNDS)], place)
         if said or quick:
             return said
-        said = _run_tests((beside, *UNIT_TESTS) if (TESTS / beside).is_dir() else UNIT_TESTS, place)
+        said = _run_tests(UNIT_TESTS, place)
         return said or _run([check, str(QUICK_ROUNDS), str(ROUNDS)], place)
 
 

@@ -126,3 +126,4 @@ def start_log(default: str, *, times: bool = True) -> None:
     """
     line = "%(asctime)s %(name)s: %(message)s" if times else "%(name)s: %(message)s"
     logging.basicConfig(level=log_level(os.environ, default).upper(), format=line)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else it logs every request, such as those to etcd

@@ -231,7 +231,6 @@ def _node_of_pool(spec: dict[str, Given], node: NodeOptions, server: Server) -> 
     for key, value in spec.items():
         if key not in _OF_POOLED_NODES:
             raise BadInputError(f"{value.name} belongs to a job: give SCRIPT, or say it of the job (holdfast submit)")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     entry = find_pool(
         registry_directory(os.environ), server.address, read_token(server.token_file), tls_ca=server.tls_ca
     )
