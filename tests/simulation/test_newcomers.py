@@ -24,6 +24,12 @@ def run(*faults: Fault, nodes: int = 3) -> list[ev.AnyEvent]:
     return cluster.world.journal.events
 
 
+@pytest.mark.parametrize("seed", [30000014067, 30000010993, 30000010497])
+def test_whoever_runs_the_job_brings_nodes_that_others_can_connect_to(seed: int) -> None:
+    """Experts need the room of nodes that no other can connect to, or that have failed too often."""
+    assert SimCluster(newcomer_plan(seed)).run().exit_code == EXIT_DONE
+
+
 @pytest.mark.parametrize("chunk", range(2))
 def test_random_schedules_of_newcomers(chunk: int) -> None:
     struck: set[str] = set()

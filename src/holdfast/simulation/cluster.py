@@ -152,10 +152,17 @@ class SimCluster:
 
     @property
     def _lacks_reach(self) -> bool:
-        """A job that needs the room of all who are here, of whom one is cut off for good, says that it waits."""
-        here = sum(agent.alive for agent in self.agents.values())
-        cut_off = any(fault.kind is FaultKind.PARTITION_FOR_GOOD for fault in self.plan.faults)
-        return cut_off and here <= self.plan.nodes_for_experts
+        """A job needs the room of nodes some of which cannot connect, or has said that it waits for others."""
+        kinds = {fault.kind for fault in self.plan.faults}
+        here = [agent.name for agent in self.agents.values() if agent.alive]
+        if FaultKind.PARTITION_FOR_GOOD in kinds and len(here) <= self.plan.nodes_for_experts:
+            return True
+        reached = sum(self.world.data_plane.blocked("", name) is None for name in here)
+        if FaultKind.JOIN_UNREACHABLE in kinds and here and reached < self.plan.nodes_for_experts:
+            return True
+        shell = self.coordinator
+        waits = shell is not None and shell.alive and shell.machine.waiting.need is not None
+        return waits and bool(kinds & ONE_WAY)
 
     def _help(self) -> None:
         """Bring what the job waits for."""

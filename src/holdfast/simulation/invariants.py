@@ -322,7 +322,7 @@ class Checker:
         differs = event.node in self._differing or RECEIVED in event.detail
         if event.category == REPLICA_DIFFERS and not differs:
             return f"{event.node} is replaced because it differs, and it does not"
-        return wrongly_blamed(self._world.plan, self._record, event)
+        return wrongly_blamed(self._world.plan, self._world.data_plane, self._record, event)
 
     def _accused(self, event: ev.NodeRefused | ev.FailureDetected) -> None:
         """A node is refused or blamed: not if connections between other nodes failed."""

@@ -14,7 +14,7 @@ ONE_WAY = frozenset({FaultKind.JOIN_UNREACHABLE, FaultKind.BAD_SENDER, FaultKind
 _CALM = ONE_WAY | {FaultKind.JOIN, FaultKind.RETURN, FaultKind.KILL_NODE, FaultKind.KILL_WORKER}
 
 
-def wrongly_blamed(plan: FaultPlan, record: Record | None, event: FailureDetected) -> str:
+def wrongly_blamed(plan: FaultPlan, data_plane: DataPlane, record: Record | None, event: FailureDetected) -> str:
     """Return what is wrong with blaming a node: it has the state, and can connect to all others. "" for nothing.
 
     A node whose own connections fail may be blamed, by nodes that have the state as well.
@@ -29,7 +29,8 @@ def wrongly_blamed(plan: FaultPlan, record: Record | None, event: FailureDetecte
     if kinds & {FaultKind.BAD_SENDER, FaultKind.ONE_WAY}:
         return ""
     members = [member.worker for member in record.plan.members if member.node == event.node]
-    if members and not any(worker in record.plan.sources for worker in members):
+    connects = data_plane.blocked("", event.node) is None
+    if connects and members and not any(worker in record.plan.sources for worker in members):
         return f"a node that has the state is blamed for newcomers that nobody can connect to: {event}"
     return ""
 
