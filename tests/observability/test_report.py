@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from holdfast.cli.history.memory_plot import draw_memory, newest_change
+from holdfast.cli.history.report import print_report
 from holdfast.cli.history.report_plot import plot_events
 from holdfast.cli.job.progress import stamped
 from holdfast.observability.report import committed_steps, make_report
@@ -49,7 +51,22 @@ def test_counts_skipped_steps_and_rebalances() -> None:
         step(2, 2.0, skipped=True),
     ]
     report = make_report(events)
-    assert (report.skipped, report.rebalances, report.redealt) == (1, 1, 0)
+    assert (report.skipped, report.overflows, report.rebalances, report.redealt) == (1, 0, 1, 0)
+
+
+def test_steps_of_nan_are_not_put_down_to_the_loss_scale() -> None:
+    """All skipped steps were said to be "skipped by the loss scale"."""
+    events = [
+        made("job_started"),
+        step(1, 1.0, skipped=True),
+        step(2, 2.0, skipped=True, overflow=True),
+        step(3, 3.0, skipped=True),
+    ]
+    console = Console(record=True, width=200)
+    print_report(make_report(events), console)
+    text = console.export_text()
+    assert "steps skipped because the loss scale was too large: 1\n" in text.replace(" \n", "\n")
+    assert "steps skipped because of NaN or infinite gradients, or by the script: 2\n" in text.replace(" \n", "\n")
 
 
 def test_micro_batches_that_are_dealt_out_again_are_no_experts_that_move() -> None:

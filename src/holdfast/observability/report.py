@@ -62,8 +62,10 @@ class JobReport:
     gaps: int
     #: where its time went, up to the newest event
     time: TimeAccount
-    #: of the steps, those at which the loss scale had the optimizer left alone
+    #: of the steps, those that changed no parameter
     skipped: int = 0
+    #: of the skipped steps, those for which the loss scale was too large
+    overflows: int = 0
     #: placements of the experts that were switched to because of their loads
     rebalances: int = 0
     #: how often micro-batches were dealt out again, because a node had become slow or was fast again
@@ -103,6 +105,7 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
         median_step_s=usual,
         recoveries=tuple(_recoveries(events, usual)),
         skipped=sum(step.skipped for step in steps),
+        overflows=sum(step.overflow for step in steps),
         rebalances=sum(isinstance(event, Rebalanced) and event.experts_moved > 0 for event in events),
         redealt=sum(isinstance(event, Rebalanced) and not event.experts_moved for event in events),
         emulated_token_s=first.emulated_token_s if isinstance(first, JobStarted) else 0.0,

@@ -65,9 +65,8 @@ class Commit(Struct, frozen=True, kw_only=True):
     """v, or one rank's part of it.
 
     `grad_square`: squared norm of the reduced gradients, before clipping; a rank's part is its shard's. `loss_sum`: of
-    all samples. `samples`: how many were computed or skipped. `nonfinite`: how many elements of the gradients are not
-    finite.
-    `skipped_samples`: how many of the samples the script has left out of the step (`step.skip`).
+    all samples. `samples`: how many were computed or skipped. `skipped_samples`: how many of them the script has left
+    out of the step (`step.skip`). `nonfinite`: how many elements of the gradients are not finite.
     `sample_hashes`: sum of the hashes of all micro-batches whose gradients are in (step_samples); -1: not known.
     `place_hashes`: the same sum over the other places of units (layouts), where each place has hashes of its own.
     `flags`: those that every rank raised; `wishes`: those that any did; of a part, what the rank raises.
@@ -107,9 +106,26 @@ class Commit(Struct, frozen=True, kw_only=True):
         return self.skipped and not self.overflow
 
     @property
+    def why_skipped(self) -> str:
+        """Why a skipped step changed no parameter, in words."""
+        if not self.nonfinite:
+            return "the script has skipped all of its micro-batches"
+        loss = "" if math.isfinite(self.mean_loss) else f"; the loss is {self.mean_loss:g}"
+        return f"{self.nonfinite} elements of the gradients are NaN or infinite{loss}"
+
+    @property
     def mean_loss(self) -> float:
         """The mean over the samples that were not skipped, NaN if there are none."""
         return self.loss_sum / self.trained_samples if self.trained_samples else math.nan
+
+
+def too_many_skipped(in_a_row: int, step: int) -> str:
+    """Return why a job fails whose newest steps, up to `step`, were all skipped."""
+    return (
+        f"{in_a_row} steps in a row were skipped because their gradients are NaN or infinite, or because the script "
+        f"skipped all of their micro-batches; the last good step is {step - in_a_row}: check the learning rate, and "
+        "the data of the steps after it"
+    )
 
 
 #: fields of a commit that are not lanes

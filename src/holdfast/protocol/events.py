@@ -297,6 +297,13 @@ class CorruptionFound(Event, frozen=True, kw_only=True, tag_field="event", tag="
     detail: str
     likely_cause: str = ""
 
+    @property
+    def summary(self) -> str:
+        """What was found, in one sentence."""
+        if self.what == "samples":
+            return f"the samples of step {self.step} were not what they must be: {self.detail}"
+        return f"workers differed before step {self.step}: {self.detail}"
+
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_saved"):
     """A checkpoint counts; writing it took `save_s`, training stood for `stall_s`, the next is due in `period_s`."""

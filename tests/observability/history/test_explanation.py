@@ -136,6 +136,15 @@ def test_what_was_refused_says_what_was_wrong_with_it() -> None:
     assert (told.action, [rung.held for rung in told.rungs]) == ("retry", [True])
 
 
+def test_workers_that_differ_are_explained_as_such() -> None:
+    """It said "the settings of step 10 were not what they must be"."""
+    detail = "the settings of a differ from those of b (lr 0.1, not lr 0.2)"
+    found = made("corruption_found", 10.5, step=10, what="settings", detail=detail)
+    again = [generation(10.6, 2, "failure", decision="redo"), step(10, 12.0), made("recovered", 12.0, action="retry")]
+    told = explain(numbered([*CALM, found, *again]), FIRST)
+    assert told.why == f"workers differed before step 10: {detail}"
+
+
 def test_an_arrival_a_rebalance_and_a_start() -> None:
     swap = [joined("d", 10.5), generation(10.9, 2, "join", "abcd"), step(10, 11.0), step(11, 12.5, world_size=4)]
     grown = numbered([*CALM, *swap, made("recovered", 12.5, action="grow", state_source="live", moved_bytes=9)])

@@ -317,6 +317,17 @@ def test_ten_skipped_steps_in_a_row_end_the_job_saved_at_its_last_good_step(
     assert max(int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith("step-")) == 3
 
 
+def test_a_script_that_skips_all_micro_batches_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Alone, the message named NaN, although the script had skipped the steps itself."""
+    trained = Trained(tmp_path)
+    trained.protect()
+    for step in trained.job.steps(1):
+        for _ in step.micro_batches():
+            step.skip("bad")
+        step.apply()
+    assert "step 1 was skipped: the script has skipped all of its micro-batches" in caplog.text
+
+
 def test_what_a_loop_has_led_to_that_is_left_by_break_is_saved(tmp_path: Path) -> None:
     first = Trained(tmp_path)
     first.protect()

@@ -92,8 +92,10 @@ def _notes(summary: JobReport) -> Iterator[str]:
         yield f"expert computation was EMULATED: {summary.emulated_token_s:g} s per token forward, twice that backward"
     if summary.emulated_micro_batch_s:
         yield f"the accelerator was EMULATED: {summary.emulated_micro_batch_s:g} s per micro-batch"
-    if summary.skipped:
-        yield f"{summary.skipped} of the steps were skipped by the loss scale: some gradient was not finite"
+    if summary.overflows:
+        yield f"steps skipped because the loss scale was too large: {summary.overflows}"
+    if failed := summary.skipped - summary.overflows:
+        yield f"steps skipped because of NaN or infinite gradients, or by the script: {failed}"
     if summary.rebalances:
         yield f"experts moved after their loads {_times(summary.rebalances)}"
     if summary.redealt:

@@ -165,7 +165,8 @@ _WORDS = dict(
         _line(
             ev.CheckpointDelayed,
             lambda e: (
-                f"checkpoints are less frequent: {e.left_out} were left out, for {', '.join(e.nodes)} still write one"
+                f"checkpoints are less frequent: {e.left_out} were left out, because an earlier one is still being "
+                f"written on {', '.join(e.nodes)}"
             ),
         ),
         _line(ev.CheckpointFailed, lambda e: f"the checkpoint of step {e.step} failed on {e.node}: {e.why}"),
@@ -187,7 +188,7 @@ _WORDS = dict(
             ),
         ),
         _line(ev.LayoutKept, lambda e: f"layout: {e.layout} stays with {e.nodes} nodes: {e.why}"),
-        _line(ev.CorruptionFound, lambda e: f"corrupt {e.what} of step {e.step}, refused by all: {e.detail}"),
+        _line(ev.CorruptionFound, lambda e: f"{e.summary}; no worker has applied it"),
         _line(ev.ActionRequested, lambda e: f"the {e.who} may do: {e.command}"),
         _line(ev.JobFinished, _finished),
         _line(JobFailed, lambda e: f"failed: {e.why}"),

@@ -44,16 +44,16 @@ def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
             why = f"the checkpoint of step {event.step} could not be written: {event.why}"
             asked = OPERATOR, f"holdfast logs --node {event.node}", why
         case CheckpointDelayed() if event.waited_s >= SLOW_STORAGE_S:
-            writing = f"{', '.join(event.nodes)} still write an earlier one"
-            why = f"{event.left_out} checkpoints were due and are left out: {writing}"
+            where = ", ".join(event.nodes)
+            why = f"{event.left_out} checkpoints were left out: an earlier one is still being written on {where}"
             asked = OPERATOR, f"holdfast logs --node {event.nodes[0]}", why
         case CheckpointRejected():
             asked = OPERATOR, look, f"checkpoint {event.name} cannot be used: {event.why}"
         case SnapshotFailed():
             asked = OPERATOR, look, f"no snapshot of step {event.step} is whole: node {event.node}: {event.why}"
         case CorruptionFound():
-            asked = OPERATOR, look, f"the {event.what} of step {event.step} were not what they must be: {event.detail}"
-        case StepSkipped(in_a_row=1):  # (of a row of them the first one says it)
+            asked = OPERATOR, look, event.summary
+        case StepSkipped(in_a_row=1):  # the first of a row stands for all of it
             asked = OPERATOR, look, f"step {event.step} was skipped: {event.why}"
         case JobFailed():
             asked = OPERATOR, look, event.why

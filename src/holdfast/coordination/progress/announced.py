@@ -10,7 +10,7 @@ from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
 from holdfast.coordination.progress.recovery_cost import DRAIN, FAILURE, LAYOUT, MOVE, RecoveryCost, TakenPlace
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.commit import Commit, Wish
+from holdfast.protocol.commit import Commit, Wish, too_many_skipped
 from holdfast.protocol.events import (
     LossNotFinite,
     MicroBatchSkipped,
@@ -122,12 +122,7 @@ class Progress:
         position = self._turn.position
         if not at_most or position.skipped_in_a_row < at_most:
             return ""
-        good = position.step - position.skipped_in_a_row
-        return (
-            f"{position.skipped_in_a_row} steps in a row were skipped, because their gradients are NaN or infinite, or "
-            f"by the script (--max-skipped-steps {at_most}); the last good step is {good}: look at the learning rate "
-            "and at the data of the steps after it"
-        )
+        return f"{too_many_skipped(position.skipped_in_a_row, position.step)} (--max-skipped-steps {at_most})"
 
     def tell(self, every_s: float) -> None:
         """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""
@@ -321,10 +316,10 @@ class Progress:
             self._turn.emit_at(time, MicroBatchSkipped, step=done.step, **told)
         if commit.failed:
             row = self._turn.position.skipped_in_a_row
-            self._turn.emit_at(time, StepSkipped, step=done.step, why=_why_skipped(commit), in_a_row=row)
+            self._turn.emit_at(time, StepSkipped, step=done.step, why=commit.why_skipped, in_a_row=row)
             if row == 1:
                 self._turn.change()  # Recorded: a coordinator that dies here must not lose the alert.
-        elif _is_odd(commit) and (math.isfinite(before.loss) or not before.step):
+        elif _only_loss_is_infinite(commit) and (math.isfinite(before.loss) or not before.step):
             self._turn.emit_at(time, LossNotFinite, step=done.step, loss=f"{commit.mean_loss:g}")
 
     def _recovered(self, done: CommittedStep) -> None:
@@ -377,14 +372,6 @@ def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:
     return "replace" if len(workers) == len(before) else "shrink"
 
 
-def _why_skipped(commit: Commit) -> str:
-    """Return why a step changed no parameter, in words."""
-    if not commit.nonfinite:
-        return "the script has skipped all of its micro-batches"
-    loss = "" if math.isfinite(commit.mean_loss) else f"; the loss is {commit.mean_loss:g}"
-    return f"{commit.nonfinite} elements of the gradients are NaN or infinite{loss}"
-
-
-def _is_odd(commit: Commit) -> bool:
+def _only_loss_is_infinite(commit: Commit) -> bool:
     """Return whether a known step has a loss that is not finite, and gradients that are."""
     return commit.sample_hashes >= 0 and not commit.skipped and not math.isfinite(commit.mean_loss)

@@ -167,7 +167,7 @@ def _why(episode: Episode) -> str:
         if isinstance(event, RolledBack | JobFailed):
             return event.why
         if isinstance(event, CorruptionFound):
-            return f"the {event.what} of step {event.step} were not what they must be: {event.detail}"
+            return event.summary
     return ""
 
 

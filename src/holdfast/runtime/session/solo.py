@@ -20,6 +20,7 @@ from holdfast.coordination.progress.saving_period import saved, saving_period_s
 from holdfast.errors import BadInputError, JobFailedError
 from holdfast.protocol.checkpoints.directory import intact_checkpoints
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
+from holdfast.protocol.commit import too_many_skipped
 from holdfast.protocol.job_spec import MAX_SKIPPED_STEPS
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import Saving
@@ -123,15 +124,15 @@ class SoloLink:
 
     def _count_skipped(self, applied: msg.Applied) -> None:
         """Report a skipped step, and end the job after too many in a row."""
-        self._skipped = self._skipped + 1 if applied.commit.failed else self._skipped * applied.commit.skipped
-        if applied.commit.failed and self._skipped == 1:
-            logger.warning("step %d was skipped: its gradients are NaN or infinite", applied.step)
+        commit = applied.commit
+        if not commit.skipped:
+            self._skipped = 0
+        elif commit.failed:  # a step that the loss scale explains neither counts nor ends a row
+            self._skipped += 1
+        if commit.failed and self._skipped == 1:
+            logger.warning("step %d was skipped: %s", applied.step, commit.why_skipped)
         if self._skipped == MAX_SKIPPED_STEPS:
-            good = applied.step - self._skipped
-            self._cause = (
-                f"{self._skipped} steps in a row were skipped because their gradients are NaN or infinite; the last "
-                f"good step is {good}: look at the learning rate and at the data of the steps after it"
-            )
+            self._cause = too_many_skipped(self._skipped, applied.step)
             self._stay_at(applied.step, last=True)
 
     def _ask_in_time(self) -> None:
