@@ -144,8 +144,8 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=MOST,
-            description="Fail the job after N steps in a row with NaN or infinite gradients; 0: never. Steps that a "
-            "GradScaler skips to lower its scale do not count.",
+            description="Fail the job after N skipped steps in a row (NaN or infinite gradients, or all micro-batches "
+            "skipped by the script); 0: never. Steps that a GradScaler skips to lower its scale do not count.",
         ),
     ] = MAX_SKIPPED_STEPS
     preflight: Annotated[
