@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from rich.text import Text
 
 from holdfast import environment, errors
 from holdfast.cli import app
@@ -124,3 +125,13 @@ def test_variables_are_on_the_page() -> None:
 def test_every_command_that_prints_facts_can_print_json() -> None:
     without = {name for name, command in ALL.items() if "--json" not in options(command)}
     assert without == {"coordinator", "agent", "pool", "schema"}  # (that print nothing, or nothing but JSON)
+
+
+def test_no_help_text_loses_words_in_brackets_as_markup() -> None:
+    """`--help` renders its texts as rich's markup: a section's name such as [standbys] would vanish."""
+    for name, command in ALL.items():
+        texts = [command.help, command.epilog, *(getattr(param, "help", None) for param in command.params)]
+        for text in filter(None, texts):
+            shown = Text.from_markup(text).plain
+            lost = [word for word in re.findall(r"\[[^\[\]]*\]", text) if word not in shown]
+            assert not lost, f"holdfast {name} --help does not show {lost}: write \\\\[word]"

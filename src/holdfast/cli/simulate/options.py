@@ -85,7 +85,7 @@ class PoolTrace:
         list[Path] | None,
         typer.Option(
             metavar="JOB.toml",
-            help="A job of the pool, with [pace] and output.flop_per_sample.",
+            help=r"A job of the pool, with \[pace] and output.flop_per_sample.",
             show_default="six of Unicron's Table 3",
             rich_help_panel=POOLS,
         ),

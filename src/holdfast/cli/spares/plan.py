@@ -31,17 +31,17 @@ def plan(
     standbys: StandbyOptions,
     checkpoint: CheckpointOptions,
 ) -> None:
-    """Say which spares of CLUSTER.toml pay: blocks and trays, warm standbys; and how often to save.
+    r"""Say which spares of CLUSTER.toml pay: blocks and trays, warm standbys; and how often to save.
 
     Evaluates every strategy: block size and working GPUs, spare blocks per zone R (stranded ones included), shares of
     all GPUs that are spare between blocks, spare inside blocks, and stranded by placement, CETT (the share of GPU time
     that trains), the gains, and goodput; then the best, the runner-up, and where the rest of the GPU time goes.
 
-    Says how many warm standby nodes pay for themselves, where [standbys] or the options tell how long the job stops
+    Says how many warm standby nodes pay for themselves, where \[standbys] or the options tell how long the job stops
     with one and without.
 
-    Finds the checkpoint period that wastes least, beside Young's and Daly's, where [checkpoint] or the options tell
-    what a checkpoint costs; with all of the options, also without CLUSTER.toml.
+    Finds the checkpoint period that wastes least, beside Young's and Daly's, where \[checkpoint] or the options
+    tell what a checkpoint costs; with all of the options, also without CLUSTER.toml.
     """
     file = None if cluster is None else read_case(cluster)
     if file is None and (standbys.given or plot is not None or not checkpoint.given):
