@@ -1,7 +1,8 @@
 """The advisory lock of a checkpoint directory: two jobs that write to one directory would remove each other's files.
 
-The lock is a file that its owner writes again every few seconds. Whoever finds the lock of another job watches it: if
-it changes, that job runs, and this one is refused; if not, the owner is gone. Time stamps and clocks are not compared.
+The lock is a file that its owner renews every few seconds. A job that finds the lock of another job watches the file:
+if it changes, the other job runs, and this one is refused. If not, the lock is stale and is replaced. Clocks do not
+matter.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ Text = Annotated[str, Meta(max_length=4096)]
 
 
 class LockOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """What the lock file says."""
+    """The content of the lock file."""
 
     #: the job's name, for messages
     job: Text
-    #: a random name: a restart and a fail-over of the same job have the same, another job never has
+    #: random, and the same after a restart or a fail-over of the job: tells jobs of one name apart
     identity: Text
     host: Text = ""
     pid: int = 0
     #: the job's events file, "" if it has none
     events: Text = ""
-    #: how often the file was written: a job that runs keeps counting
+    #: counts the renewals, so that each one changes the file
     renewals: int = 0
 
     def __str__(self) -> str:
@@ -46,7 +47,7 @@ class LockOwner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lock_owner(job: str, identity: str, events: str = "") -> LockOwner:
-    """Return the owner that this process is."""
+    """Return this process as the owner of a lock."""
     path = os.path.realpath(events) if events else ""
     return LockOwner(job=job, identity=identity, host=socket.gethostname(), pid=os.getpid(), events=path)
 
@@ -55,8 +56,10 @@ class CheckpointLock:
     """One directory's lock, from `acquire` to `release`.
 
     Args:
-        directory: a path or a URL. say: prints one line for the user. renew_s, watch_s: how often the file is written,
-            and for how long another job's file is watched, in seconds; by default more on remote storage.
+        directory: a path or a URL.
+        say: prints one line for the user.
+        renew_s: seconds between two renewals; by default 1, or 5 on remote storage.
+        watch_s: for how many seconds another job's file is watched; by default 5, or 20 on remote storage.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class CheckpointLock:
         self._renewer: threading.Thread | None = None
 
     def acquire(self) -> LockOwner | None:
-        """Take the lock, and keep it until `release`.
+        """Take the lock, and renew it until `release`.
 
         Returns:
             The owner of a stale lock that was replaced, None if there was none.
@@ -99,18 +102,18 @@ class CheckpointLock:
             if created is None:
                 self._say(
                     f"holdfast: warning: {self._storage.where} cannot create a file only if it does not exist: two "
-                    "jobs that start there at the same moment are not told apart"
+                    "jobs that start there at the same moment could both get the lock"
                 )
         except OSError as error:
             raise BadInputError(
                 f"the lock file {self._where} cannot be written: {said(error)}; check its permissions"
             ) from None
-        self._renewer = threading.Thread(target=self._keep, name="holdfast-lock", daemon=True)
+        self._renewer = threading.Thread(target=self._renew, name="holdfast-lock", daemon=True)
         self._renewer.start()
         return stale
 
     def release(self) -> None:
-        """Remove the lock if it is still ours; the second call does nothing."""
+        """Remove the lock if this process still has it. A second call does nothing."""
         self._released.set()
         if self._renewer is None:
             return
@@ -121,7 +124,7 @@ class CheckpointLock:
             if found is not None and found.identity == self._owner.identity and found.pid == self._owner.pid:
                 self._storage.remove(LOCK_NAME)
         except (OSError, BadInputError):
-            pass  # the next job watches what is left, and finds it stale
+            pass  # the next job watches the file and finds that it is stale
 
     @property
     def _content(self) -> bytes:
@@ -132,10 +135,10 @@ class CheckpointLock:
         return f"{self._storage.where}/{LOCK_NAME}"
 
     def _read(self) -> LockOwner | None:
-        """Return what the lock file says, None if there is none.
+        """Return the content of the lock file, or None if there is no lock.
 
         Raises:
-            BadInputError: it cannot be read.
+            BadInputError: the file cannot be read.
         """
         try:
             return msgspec.json.decode(self._storage.read(LOCK_NAME, _MAX_BYTES), type=LockOwner)
@@ -153,10 +156,10 @@ class CheckpointLock:
         """Watch another job's lock; return whether it can be removed.
 
         Raises:
-            BadInputError: it was renewed: that job runs.
+            BadInputError: the lock was renewed, so that job runs.
         """
         self._say(
-            f"holdfast: {self._storage.where} is locked by {found}: watching for {self._watch_s:g} s whether it runs"
+            f"holdfast: {self._storage.where} is locked by {found}: checking for {self._watch_s:g} s whether it runs"
         )
         until = time.monotonic() + self._watch_s
         while time.monotonic() < until:
@@ -171,8 +174,8 @@ class CheckpointLock:
                 )
         return True
 
-    def _keep(self) -> None:
-        """Write the file again and again; a job that loses its lock only says so."""
+    def _renew(self) -> None:
+        """Renew the lock until it is released. If another job has taken it, warn and stop renewing."""
         while not self._released.wait(self._renew_s):
             self._owner = msgspec.structs.replace(self._owner, renewals=self._owner.renewals + 1)
             try:
@@ -184,7 +187,7 @@ class CheckpointLock:
                     return
                 self._storage.write(LOCK_NAME, [self._content])
             except (OSError, BadInputError):
-                continue  # storage that is away is no reason to end a running job
+                continue  # a running job goes on without its lock while the storage is away
 
 
 @contextmanager
@@ -194,7 +197,7 @@ def locked_directory(
     """Hold the lock of a checkpoint directory, "" for none; yield the owner of a stale one that was replaced.
 
     Args:
-        running: the job trains already: whatever is wrong with the lock is only said.
+        running: whether the job trains already. If so, problems with the lock are only printed.
 
     Raises:
         BadInputError: as `CheckpointLock.acquire`.

@@ -60,6 +60,14 @@ def test_what_differs(other: BatchSummary) -> None:
     assert difference(ONE, other)
 
 
+def test_the_message_names_both_parts_and_whose_they_are() -> None:
+    """Parts of other names were said to be "int64 4, the job's is int64 4"."""
+    renamed = (ONE[0], msgspec.structs.replace(LABELS, name="['labels']"))
+    part = "part ['labels'] of micro-batch 0 of step 1"
+    assert difference(renamed, ONE) == f"{part} is int64 4, the job's is part [1], int64 4"
+    assert difference(ONE[:1], ONE, "that of n0") == "micro-batch 0 of step 1 has 1 parts, that of n0 has 2"
+
+
 def test_data_that_cannot_be_compared_equal_all() -> None:
     assert difference((), ONE) == difference(ONE, ()) == difference((), ()) == ""
 

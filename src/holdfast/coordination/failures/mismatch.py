@@ -14,12 +14,13 @@ from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
 
 SCRIPT, TRANSFER = "script", "transfer"
-#: replacements within a while after which the same difference is not a machine's fault
+#: by the likely cause: how many replacements within the window of budgets are tried before the job ends
 REPLACEMENTS = {SCRIPT: 1, TRANSFER: 3}
 #: said of workers that have received their state since all were equal
 RECEIVED = "after the state was received there"
-#: nodes and settings that a message names
+#: how many nodes and settings a message names
 _NAMED = 4
+_PLURALS = {"settings": "settings", "state": "states"}
 
 _CAUSES = {
     (SCRIPT, "settings"): (
@@ -58,21 +59,21 @@ def find_mismatch(workers: Sequence[str], reports: Mapping[str, Report], places:
     """Return how workers differ, or None if they do not.
 
     Args:
-        workers: of the generation that was stopped, by rank.
-        places: how many workers have one replica between them; workers whose ranks differ by a multiple are compared.
+        workers: the members of the generation that was stopped, by rank.
+        places: how many workers share one replica. Workers whose ranks differ by a multiple of it have the same role.
     """
     found: list[Mismatch] = []
     for place in range(places):
         of_role = [reports[worker] for worker in workers[place::places] if worker in reports]
         for step in sorted({report.step for report in of_role}):
             at_step = [report for report in of_role if report.step == step and report.compared is not None]
-            if (mismatch := _differ(step, at_step)) is not None:
+            if (mismatch := _compare_role(step, at_step)) is not None:
                 found.append(mismatch)
-    return _together(found)
+    return _merge(found)
 
 
-def _together(found: Sequence[Mismatch]) -> Mismatch | None:
-    """Return one mismatch for those of several roles: without a majority in one of them nobody can say who is right."""
+def _merge(found: Sequence[Mismatch]) -> Mismatch | None:
+    """Return one mismatch for all roles, without a majority if one of the roles has none."""
     if not found:
         return None
     first = next((one for one in found if not one.minority), found[0])
@@ -81,7 +82,8 @@ def _together(found: Sequence[Mismatch]) -> Mismatch | None:
     return Mismatch(step=first.step, what=first.what, minority=tuple(minority), detail=first.detail, likely_cause=cause)
 
 
-def _differ(step: int, reports: Sequence[Report]) -> Mismatch | None:
+def _compare_role(step: int, reports: Sequence[Report]) -> Mismatch | None:
+    """Return how workers of one role differ at a step, or None if their fingerprints are equal."""
     groups: dict[tuple[int, int, int], list[Report]] = {}
     for report in reports:
         if report.compared is not None:
@@ -92,12 +94,12 @@ def _differ(step: int, reports: Sequence[Report]) -> Mismatch | None:
     ordered = sorted(groups.values(), key=len, reverse=True)
     versions = sorted({version for version, _, _ in groups})
     if versions != [VERSION]:
-        return Mismatch(step=step, what="settings", minority=(), detail=_versions(ordered), likely_cause="")
+        return Mismatch(step=step, what="settings", minority=(), detail=_describe_versions(ordered), likely_cause="")
     what = "settings" if len({settings for _, settings, _ in groups}) > 1 else "state"
     right = _majority(ordered)
     wrong = [report for group in ordered if group is not right for report in group]
     received = any(map(_received, wrong))
-    detail = _differing(what, right, wrong) if right is not None else _all_differ(what, ordered)
+    detail = _describe_minority(what, right, wrong) if right is not None else _describe_no_majority(what, ordered)
     return Mismatch(
         step=step,
         what=what,
@@ -110,48 +112,46 @@ def _differ(step: int, reports: Sequence[Report]) -> Mismatch | None:
 def _majority(groups: Iterable[Sequence[Report]]) -> Sequence[Report] | None:
     """Return the group of more than half of the workers.
 
-    If there is none, but all workers that did not receive their state since all were equal agree, it is theirs.
+    If no group is that large, it is the group of the workers that have not received their state since all were equal,
+    if these agree.
     """
     groups = list(groups)
     workers = sum(map(len, groups))
     for group in groups:
         if 2 * len(group) > workers:
             return group
-    senders = [group for group in groups if not all(_received(report) for report in group)]
-    return senders[0] if len(senders) == 1 else None
+    undisturbed = [group for group in groups if not all(map(_received, group))]
+    return undisturbed[0] if len(undisturbed) == 1 else None
 
 
 def _received(report: Report) -> bool:
+    """Whether a worker has received its state since all were equal."""
     return report.compared is not None and report.compared.received
 
 
-def _differing(what: str, right: Sequence[Report], wrong: Sequence[Report]) -> str:
-    nodes = _named(dict.fromkeys(node_of(report.worker) for report in wrong))
+def _describe_minority(what: str, right: Sequence[Report], wrong: Sequence[Report]) -> str:
+    nodes = _list_nodes(dict.fromkeys(node_of(report.worker) for report in wrong))
     others = len({node_of(report.worker) for report in right})
     rest = f"those of the {others} other nodes" if others > 1 else f"those of {node_of(right[0].worker)}"
-    said = (
-        f"the {what} of {nodes} differ from {rest}"
-        if what == "settings"
-        else f"the states of {nodes} differ from {rest}"
-    )
-    here, there = _different(_shown(wrong[0]), _shown(right[0]))
+    said = f"the {_PLURALS[what]} of {nodes} differ from {rest}"
+    here, there = _differing_settings(_settings_in_words(wrong[0]), _settings_in_words(right[0]))
     received = (
-        f", {RECEIVED}: test memory, accelerators and network of these nodes, or look at what the script changes as a "
+        f", {RECEIVED}: test memory, accelerators and network of these nodes, or check what the script changes when a "
         "worker joins"
     )
     return f"{said}{f' ({here}, not {there})' if here else ''}{received if any(map(_received, wrong)) else ''}"
 
 
-def _all_differ(what: str, groups: Sequence[Sequence[Report]]) -> str:
-    first, second = (_shown(group[0]) for group in groups[:2])
-    here, there = _different(first, second)
+def _describe_no_majority(what: str, groups: Sequence[Sequence[Report]]) -> str:
+    first, second = (_settings_in_words(group[0]) for group in groups[:2])
+    here, there = _differing_settings(first, second)
     nodes = [node_of(group[0].worker) for group in groups[:2]]
     values = f" ({here} on {nodes[0]}, {there} on {nodes[1]})" if here else ""
-    names = _named(dict.fromkeys(node_of(report.worker) for group in groups for report in group))
-    return f"the {what} of {names} differ, and no majority of them agrees{values}"
+    names = _list_nodes(dict.fromkeys(node_of(report.worker) for group in groups for report in group))
+    return f"the {_PLURALS[what]} of {names} differ, and no majority of them agrees{values}"
 
 
-def _versions(groups: Sequence[Sequence[Report]]) -> str:
+def _describe_versions(groups: Sequence[Sequence[Report]]) -> str:
     by_version = Counter[int]()
     for report in (one for group in groups for one in group):
         if report.compared is not None:
@@ -163,19 +163,19 @@ def _versions(groups: Sequence[Sequence[Report]]) -> str:
     )
 
 
-def _shown(report: Report) -> tuple[str, ...]:
+def _settings_in_words(report: Report) -> tuple[str, ...]:
     fingerprint: Fingerprint | None = report.compared
     return fingerprint.shown if fingerprint is not None else ()
 
 
-def _different(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """Return the first settings that differ, in words; "" if they are not known."""
+def _differing_settings(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
+    """Return the first settings that only the one has, and those that only the other has; "" if not known."""
     here = [setting for setting in one if setting not in other][:_NAMED]
     there = [setting for setting in other if setting not in one][:_NAMED]
     return (", ".join(here), ", ".join(there)) if here and there else ("", "")
 
 
-def _named(nodes: Iterable[str]) -> str:
+def _list_nodes(nodes: Iterable[str]) -> str:
     names = sorted(nodes)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"

@@ -115,9 +115,9 @@ class Deciding:
         self._settle(parted=parted)
 
     def _replace_minority(self, mismatch: Mismatch) -> bool:
-        """Replace the nodes that differ from the majority; False if that is no use, and the job ends.
+        """Replace the nodes that differ from the majority, or end the job; return whether it goes on.
 
-        What its members have is not saved then: nobody knows which of them is right.
+        A job that ends is not saved, because it is not known which of its members are right.
         """
         turn, step, why, cause = self._turn, mismatch.step, mismatch.why, mismatch.likely_cause
         if turn.generation != self._differed:  # A node that comes back with its old report is not another mismatch.
@@ -325,9 +325,9 @@ class Deciding:
         self._carry_out(self._nearest(verdict), workers, {})
 
     def _have_same_data(self) -> bool:
-        """Compare the data of all workers before the first plan of a run. The majority has the job's data.
+        """Compare the data of all workers before the first plan of a run; return whether the job may begin.
 
-        The nodes of other workers are refused. If there is no majority, the job fails.
+        The majority has the job's data, and the nodes of other workers are refused. Without a majority the job fails.
         """
         turn, infos = self._turn, list(self._turn.members.workers())
         if turn.record.data:
@@ -346,7 +346,7 @@ class Deciding:
 
     def _without_majority(self, one: WorkerInfo, other: WorkerInfo) -> str:
         where = self._turn.place_of(one.id), self._turn.place_of(other.id)
-        what = difference(other.attach.data, one.attach.data).replace("the job's", f"that of {where[0]}")
+        what = difference(other.attach.data, one.attach.data, f"that of {where[0]}")
         return f"the nodes have different data: on {where[1]} {what}; {ADVICE}"
 
     def _refuse(self, node: Node) -> None:

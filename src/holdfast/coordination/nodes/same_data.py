@@ -20,22 +20,27 @@ ADVICE = (
 )
 
 
-def difference(here: BatchSummary, job: BatchSummary) -> str:
-    """Return in what the data here are not the job's, or "" if they are equal or cannot be compared."""
-    if not here or not job:
+def difference(here: BatchSummary, other: BatchSummary, whose: str = "the job's") -> str:
+    """Return how the data here differ from others, or "" if they are equal or cannot be compared.
+
+    Args:
+        whose: names the other micro-batch in the result.
+    """
+    if not here or not other:
         return ""
-    for mine, theirs in zip_longest(here, job):
+    for mine, theirs in zip_longest(here, other):
         if mine is None or theirs is None:
-            return f"micro-batch 0 of step 1 has {len(here)} parts, the job's has {len(job)}"
+            return f"micro-batch 0 of step 1 has {len(here)} parts, {whose} has {len(other)}"
         if (mine.name, mine.form) != (theirs.name, theirs.form):
-            return f"{_where(mine)} is {mine.form}, the job's is {theirs.form}"
-        if not _equals(mine, theirs):
-            return f"{_where(mine)} ({mine.form}) has other values than the job's"
+            there = theirs.form if mine.name == theirs.name else f"part {theirs.name}, {theirs.form}"
+            return f"{_where(mine)} is {mine.form}, {whose} is {there}"
+        if not _is_equal(mine, theirs):
+            return f"{_where(mine)} ({mine.form}) has other values than {whose}"
     return ""
 
 
 def split_by_data(summaries: Sequence[tuple[T, BatchSummary]]) -> list[list[T]]:
-    """Return groups with equal data, the largest first. Those whose data cannot be compared are in none."""
+    """Return groups with equal data, the largest first. If a summary is empty, its owner is in no group."""
     groups: list[tuple[BatchSummary, list[T]]] = []
     for one, summary in summaries:
         if not summary:
@@ -52,9 +57,9 @@ def _where(part: PartSummary) -> str:
     return f"part {part.name} of micro-batch 0 of step 1"
 
 
-def _equals(mine: PartSummary, theirs: PartSummary) -> bool:
+def _is_equal(mine: PartSummary, theirs: PartSummary) -> bool:
     if mine.digest != theirs.digest or len(mine.sums) != len(theirs.sums):
         return False
     room = TOLERANCE * max(mine.norm, theirs.norm)
-    # A sum that is not a number equals none: the comparison must not be turned round.
+    # Not `not any(... > room)`: a sum that is NaN equals no other.
     return all(abs(one - other) <= room for one, other in zip(mine.sums, theirs.sums, strict=True))

@@ -21,20 +21,20 @@ class ReplicaComparison:
 
     def __init__(self) -> None:
         """Compare nothing yet."""
-        #: of the attempt at hand, or the last one
+        #: that of the attempt in progress, or of the last one
         self.fingerprint: Fingerprint | None = None
-        #: the attempt at hand was refused because workers differ
+        #: whether that attempt was refused because workers differ
         self.differs = False
         self._first = 0
         self._received = False
         self._describe: Callable[[], tuple[str, ...]] = tuple
 
     def enter(self, first: int) -> None:
-        """A generation begins, with this step: the same for all its members."""
+        """Start again for a generation that begins with this step, which is the same for all its members."""
         self._first, self.fingerprint, self.differs = first, None, False
 
     def receive(self, step: int) -> None:
-        """The state of a step has come from elsewhere."""
+        """Record that this worker has received or loaded the state of a step."""
         self._received = True
         self.enter(step + 1)
 
@@ -43,17 +43,21 @@ class ReplicaComparison:
         return self._first <= step < self._first + COMPARED_STEPS
 
     def begin(self, fingerprint: Fingerprint, describe: Callable[[], tuple[str, ...]]) -> None:
-        """A reduction begins, with this fingerprint, whose settings `describe` returns in words."""
+        """Take the fingerprint with which a reduction begins.
+
+        Args:
+            describe: returns its settings in words; called only if it is reported.
+        """
         self.fingerprint, self.differs = replace(fingerprint, received=self._received), False
         self._describe = describe
 
     def reported_at(self, step: int) -> Fingerprint | None:
-        """Return the fingerprint of an attempt at a step as it is reported, or None if no attempt came that far."""
+        """Return the fingerprint of the attempt at a step, for a report, or None if no attempt came that far."""
         if self.fingerprint is None or self.fingerprint.step != step:
             return None
         return replace(self.fingerprint, shown=self._describe())
 
     def agree(self) -> None:
-        """All workers have the same fingerprint at this step."""
+        """Record that all workers have the same fingerprint at this step."""
         if self.fingerprint is not None and self.fingerprint.state:
             self._received = False
