@@ -99,6 +99,13 @@ def test_a_folder_in_the_place_of_the_lock_file_is_refused(tmp_path: Path) -> No
         Locks(str(tmp_path))("two").acquire()
 
 
+def test_a_link_to_a_missing_file_in_the_place_of_the_lock_file_is_refused(tmp_path: Path) -> None:
+    """The name is taken, yet there is nothing to read: trying again would never end."""
+    (tmp_path / LOCK_NAME).symlink_to(tmp_path / "missing")
+    with pytest.raises(BadInputError, match=r"exists, but nothing can be read .*remove the file"):
+        Locks(str(tmp_path))("two").acquire()
+
+
 def test_a_job_that_runs_goes_on_whatever_is_wrong_with_its_lock(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_bytes(b"notes")
     said: list[str] = []

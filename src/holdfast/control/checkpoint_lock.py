@@ -23,6 +23,8 @@ from holdfast.storage import Storage, said, storage_at
 
 LOCK_NAME = "holdfast.lock"
 _MAX_BYTES = 16_384
+#: times that a lock may exist and then not be found, because another job has just removed it
+_MAX_VANISHED = 20
 
 Text = Annotated[str, Meta(max_length=4096)]
 
@@ -89,9 +91,13 @@ class CheckpointLock:
             BadInputError: another job has it, or the lock file cannot be read or written.
         """
         stale: LockOwner | None = None
+        vanished = 0
         try:
             while not (created := self._storage.create(LOCK_NAME, self._content)):
                 found = self._read()
+                if created is False and found is None:
+                    vanished += 1
+                    self._check_vanished(vanished)
                 if found is not None and found.identity != self._owner.identity:
                     if self._is_stale(found):
                         stale = found
@@ -151,6 +157,19 @@ class CheckpointLock:
         raise BadInputError(
             f"the lock file {self._where} cannot be read: {why}; if no other job uses this directory, remove the file"
         )
+
+    def _check_vanished(self, times: int) -> None:
+        """Wait a moment, because another job may have removed its lock since `create` found it.
+
+        Raises:
+            BadInputError: it happened too often: the lock is a link to nowhere, or is listed and cannot be opened.
+        """
+        if times >= _MAX_VANISHED:
+            raise BadInputError(
+                f"the lock file {self._where} exists, but nothing can be read there (a link to a missing file?); "
+                "if no other job uses this directory, remove the file"
+            )
+        time.sleep(self._renew_s / 4)
 
     def _is_stale(self, found: LockOwner) -> bool:
         """Watch another job's lock; return whether it can be removed.
