@@ -72,7 +72,7 @@ simulate.register(app)
 schema.register(app)
 
 
-#: what a disk says that takes nothing more
+#: errors of a disk that is full or read-only
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 

@@ -55,7 +55,7 @@ def _parameter(name: str, default: object, annotation: object) -> inspect.Parame
 
 
 def options_of(command: Callable[..., None]) -> frozenset[str]:
-    """Return the long options that a command has, its groups' included, such as `--nodes`."""
+    """Return the long options of a command and of its option groups, such as `--nodes`."""
     found = set[str]()
     for parameter in inspect.signature(grouped(command)).parameters.values():
         declared = [one for one in get_args(parameter.annotation)[1:] if hasattr(one, "param_decls")]
@@ -84,7 +84,7 @@ def warn_of_misplaced(command: Callable[..., None], name: str, script: str, args
         with open(script, encoding="utf-8", errors="replace") as file:
             text = file.read(_MOST_SCRIPT)
     except OSError:
-        return  # it is refused with its own message
+        return  # a script that cannot be read is refused later, with its own message
     for word in misplaced:
         if word not in text:
             print(

@@ -47,7 +47,7 @@ def warn(line: str) -> None:
 
 @contextlib.contextmanager
 def lasting_output() -> Generator[Callable[[str], None]]:
-    """Give a `say` for a command that must go on although its output goes to a full disk; that is reported once."""
+    """Yield a `say` that does not fail if the output goes to a full disk; that is reported once."""
     failed = False
 
     def say_if_possible(line: str) -> None:
@@ -65,10 +65,10 @@ def lasting_output() -> Generator[Callable[[str], None]]:
 
 
 def _print_if_possible(stream: TextIO, line: str) -> str:
-    """Print one line; return why it cannot be written, or "". A reader that has hung up is an error as before.
+    """Print one line; return why it cannot be written, or "" if it was.
 
     Raises:
-        BrokenPipeError: nobody reads it.
+        BrokenPipeError: the reader has closed the pipe.
     """
     try:
         print(line, file=stream, flush=True)
@@ -80,7 +80,7 @@ def _print_if_possible(stream: TextIO, line: str) -> str:
 
 
 def _give_up_unwritten(number: int, stream: TextIO) -> None:
-    """Drop what a full disk has not taken: Python would write it at the exit, and fail the process."""
+    """Drop the output that a full disk has not taken: else Python writes it at exit, and the process fails."""
     try:
         stream.flush()
     except BrokenPipeError:

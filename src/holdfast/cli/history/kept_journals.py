@@ -15,9 +15,9 @@ from pathlib import Path
 from holdfast.cli.job.show import event_json
 from holdfast.protocol.events import ReadEvent, StepCommitted
 
-#: journals that are kept, the newest ones
+#: the newest journals are kept, this many
 KEPT = 20
-#: Bytes of one journal: beyond half of them its steps are left out, beyond all of them everything.
+#: bytes of one journal; once half of them are used, its `step_committed` events are left out
 MOST_BYTES = 16 << 20
 
 _log = logging.getLogger("holdfast.run")
@@ -30,7 +30,11 @@ def journal_folder(environment: Mapping[str, str]) -> Path:
 
 
 def newest_journal(folder: Path, job: str | None = None, *, since: float = 0.0) -> Path | None:
-    """Return the newest journal of a job, or of any job, that was written `since` (unix seconds); None if none is."""
+    """Return the newest journal of a job, or of any job, or None if there is none.
+
+    Args:
+        since: journals that were not written after this time (unix seconds) do not count.
+    """
     with contextlib.suppress(OSError):
         times = {path: path.stat().st_mtime for path in _journals(folder, job)}
         return max((path for path, at in times.items() if at >= since), key=lambda path: times[path], default=None)
@@ -41,9 +45,9 @@ def newest_journal(folder: Path, job: str | None = None, *, since: float = 0.0) 
 def kept_journal(
     folder: Path, job: str, on_event: Callable[[ReadEvent], None]
 ) -> Generator[Callable[[ReadEvent], None]]:
-    """Write a job's events to a journal that is kept, before each is passed on; older journals are removed.
+    """Yield a function that writes each event to a new journal and passes it on to `on_event`; remove old journals.
 
-    A journal that cannot be written is no reason to end anything: it is logged, and the job goes on without.
+    If the journal cannot be written, that is logged, and the job goes on without one.
     """
     path = folder / f"{job}.{time.time_ns()}-{os.getpid()}.jsonl"
     try:
@@ -57,7 +61,7 @@ def kept_journal(
         return
     written = 0
 
-    def told(event: ReadEvent) -> None:
+    def keep(event: ReadEvent) -> None:
         nonlocal written
         room = MOST_BYTES // 2 if isinstance(event, StepCommitted) else MOST_BYTES
         line = event_json(event) + b"\n"
@@ -70,12 +74,13 @@ def kept_journal(
         on_event(event)
 
     try:
-        yield told
+        yield keep
     finally:
         os.close(descriptor)
 
 
 def _journals(folder: Path, job: str | None = None) -> list[Path]:
-    """Return the journals in a folder, of one job or of all. A job's name may contain dots, the rest of it does not."""
+    """Return the journals in a folder, of one job or of all."""
+    # A job's name may contain dots. The rest of the file's name has none.
     found = folder.glob("*.jsonl")
     return [path for path in found if job is None or path.name.removesuffix(".jsonl").rpartition(".")[0] == job]

@@ -113,7 +113,7 @@ class _PatientWriter:
         self._why = ""
 
     def take(self, event: ReadEvent) -> None:
-        """Write what an event says of the metrics, after those that wait."""
+        """Write the metrics of an event, after the events that wait."""
         if not isinstance(event, StepCommitted | Evaluated | RolledBack):
             return
         self._waiting.append(event)
@@ -130,7 +130,7 @@ class _PatientWriter:
                 warn(f"holdfast: the metrics file {self._file} cannot be written: {self._why}; training goes on")
 
     def close(self) -> None:
-        """Write what is not written yet, and say what is missing."""
+        """Write the events that wait, and report how many are missing."""
         try:
             self._writer.close()
         except OSError as error:

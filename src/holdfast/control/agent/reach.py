@@ -1,4 +1,4 @@
-"""Whether nodes reach each other: a listener that others try to connect to, and such a try."""
+"""Probes between nodes: a listener that other nodes connect to, and a connection to such a listener."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CONNECT_S = 3.0
 
 
 async def serve_probes(host: str) -> asyncio.Server | None:
-    """Listen on a free port of an address, accept connections and close them; None if that is impossible.
+    """Listen on a free port of an address; return None if that is impossible.
 
-    Nothing is read or written.
+    Connections are accepted and closed. Nothing is read or written.
     """
 
     def close(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -22,11 +22,11 @@ async def serve_probes(host: str) -> asyncio.Server | None:
     try:
         return await asyncio.start_server(close, host, 0)
     except OSError:
-        return None  # the checks before a node joins say what is wrong with the address
+        return None  # the checks before a node joins report a wrong address
 
 
 async def connection_error(host: str, port: int, timeout_s: float = CONNECT_S) -> str:
-    """Return why no connection can be made to an address, "" if one can."""
+    """Return why no connection can be made to an address, or "" if one can."""
     try:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(host, port)

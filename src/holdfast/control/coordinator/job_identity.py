@@ -1,4 +1,4 @@
-"""What tells a job from others of its name, and keeps others out of its checkpoint directory."""
+"""The identity of a job, which tells jobs of one name apart, and the lock of its checkpoint directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_running(record: Record | None) -> bool:
 
 
 def checkpoint_lock(settings: ServerSettings, *, running: bool) -> AbstractContextManager[LockOwner | None]:
-    """Return the lock of the job's checkpoint directory, to be entered; `running`: as of `locked_directory`."""
+    """Return a context that holds the lock of the job's checkpoint directory; see `locked_directory`."""
     spec, identity = settings.config.spec, settings.config.identity
     owner = lock_owner(spec.name, identity, str(settings.journal_path or ""))
     return locked_directory(spec.checkpoint.dir, owner, _log.warning, running=running)

@@ -1,4 +1,4 @@
-"""A job's journal, which must fit the record in the store."""
+"""Opens a job's journal, and checks it against the record in the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.protocol.record import Record
 
 
 def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journal, Metrics]:
-    """Open the journal, which must fit the record: a new job does not go on in the events of another.
+    """Open the journal, and check it against the record.
 
     Returns:
         The journal, and the metrics that go on from its events.
@@ -37,11 +37,11 @@ def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journa
 def check_journal(journal: FileJournal, record: Record | None, settings: ServerSettings) -> None:
     """Check that the events are those of the job in the store.
 
-    Events may be ahead of the record by steps, and by others that come without it. They are never ahead by an event of
-    which the record must know, for the record is written first.
+    The journal may be ahead of the record by steps, and by other events that the record does not hold. It is never
+    ahead by an event that the record must hold, because the record is written first.
 
     Raises:
-        BadInputError: they are of another job, or of a job of which the store knows nothing.
+        BadInputError: the events are those of another job, or of a job that the store does not know.
         OutdatedStoreError: the store is older than the job.
     """
     path, newest = settings.journal_path, journal.recorded
@@ -67,7 +67,7 @@ def check_journal(journal: FileJournal, record: Record | None, settings: ServerS
 
 
 def lags_behind(record: Record | None, journal: Journal) -> bool:
-    """Return whether the journal has an event of which the record must know, and does not."""
+    """Return whether the record lacks an event of the journal that it must hold."""
     newest = journal.recorded
     if record is None:
         return journal.last_seq > 0

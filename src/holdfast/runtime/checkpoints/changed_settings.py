@@ -1,4 +1,4 @@
-"""What a checkpoint changes of a script's settings: the checkpoint's values count, and the user is told which."""
+"""Warnings about settings of the script that a checkpoint replaces: the checkpoint's values count."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def changed_frozen(script: Mapping[int, str], state: TrainingState) -> str:
 
 
 def _brief(values: Sequence[object]) -> str:
-    """Return one value if all groups have the same."""
+    """Return the value of all groups if they have the same one, else a list of their values."""
     return str(values[0] if all(value == values[0] for value in values) else list(values))
 
 

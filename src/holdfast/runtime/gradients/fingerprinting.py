@@ -23,7 +23,7 @@ from holdfast.runtime.tensors import numbers
 
 SLICE_BYTES = 4 << 20
 SLICE_TENSORS = 256
-#: of an option that is a tensor
+#: if an option is a tensor, this many of its elements are compared
 _ELEMENTS = 16
 _encoder = msgspec.msgpack.Encoder()
 _NOT_OPTIONS = ("params", "param_names")
@@ -35,7 +35,7 @@ class Fingerprinting:
     def __init__(self, state: TrainingState) -> None:
         """Hash nothing yet."""
         self._state = state
-        #: the options of each parameter group at the last step, none if they may change in place; and their hash
+        #: the options of each parameter group at the last step, or [] if they can change in place; and their hash
         self._values: list[list[Any]] = []
         self._options = 0
         #: the names of a group's options, sorted, by the group's keys
@@ -113,7 +113,7 @@ class Fingerprinting:
         return (int.from_bytes(digest.digest(), "big") >> 2) or 1
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what is here of the model's tensors and of the optimizers', in the same order on all workers."""
+        """Yield the local tensors of the model and of the optimizers, in the same order on all workers."""
         for _, tensor in self._state.own():
             yield local_of(tensor)
         for optimizer in self._state.optimizers:
@@ -125,7 +125,7 @@ class Fingerprinting:
 
 
 def _piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:
-    """Return up to so many bytes of a tensor, others in each step."""
+    """Return a piece of a tensor of at most this many bytes, another one in each step."""
     flat = tensor.detach()
     flat = flat.view(-1) if flat.is_contiguous() else flat[:1].reshape(-1)
     count = max(1, nbytes // flat.element_size())

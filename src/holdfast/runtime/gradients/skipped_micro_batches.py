@@ -1,4 +1,7 @@
-"""Micro-batches that the script leaves out of their step, with its reasons: gathered, kept, and repeated."""
+"""The micro-batches that the script skips (`step.skip`): its decisions are gathered from all ranks and kept.
+
+If a step is done again, its decisions are repeated, and the script is not asked again.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,18 @@ from collections.abc import Sequence
 from holdfast.protocol.commit import MAX_REASON, MAX_REASONS, MicroBatchSkip
 from holdfast.runtime.gradients.notes import NoteSource
 
-#: The newest decisions that are kept for a step that is done again.
+#: At most this many decisions are kept, the newest ones.
 MAX_DECISIONS = 4096
 
 
 class SkippedMicroBatches(NoteSource):
-    """The decisions of the script, and those of all ranks once their notes are here."""
+    """The decisions of this worker's script, and those of all ranks once their notes have arrived."""
 
     of_parts = False
 
     def __init__(self) -> None:
         """Nothing is skipped yet."""
-        #: of the step whose notes were taken last
+        #: the skipped micro-batches of the step whose notes were gathered last
         self.skips: tuple[MicroBatchSkip, ...] = ()
         self._decisions: dict[tuple[int, int], str] = {}
         self._step = 0
@@ -26,11 +29,11 @@ class SkippedMicroBatches(NoteSource):
         self._at_hand = 0
 
     def decision(self, step: int, micro_batch: int) -> str:
-        """Return for which reason a micro-batch was skipped when its step was done before, "" if it was not."""
+        """Return why a micro-batch was skipped when its step was done before, or "" if it was not."""
         return self._decisions.get((step, micro_batch), "")
 
     def skip(self, reason: str) -> None:
-        """Skip the micro-batch at hand."""
+        """Skip the micro-batch in progress."""
         self._reason = reason[:MAX_REASON]
         self._remember(self._at_hand, self._reason)
 

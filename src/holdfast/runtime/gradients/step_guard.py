@@ -17,7 +17,7 @@ from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.script_line import line_of_call, named_in_script, script_line
 from holdfast.runtime.state.optimizers import Optimizers
 
-#: how deep, and among how many objects, the schedulers are looked for that an `extra` of the script's own holds
+#: bounds of the search for schedulers inside objects of `extra`: levels, and objects
 _DEPTH = 4
 _OBJECTS = 10_000
 
@@ -40,7 +40,7 @@ class StepGuard:
 
     @contextmanager
     def stepping(self) -> Generator[None]:
-        """Let the optimizers step."""
+        """Allow the optimizers to step."""
         self._stepping = True
         try:
             yield
@@ -48,10 +48,10 @@ class StepGuard:
             self._stepping = False
 
     def check(self) -> None:
-        """Look whether the script has made a scheduler since `protect`.
+        """Check the schedulers that the script has made since `protect`.
 
         Raises:
-            BadInputError: it has, and the scheduler is not in `extra`.
+            BadInputError: one of them is not in `extra`.
         """
         scheduled = self._has_schedules()
         if scheduled != self._scheduled:
@@ -103,7 +103,7 @@ def attached_schedulers(optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
 
 
 def schedulers_within(things: Iterable[object]) -> list[LRScheduler]:
-    """Return the schedulers among these objects, and in what they hold (`SequentialLR`, a script's own container)."""
+    """Return the schedulers among these objects and inside them (a `SequentialLR`, a container of the script's)."""
     found: list[LRScheduler] = []
     seen: set[int] = set()
     level = list(things)

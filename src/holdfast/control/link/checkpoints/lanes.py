@@ -1,4 +1,4 @@
-"""Two checkpoint stores: a save that was requested is written next to a part that is still being written."""
+"""Two checkpoint stores, so that a requested save does not wait for a part that is still being written."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class CheckpointLanes:
         self._lane_for(part.name.folder).write(part)
 
     def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
-        """Seal a checkpoint, remove some, or stop writing those that a newer one has overtaken."""
+        """Seal a checkpoint, remove checkpoints, or stop writing those that are older than one that counts."""
         if isinstance(order, PruneCheckpoints):
-            # A checkpoint is removed by the lane that may still be writing it, after that.
+            # The lane that may still be writing a checkpoint removes it afterwards.
             for name in order.names if order.remove else ():
                 self._lane_for(name).obey(PruneCheckpoints(term=order.term, names=(name,)))
         elif order.files:
             self._lane_for(order.name).obey(order)
         else:
-            with contextlib.suppress(ValueError):  # not a name of ours: there is nothing to give up
+            with contextlib.suppress(ValueError):  # not a checkpoint's name, so there is nothing to give up
                 newest = parse_name(order.name)
                 for lane in self._lanes:
                     lane.give_up_before(newest)
 
     def close(self) -> None:
-        """Wait for what is under way, unless it hangs."""
+        """Wait for the parts that are being written, unless a write hangs."""
         for lane in self._lanes:
             lane.close()
 
