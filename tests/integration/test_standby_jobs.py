@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from job_cases import FOREVER, TINY, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted, wait_until
@@ -215,3 +216,15 @@ def test_a_coordinator_that_comes_later_knows_it_and_whose_place_it_takes(start_
     assert [event.node for event in job.all(StandbyReady)].count("standby-0") == 1, "that it is warm is known"
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY, least=8)
+
+
+def test_at_the_end_only_a_worker_with_the_trained_model_goes_on_behind_the_loop(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """A standby has the initial model and no rank: it would write that over the real one, as a second rank 0."""
+    written = tmp_path / "final"
+    script = TINY.with_name("saves_at_end.py")
+    job = start_job(str(written), "60", nodes=2, options=("--standbys", "1"), script=script)
+    job.wait(StandbyReady)
+    assert job.wait_exit(120) == 0, job.story()
+    assert written.read_text() == "step 60 world 2\n"

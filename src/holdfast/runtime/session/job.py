@@ -230,6 +230,8 @@ class Job:
         Returns once every worker of the job has finished. Use it once.
 
         Raises:
+            SystemExit: the job is done, and this worker has not got its last state: a standby, or a worker that was
+                still joining. What the script does after the loop, such as saving the model on rank 0, is not for it.
             BadInputError: before `protect`, a second time, with a negative count, or with other parameters than then.
             StepUseError: the loop went on without `step.apply()`.
         """
@@ -265,6 +267,8 @@ class Job:
         if self._last_words is not None:
             self._last_words.remove()
         session.close()
+        if not session.has_final_state:
+            raise SystemExit(0)  # the script's end is for workers that have the trained model, and a rank
 
     def evaluate(
         self,

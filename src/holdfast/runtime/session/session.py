@@ -42,6 +42,7 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import ScriptError
 from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import Phase
 from holdfast.runtime.checkpoints.left_loop import LeftLoop
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.evaluation.evaluating import Evaluating
@@ -171,6 +172,12 @@ class Session:
         """How many workers the present generation has."""
         with self._changed:
             return self._machine.generations.world
+
+    @property
+    def has_final_state(self) -> bool:
+        """Whether this worker has finished the loop itself, as a member of the last generation."""
+        with self._changed:
+            return self._machine.phase is Phase.FINISHED
 
     def attach(self, config: dict[str, str], data: BatchSummary = ()) -> None:
         """Announce this worker, and listen for orders from now on.
