@@ -28,6 +28,8 @@ LAYOUTS = (
 MAP_KEYS = ("start", "end", "node", "rack", "scope")
 #: Numbers from here on are seconds since 1970: 1980 and later.
 _UNIX_FROM_S = 315_532_800.0
+#: Larger numbers are not seconds since 1970: the year 5138. Milliseconds are larger from 1973 on.
+_MOST_S = 1e11
 #: What `start_s_since_1996` counts from.
 _UNIX_1996_S = 820_454_400.0
 #: Values of a mapped scope: the failure is one of a whole rack, or of a node.
@@ -153,7 +155,10 @@ def _begin(failures: _Failures, since: str | None) -> float:
                 f"--from {since}: the log's times are not dates: give the seconds by its clock"
             ) from None
     if not begin_s <= first:
-        raise BadInputError(f"--from {since}: is after the first failure, at {first:g} s by the log's clock")
+        at = f"{first:.15g} s by the log's clock"
+        if (unix_s := first + failures.unix_offset_s) >= _UNIX_FROM_S:
+            at = f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%SZ} ({at})"
+        raise BadInputError(f"--from {since}: is after the first failure, at {at}")
     return begin_s
 
 
@@ -310,4 +315,6 @@ def _value(rows: csv.DictReader[str], row: Row, key: str) -> float:
         raise BadInputError(f"trace, line {rows.line_num}: {key} = {row[key]!r} must be a number") from None
     if not math.isfinite(value):
         raise BadInputError(f"trace, line {rows.line_num}: {key} = {row[key]} must be finite")
+    if abs(value) > _MOST_S:
+        raise BadInputError(f"trace, line {rows.line_num}: {key} = {row[key]} is too large for seconds: milliseconds?")
     return value
