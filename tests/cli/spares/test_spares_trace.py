@@ -47,7 +47,7 @@ def test_times_since_1970_begin_at_the_first_event(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=first):
         read(tmp_path / "t.csv", text, nodes=10, since="2023-11-15")
     for odd in ("1700000000000,1700000300000", "1700000000,1700000300000"):
-        with pytest.raises(BadInputError, match="line 2: .*_s = 17.* is too large for seconds: milliseconds"):
+        with pytest.raises(BadInputError, match=r"line 2: .*_s = 17.* is too large for seconds: milliseconds"):
             read(tmp_path / "ms.csv", f"start_s,end_s,node\n{odd},a\n", nodes=10)
     dates = "start_s,end_s,node\n2023-11-14T22:13:20,2023-11-14T23:13:20Z,a\n2023-11-15 00:13:20,,b\n"
     written = read(tmp_path / "t.csv", dates, nodes=10, hours=4.0)
