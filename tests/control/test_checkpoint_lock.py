@@ -151,6 +151,19 @@ def test_a_remote_store_without_conditional_writes_is_warned_of(
     locks.close()
 
 
+def test_a_job_that_has_moved_to_another_host_keeps_its_lock(tmp_path: Path) -> None:
+    """In containers the coordinators of both hosts may be process 1."""
+    owner = LockOwner(job="one", identity="one", host="here", pid=1)
+    moved = LockOwner(job="one", identity="one", host="there", pid=1)
+    before, after = (CheckpointLock(str(tmp_path), who, print, renew_s=1000.0, watch_s=0.1) for who in (owner, moved))
+    before.acquire()
+    after.acquire()
+    before.release()
+    assert msgspec.json.decode((tmp_path / LOCK_NAME).read_bytes(), type=LockOwner).host == "there"
+    after.release()
+    assert not (tmp_path / LOCK_NAME).exists()
+
+
 def test_no_directory_needs_no_lock() -> None:
     with locked_directory("", LockOwner(job="j", identity="j"), print) as stale:
         assert stale is None

@@ -127,7 +127,8 @@ class CheckpointLock:
         self._renewer = None
         try:
             found = self._read()
-            if found is not None and found.identity == self._owner.identity and found.pid == self._owner.pid:
+            mine = self._owner
+            if found is not None and (found.identity, found.host, found.pid) == (mine.identity, mine.host, mine.pid):
                 self._storage.remove(LOCK_NAME)
         except (OSError, BadInputError):
             pass  # the next job watches the file and finds that it is stale
