@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 from gan import Followers, Gan
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, SequentialLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    ExponentialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from torch.utils.data import TensorDataset
 
@@ -149,3 +156,52 @@ def test_a_schedule_that_the_script_steps_as_well_is_refused(at: int) -> None:
         with pytest.raises(BadInputError, match=r"extra\['generator schedule'\] was stepped by the script as well"):
             step.apply()
         break
+
+
+def chained(optimizer: torch.optim.Optimizer) -> ChainedScheduler:
+    """One that torch gives no `last_epoch`, with schedulers inside schedulers."""
+    parts = [ConstantLR(optimizer, 0.5, 2), ExponentialLR(optimizer, 0.9)]
+    return ChainedScheduler([SequentialLR(optimizer, parts, [3]), ExponentialLR(optimizer, 0.8)])
+
+
+def test_a_chained_schedule_is_stepped_as_in_a_plain_loop(tmp_path: Path) -> None:
+    def rates(steps: int) -> list[float]:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        job = Job(None, checkpoint_dir=str(tmp_path), checkpoint_every=100)
+        job.protect(model, optimizer, DATA, extra={"s": chained(optimizer)}, global_batch=4, micro_batch=2)
+        found: list[float] = []
+        for step in job.steps(steps):
+            for x, y in step.micro_batches():
+                step.backward((model(x) - y).square().mean())
+            assert step.apply()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule, expected = chained(plain), list[float]()
+    for _ in range(8):
+        plain.step()
+        schedule.step()
+        expected.append(plain.param_groups[0]["lr"])
+    assert rates(4) + rates(8) == expected, "the second run resumes"
+
+
+def test_a_chained_schedule_that_the_script_steps_as_well_is_refused() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule, job = chained(optimizer), Job(None)
+    job.protect(
+        model,
+        optimizer,
+        DATA,
+        extra={"s": schedule},
+        after_apply=lambda step: schedule.step(),
+        global_batch=4,
+        micro_batch=4,
+    )
+    step = next(iter(job.steps(2)))
+    for x, y in step.micro_batches():
+        step.backward((model(x) - y).square().mean())
+    with pytest.raises(BadInputError, match=r"extra\['s'\] was stepped by the script as well"):
+        step.apply()

@@ -17,8 +17,8 @@ from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.script_line import line_of_call, named_in_script, script_line
 from holdfast.runtime.state.optimizers import Optimizers
 
-#: bounds of the search for schedulers inside objects of `extra`: levels, and objects
-_DEPTH = 4
+#: bounds of the search for schedulers inside objects of `extra`: levels (each nested scheduler takes two), and objects
+_DEPTH = 10
 _OBJECTS = 10_000
 
 

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.gradients.reduction import GradientBuckets, foreign_gradient
-from holdfast.runtime.gradients.step_guard import StepGuard
+from holdfast.runtime.gradients.step_guard import StepGuard, schedulers_within
 from holdfast.runtime.layouts.local import is_sharded
 from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.binding import dense_parameters
@@ -260,7 +260,7 @@ class Updates:
 
     def _schedule_places(self) -> dict[str, int]:
         return {
-            name: scheduler.last_epoch
+            name: _steps_of(scheduler)
             for update in self._by_name.values()
             for name, scheduler in update.schedulers.items()
         }
@@ -284,6 +284,13 @@ def _said(name: str) -> str:
 def _drives(thing: object, optimizer: Optimizer) -> TypeGuard[LRScheduler]:
     """Return whether it is a schedule of this optimizer, and one that needs nothing but to be stepped."""
     return isinstance(thing, LRScheduler) and thing.optimizer is optimizer and not needs_metric(thing)
+
+
+def _steps_of(scheduler: LRScheduler) -> int:
+    """Return a number that grows with each step; a ChainedScheduler has none, but the schedulers inside it have."""
+    if hasattr(scheduler, "last_epoch"):
+        return scheduler.last_epoch
+    return sum(one.last_epoch for one in schedulers_within([scheduler]) if hasattr(one, "last_epoch"))
 
 
 def _checked_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple[str, ...]:
