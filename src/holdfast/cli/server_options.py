@@ -11,6 +11,7 @@ import typer
 
 from holdfast.cli.connection import TokenFile
 from holdfast.cli.options import CONNECTION, JOB, RECOVERY
+from holdfast.control.addresses import advertised_address
 from holdfast.control.registry import check_name
 from holdfast.documents import shown
 from holdfast.errors import BadInputError
@@ -108,6 +109,17 @@ class NodeOptions:
             rich_help_panel=RECOVERY,
         ),
     ] = 1.0
+
+    def advertised(self, server: str) -> str:
+        """Return the address at which the other nodes reach this one; an IPv6 address may be given in brackets.
+
+        Args:
+            server: the URL of the coordinator or the pool.
+
+        Raises:
+            OSError: there is no route to it.
+        """
+        return self.advertise.strip("[]") or advertised_address(server)
 
     def check(self) -> None:
         """Refuse names that cannot be sent.

@@ -19,7 +19,6 @@ from holdfast.cli.output import start_log, warn
 from holdfast.cli.pool.serve import run_node
 from holdfast.cli.server_options import ListenOptions, NodeOptions
 from holdfast.cli.spec_options import NODES, AsModule, SpecGroup, job_spec
-from holdfast.control.addresses import advertised_address
 from holdfast.control.agent.node_agent import run_agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.client import CoordinatorClient
@@ -209,7 +208,7 @@ def agent(
             node=node_name,
             folder=folder,
             digest=script_digest(job.script, job.args),
-            advertise=node.advertise or advertised_address(entry.url),
+            advertise=node.advertised(entry.url),
             cwd=os.getcwd(),
             environment=for_workers(os.environ),
             rack=node.rack,

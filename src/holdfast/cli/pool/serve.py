@@ -15,7 +15,6 @@ from holdfast.cli.connection import read_token
 from holdfast.cli.options import JOB, OUTPUT, RECOVERY, grouped
 from holdfast.cli.output import say, start_log, warn
 from holdfast.cli.server_options import ListenOptions, NodeOptions
-from holdfast.control.addresses import advertised_address
 from holdfast.control.owned_folders import OWN_SOCKET_NAME, owned_folder
 from holdfast.control.pool.settings import PoolSettings, check_policy, default_folder
 from holdfast.control.pool_node.settings import PoolNodeSettings
@@ -166,7 +165,7 @@ def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, l
             token=entry.token,
             node=name,
             folder=folder,
-            advertise=node.advertise or advertised_address(entry.url),
+            advertise=node.advertised(entry.url),
             rack=node.rack,
             zone=node.zone,
             failure_rate=node.failure_rate,
