@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,12 @@ with owned_folder("test") as folder:
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    return tmp_path
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's temporary folder; its path is short enough for sockets below it, which pytest's are not."""
+    with tempfile.TemporaryDirectory(prefix="hf-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(folder)
 
 
 def test_a_folder_goes_at_the_end(temporary: Path) -> None:
@@ -108,5 +111,5 @@ def test_there_is_room_for_the_sockets_of_a_node_with_a_short_name(
 
 def test_the_variable_is_named_if_no_folder_can_be_used(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owned_folders, "_OTHER_BASES", ())
-    with pytest.raises(BadInputError, match=f"is '{temporary}': .*at most 20 "), owned_folder("test", 63):
+    with pytest.raises(BadInputError, match=f"is '{temporary}': .*at most 13 "), owned_folder("test", 70):
         pass
