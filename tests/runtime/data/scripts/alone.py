@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import torch
 
@@ -14,6 +15,7 @@ class Own:
         return 8
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(0.02)  # else one loader worker may fetch all, if the other starts late
         return torch.ones(1), os.getpid()
 
 
