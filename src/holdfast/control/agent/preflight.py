@@ -19,8 +19,8 @@ from holdfast.control.programs import ProgramError, run_program
 WORKER_BYTES = 64 << 20
 #: for sockets and logs
 DISK_BYTES = 16 << 20
-#: 128 KiB go through a loopback in a tenth of a millisecond; a machine that is busy may take some hundred
-NETWORK_S = 5.0
+#: 128 KiB go through a loopback in a tenth of a millisecond; a machine with six runnable processes per core took 5 s
+NETWORK_S = 20.0
 #: a site's checks of its hardware take seconds; what takes longer than a model takes to load is not waited for
 PROGRAM_S = 60.0
 _SENT = bytes(range(256)) * 512
