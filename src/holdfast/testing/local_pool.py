@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import find_pool, registry_directory
+from holdfast.errors import EXIT_REFUSED
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.history.audit import audit_events
 from holdfast.protocol.events import RolledBack, StepCommitted
@@ -112,8 +113,19 @@ class LocalPool:
         self.wait(answered, "a server that answers")
 
     def submit(self, name: str, nodes: str, script: Path, *args: str, options: Sequence[str] = ()) -> None:
-        """Hand in a job."""
-        self.call("submit", "--name", name, "--nodes", nodes, *options, str(script), *args)
+        """Submit a job. If the pool answers that its store is slow, wait until the job is there, as it promises."""
+        words = ("submit", "--name", name, "--nodes", nodes, *options, str(script), *args)
+        done = self._run(Command(words, self.environment, self.folder))
+        if done.code == EXIT_REFUSED and "is done then" in done.printed:
+            self.wait(lambda: name in self._names(), f"job {name}, once the store answers")
+            return
+        assert done.code == 0, f"{words}: {done.code}\n{done.printed}"
+
+    def _names(self) -> set[str]:
+        entry = find_pool(registry_directory(self.environment), None, None)
+        assert entry is not None
+        with PoolClient(entry) as client:
+            return {job["job"] for job in client.status()["jobs"]}
 
     def job(self, name: str) -> Mapping[str, Any]:
         """Return how a job stands, as `holdfast jobs` shows it; asked without a process each time."""
