@@ -35,19 +35,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """Processes that tests start end with the tests, also if these are interrupted or killed."""
     if (guard := start_guard()) is not None:
         config.add_cleanup(lambda: end_guard(guard))
-    _tell_who_ends_this_process()
+    _print_stack_at_exit()
 
 
-def _tell_who_ends_this_process() -> None:
-    """A thread of ours that ends its process ends the tests: their output would never say which line did it."""
+def _print_stack_at_exit() -> None:
+    """Print the stacks of all threads if code under test ends this process with `os._exit`."""
     stderr, me, end = os.dup(2), os.getpid(), os._exit
 
-    def tell(code: int) -> NoReturn:
+    def exit_with_stack(code: int) -> NoReturn:
         if os.getpid() == me:  # not one that multiprocessing has forked
             faulthandler.dump_traceback(file=stderr)
         end(code)
 
-    os._exit = tell
+    os._exit = exit_with_stack
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -86,7 +86,7 @@ def test_a_queued_job_that_a_node_lets_begin_is_foreseen() -> None:
 
 
 @pytest.mark.processor_time
-def test_1024_nodes_and_32_jobs_are_foreseen_in_seconds_and_looked_up_at_once() -> None:
+def test_1024_nodes_and_32_jobs_are_foreseen_in_5_seconds_of_processor_and_looked_up_in_a_millisecond() -> None:
     achieved = tuple(nodes / (0.9 + 0.1 * nodes) for nodes in range(1025))
     bids = tuple(
         Bid(
@@ -98,9 +98,9 @@ def test_1024_nodes_and_32_jobs_are_foreseen_in_seconds_and_looked_up_at_once() 
     demand = Demand(nodes=1024, bids=bids, failure_rate=1e-7)
     begun = time.process_time()
     found = Foresight(number=1, demand=demand).solve()
-    assert time.process_time() - begun <= 15.0  # (5.0 on a quiet machine)
+    assert time.process_time() - begun <= 5.0
     table = {situation(future): division for future, division in zip(futures(demand), found, strict=True)}
     hit = replace(demand, nodes=1023, bids=(replace(bids[0], has=31), *bids[1:]))
     begun = time.process_time()
     assert table[situation(hit)].nodes.keys() == {bid.name for bid in bids}
-    assert time.process_time() - begun <= 0.01
+    assert time.process_time() - begun <= 0.001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 import torch
 from torch.utils.data import TensorDataset
@@ -21,6 +22,8 @@ model = torch.nn.Linear(8, 1, dtype=torch.float64)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
 job.protect(model, optimizer, TensorDataset(x, x.sum(1, keepdim=True)), global_batch=16, micro_batch=2)
 for step in job.steps(options.steps):
+    if step.number >= options.nan_from:
+        time.sleep(0.5)  # else the coordinator hears of several steps at once, and stops the job after more of them
     for a, b in step.micro_batches():
         loss = (model(a) - b).square().mean()
         step.backward(loss * float("nan") if step.number >= options.nan_from else loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.runtime.session.job import Job
 from holdfast.storage import LocalStorage
 
+DEADLINE_S = 60.0
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -57,10 +59,20 @@ def test_asked_before_apply_the_step_at_hand_is_the_last() -> None:
 
 def test_a_checkpoint_by_hand_is_of_the_next_step_that_passes(tmp_path: Path) -> None:
     job, model = protected(tmp_path)
-    steps_of(job, model, after=lambda number: job.checkpoint() if number in (3, 4) else None)
-    saved = {name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))}
-    # Two are kept. The last save waits for no earlier one, which may be given up for it.
-    assert {10} <= saved <= {4, 5, 10}
+
+    def saved() -> list[int]:
+        return [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))]
+
+    def ask(number: int) -> None:
+        if number in (3, 4):
+            job.checkpoint()
+        deadline = time.monotonic() + DEADLINE_S
+        while number in (4, 5) and number not in saved():  # each is written before the next one is due
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    steps_of(job, model, after=ask)
+    assert saved() == [5, 10]  # (two are kept)
 
 
 def test_what_cannot_be_asked_for_is_refused() -> None:
