@@ -129,8 +129,9 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     for node in pool.job("two")["refuses"]:
         assert f"{node} is of no use to it: script or arguments of node {node} differ from those of the job" in told
     assert f"a node needs {script}, the same as on the job's other nodes" in told
-    said = set(re.findall(r"script or arguments of node (node-\d) differ", pool.log.read_text()))
-    assert said == set(pool.job("two")["refuses"])
+    refused = set(pool.job("two")["refuses"])
+    differ = re.compile(r"script or arguments of node (node-\d) differ")
+    pool.wait(lambda: set(differ.findall(pool.log.read_text())) == refused, "both to say so themselves")
     pool.goes_on("two")
     script.write_text(text)
     pool.wait(pool.has("two", 3), "one of them again, where the script is the job's once more")

@@ -62,6 +62,21 @@ def test_a_state_is_kept_once_its_checkpoint_is_there(tmp_path: Path) -> None:
     assert os.stat(path / "data").st_ino == os.stat(tmp_path / "best-eval-00000003" / "data").st_ino, "takes no room"
 
 
+def test_a_state_whose_checkpoint_was_overtaken_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    best = BestStates(LocalStorage(tmp_path))
+    rated(best, 3, 1.0)
+    best.counts(2)
+    assert caplog.messages == []
+    written(tmp_path, 5)
+    best.counts(5)
+    best.counts(6)
+    told = "the state of step 3, one of the best of eval, is not kept: the checkpoint of step 5 was complete before its"
+    assert caplog.messages == [f"{told} own"]
+    assert kept(tmp_path) == {}
+
+
 def test_another_job_goes_on_with_what_is_there(tmp_path: Path) -> None:
     for step, value in ((1, 3.0), (2, 2.0), (3, 1.0)):
         written(tmp_path, step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,7 +201,17 @@ def test_what_does_not_fit_is_said() -> None:
         assert step.apply()
 
 
-def test_a_model_with_experts_is_evaluated_and_saved_after_a_break(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+def test_a_model_with_experts_is_evaluated_and_saved_after_a_break(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float
+) -> None:
+    write = LocalStorage.write
+
+    def slow_at_step_2(storage: LocalStorage, path: str, chunks: Any) -> None:
+        time.sleep(pause_s if path.startswith("step-00000002") else 0.0)
+        write(storage, path, chunks)
+
+    monkeypatch.setattr(LocalStorage, "write", slow_at_step_2)
     torch.manual_seed(0)
     model = torch.nn.Sequential(MoE(4, 8, 2, top_k=1), torch.nn.Linear(4, 1))
     job = Job(None, checkpoint_dir=tmp_path, checkpoint_every=100)

@@ -65,6 +65,18 @@ class BestStates:
             del self._awaited[next(iter(self._awaited))]
         self.look(rating.step)
 
+    def counts(self, step: int) -> None:
+        """A checkpoint counts: keep it if it was rated, and say which older ones it has overtaken."""
+        self.look(step)
+        for key in [key for key in self._awaited if key[1] < step]:
+            self.look(key[1])
+            if self._awaited.pop(key, None) is not None:
+                logger.warning(
+                    "the state of step %d, one of the best of %s, is not kept: the checkpoint of step %d was complete "
+                    "before its own",
+                    *(key[1], key[0], step),
+                )
+
     def look(self, step: int) -> None:
         """Keep what was rated of a step, where its checkpoint is there."""
         rated = [key for key in self._awaited if key[1] == step]

@@ -157,6 +157,8 @@ class CheckpointSaver:
         #: the newest checkpoint that counts, or the one that was loaded here since
         self._counting: CheckpointName | None = None
         self._best = BestStates(storage)
+        #: the step whose state was rated last as one of the best; 0: none was
+        self._rated_step = 0
         self._on_idle: Callable[[], None] = lambda: None
         self._later = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-best")
 
@@ -165,6 +167,12 @@ class CheckpointSaver:
         """True where nothing that was written here waits for what becomes of it."""
         with self._lock:
             return self._pending is None
+
+    @property
+    def saves_best(self) -> bool:
+        """True while a state that was rated as one of the best is being saved."""
+        with self._lock:
+            return self._pending is not None and self._pending.step == self._rated_step
 
     @property
     def saved_step(self) -> int:
@@ -260,6 +268,8 @@ class CheckpointSaver:
 
     def rate(self, rating: Rating, choice: BestChoice) -> None:
         """The state of a step was evaluated: keep its checkpoint, once it counts, while it is one of the best."""
+        with self._lock:
+            self._rated_step = rating.step
         self._then(self._best.rate, rating, choice)
 
     def load(
@@ -313,7 +323,7 @@ class CheckpointSaver:
 
     def _counts(self, order: AcceptCheckpoint) -> None:
         """A checkpoint counts; whoever waits for that may end this process next: what is to be done is done before."""
-        self._best.look(order.step)
+        self._best.counts(order.step)
         self._settle(order.name)
         with self._lock:
             if order.step >= self._saved_step:

@@ -189,6 +189,9 @@ class Applying:
             generation = shared.machine.generation
         shared.progress.at(Activity.FINISHED)
         if saver is not None:
+            if not self._ends_now:
+                # The save of the last state may overtake that of one of the best, which would be lost.
+                shared.wait_for(generation, lambda: not saver.saves_best or None)
             self._save_last(saver, generation)
             # Otherwise the job could end between a checkpoint's writing and its acceptance.
             shared.wait_for(generation, lambda: saver.idle or None)
@@ -199,6 +202,13 @@ class Applying:
         saver = self._saver
         if saver is not None:
             self._shared.wait_for(self._shared.machine.generation, lambda: saver.idle or None)
+
+    @property
+    def _ends_now(self) -> bool:
+        """True if somebody has asked the job to end: the newest state must be saved first of all."""
+        with self._shared.changed:
+            plan = self._shared.machine.plan
+            return plan is not None and plan.last
 
     def _save_last(self, saver: CheckpointSaver, generation: int) -> None:
         machine = self._shared.machine
