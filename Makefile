@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 # (first: each of pytest's processes would compile all that it imports, as none has by then)
 test: install
 	@$(BIN)/python -m compileall -q -j 0 src
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --max-worker-restart 0
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --max-worker-restart 0 -m "not soak"
 
 demo: install
 	$(BIN)/python examples/demo.py

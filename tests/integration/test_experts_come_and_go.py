@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
+import pytest
 from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted
 
 from holdfast.protocol.events import (
@@ -64,6 +65,7 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     assert not job.all(RolledBack)
 
 
+@pytest.mark.soak
 def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
     options = (*VERIFY, "--expert-slots", "8")
     job = start_job(*FOREVER, *SLOWLY, nodes=3, options=options, script=TINY_MOE)
@@ -151,6 +153,7 @@ def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_pa
     check_losses(job, script=TINY_MOE, least=8)
 
 
+@pytest.mark.soak
 def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "10", "--expert-slots", "4")
     first = start_job("--steps", "20", nodes=3, options=options, script=TINY_MOE)
@@ -174,6 +177,7 @@ def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: 
     assert {event.world_size for event in job.all(StepCommitted)} == {8, 6}
 
 
+@pytest.mark.soak
 def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
     """Two workers on one node, one on another: each node hosts every expert once, however many share the work."""
     args = (*FOREVER, *SLOWLY, "--gate", str(tmp_path / "go"))

@@ -61,6 +61,7 @@ def job_on_a_network(nodes: int, folder: Path) -> Iterator[NetworkJob]:
         yield stack.enter_context(NetworkJob(network, TINY, args, nodes=nodes, folder=folder))
 
 
+@pytest.mark.soak
 def test_two_nodes_that_are_cut_off_from_each_other_are_never_put_together_again(tmp_path: Path) -> None:
     """Both reach all others, the coordinator too: the job goes on without one of them."""
     with job_on_a_network(3, tmp_path) as job:

@@ -13,7 +13,11 @@ SPREAD = TINY.with_name("tiny_spread.py")
 
 
 @pytest.mark.parametrize(
-    ("model", "room"), [((), ()), (("--experts", "4"), ("--expert-slots", "3"))], ids=["dense", "experts"]
+    ("model", "room"),
+    [
+        pytest.param((), (), id="dense"),
+        pytest.param(("--experts", "4"), ("--expert-slots", "3"), id="experts", marks=pytest.mark.soak),
+    ],
 )
 def test_replicas_are_whole_on_three_nodes_and_sharded_on_two(
     model: tuple[str, ...], room: tuple[str, ...], start_job: StartJob

@@ -18,6 +18,7 @@ def pool(start_pool: Callable[..., LocalPool]) -> LocalPool:
     return start_pool(3)
 
 
+@pytest.mark.soak
 def test_a_drained_node_is_left_and_given_to_nobody_and_a_job_may_have_more_or_fewer(pool: LocalPool) -> None:
     pool.submit("one", "2:2", TINY, *FOREVER)
     pool.wait(pool.has("one", 2), "two nodes")

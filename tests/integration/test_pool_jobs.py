@@ -63,6 +63,7 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     assert (ended["job"], ended["state"]) == ("experts", "stopped"), "it keeps no checkpoints, and has not failed"
 
 
+@pytest.mark.soak
 def test_scripts_that_differ_and_what_users_ask_for_are_told_and_harm_nobody(pool: LocalPool) -> None:
     _check_that_a_node_with_another_script_or_none_is_of_no_use(pool)
     _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refused(pool)

@@ -27,6 +27,7 @@ def _worlds(pool: LocalPool) -> list[int]:
     return [event["world_size"] for event in pool.events_of("one", "generation_started")]
 
 
+@pytest.mark.soak
 def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(pool: LocalPool) -> None:
     pool.submit("one", "2:4", TINY, *FOREVER)
     pool.wait(pool.has("one", 3), "three nodes")

@@ -22,6 +22,7 @@ def pool(start_shared_pool: Callable[..., LocalPool]) -> Iterator[LocalPool]:
     pool.end()
 
 
+@pytest.mark.soak
 def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool: LocalPool, tmp_path: Path) -> None:
     spec, gate = tmp_path / "job.toml", tmp_path / "gate-5"
     spec.write_text(

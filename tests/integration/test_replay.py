@@ -29,6 +29,7 @@ def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[st
     return job
 
 
+@pytest.mark.soak
 def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     """One is lost; then one is left with four slots for six experts; then none; then again one, then two."""
     trace = ("0,add,a", "0,add,b", "0,add,c", "0,add,d", "40,remove,c", "160,remove,a", "160,remove,d", "180,remove,b")

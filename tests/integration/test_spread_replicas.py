@@ -69,6 +69,7 @@ def _check_that_a_kill_at_any_phase_loses_nothing(job: LocalJob) -> None:
         job.wait(GenerationStarted, reason="join", world_size=6, since=since)
 
 
+@pytest.mark.soak
 def test_tensor_parallel_replicas_that_are_sharded_too(start_job: StartJob) -> None:
     job = _spread(start_job, "--shard", "2", "--tensor", "2", nodes=2, workers=4)
     job.wait(StepCommitted, step=4)
@@ -103,6 +104,7 @@ def _kill_a_process(job: LocalJob, node: str, worker: int, phase: str) -> None:
     job.wait(GenerationStarted, reason="join", world_size=world, since=since)
 
 
+@pytest.mark.soak
 def test_sharded_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
     job = _with_experts(start_job, "--shard", "2")
     second = job.nodes()[0]
@@ -116,6 +118,7 @@ def test_sharded_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
     _check(job, *EXPERTS, least=18)
 
 
+@pytest.mark.soak
 def test_tensor_parallel_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
     """Each token goes to its experts from one of two places; a process of either is killed."""
     job = _with_experts(start_job, "--tensor", "2")
@@ -127,7 +130,10 @@ def test_tensor_parallel_replicas_with_experts_come_and_go(start_job: StartJob) 
     _check(job, *EXPERTS, least=9)
 
 
-@pytest.mark.parametrize("model", [(), ("--experts", "4")], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param((), id="dense"), pytest.param(("--experts", "4"), id="experts", marks=pytest.mark.soak)],
+)
 def test_a_standby_takes_the_place_of_a_unit(start_job: StartJob, model: tuple[str, ...]) -> None:
     job = start_job(
         *FOREVER,

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from job_cases import FOREVER, TINY, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted, wait_until
 
 from holdfast.coordination.nodes.standbys import MAX_TRIES
@@ -164,6 +165,7 @@ def test_a_slow_node_gives_its_place_to_a_standby(start_job: StartJob) -> None:
     check_losses(job, script=TINY, least=8)
 
 
+@pytest.mark.soak
 def test_a_slow_node_computes_less_where_nobody_takes_its_place(start_job: StartJob) -> None:
     # (about 20 words are needed until it is plain that it is as fast again: they come twice a second, not every 5 s)
     words = ("--set", "experiments.own_times_every=0.5")

@@ -39,6 +39,7 @@ def parts(schedules: int, writes: int, repeats: int) -> list[Part]:
         Part("schedules", ("-m", "holdfast.simulation", "fuzz", "--schedules", str(schedules))),
         Part("writes", ("-m", "holdfast.simulation", "writes", "--schedules", str(writes))),
         Part("mutants", ("tests/mutants/run_mutants.py",)),
+        Part("long", ("-m", "pytest", "-q", "-n", "2", "-m", "soak", "--ignore", "tests/integration")),
         *(
             Part(f"integration-{number}", ("-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "tests/integration"))
             for number in range(1, repeats + 1)
@@ -82,7 +83,7 @@ def main() -> int:
         if not options.only or part.name.startswith(tuple(options.only))
     ]
     if not chosen:
-        parser.error(f"--only {options.only}: give schedules, writes, mutants or integration")
+        parser.error(f"--only {options.only}: give schedules, writes, mutants, long or integration")
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()

@@ -76,7 +76,7 @@ def run(wrong: Wrong, number: int, *, infinite: bool = False) -> list[Rank]:
     return run_threads(nodes, body, seed=number, flat_up_to=8 if number % 2 else 1, fan_out=3)
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.soak) for chunk in (1, 2, 3))])
 def test_a_hundred_wrong_micro_batches_are_refused_by_every_rank(chunk: int) -> None:
     for number, wrong in enumerate(cases(100)):
         if number % 4 == chunk:

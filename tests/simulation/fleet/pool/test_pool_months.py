@@ -74,6 +74,7 @@ def test_without_failures_ours_achieves_all_that_there_is() -> None:
         assert live(SYSTEMS["megatron"], tasks, quiet).total == pytest.approx(most)
 
 
+@pytest.mark.soak
 def test_ours_is_never_below_shrinking_only_the_job_that_is_hit_where_that_starves_nobody() -> None:
     compared = 0
     for case in TABLE_3:
@@ -118,6 +119,7 @@ def test_the_policy_alone_gives_every_node_to_whom_the_machine_gives_it(policy: 
                 assert machine.lose(outage.node, outage.at) == alone.lose(outage.node, outage.at)
 
 
+@pytest.mark.soak
 @given(st.integers(0, 10**6), st.integers(8, 24), st.integers(1, 5))
 @settings(max_examples=20, deadline=None)
 def test_both_ways_to_share_come_to_the_same_total(seed: int, nodes: int, case: int) -> None:
