@@ -269,6 +269,17 @@ def test_a_standby_that_is_frozen_is_ended_and_another_one_is_started(world: Wor
         assert frozen not in world.processes()
 
 
+def test_a_standby_that_ends_with_the_job_is_not_reported(world: World) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "1", "--standbys", "1")) as job:
+        job.wait(StepCommitted, step=3)
+        wait_until(lambda: any("agent:standby-0" in command for command in world.processes().values()), "the standby")
+        assert job.process is not None
+        os.kill(job.process.pid, signal.SIGINT)
+        assert job.wait_exit() == 130
+    assert "before it joined" not in job.output_file.read_text()
+    world.check_nothing_is_left()
+
+
 def test_a_terminal_that_goes_away_ends_no_job_that_was_started_with_nohup(world: World) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -338,6 +338,23 @@ def test_a_checkpoint_that_takes_long_to_be_read_again_is_kept(tmp_path: Path) -
     store.close()
 
 
+@pytest.mark.parametrize("overtaken", [True, False])
+def test_no_error_is_logged_when_an_overtaken_checkpoint_cannot_be_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, overtaken: bool
+) -> None:
+    told, storage = Told(), LocalStorage(tmp_path)
+    store = CheckpointStore(storage, told.messages.put, worker="n/0/a")
+    store.write(PartToWrite(name=ORIGIN.name(1), worker="n/0/a", files={"a": lambda: [b"x"]}))
+    written = told.next(CheckpointWritten)
+    if overtaken:
+        store.give_up_before(ORIGIN.name(2))
+    storage.remove(written.name)
+    store.obey(accepted(written))
+    assert told.next(CheckpointUnwritten).step == 1
+    store.close()
+    assert bool(caplog.messages) is not overtaken
+
+
 def test_no_room_for_a_copy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
     saver = saver_of(LocalStorage(tmp_path), told)

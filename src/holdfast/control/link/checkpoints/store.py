@@ -288,7 +288,8 @@ class CheckpointStore:
             directory.seal(self.storage, name, order.files, self._moved)
         except (OSError, DamagedCheckpointError) as error:
             why = said(error) if isinstance(error, OSError) else str(error)
-            logger.error("the checkpoint %s could not be kept: %s", name.folder, why)
+            if not self._is_overtaken(name):  # otherwise its folder may be removed by now
+                logger.error("the checkpoint %s could not be kept: %s", name.folder, why)
             told: CheckpointNews = _unwritten(name, self._worker, why)
         else:
             told = CheckpointKept(
