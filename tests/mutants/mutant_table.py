@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 from mutants_of_agents import AGENT_MUTANTS
+from mutants_of_comparisons import COMPARISON_MUTANTS
 from mutants_of_failures import FAILURE_MUTANTS
 from mutants_of_lateness import LATENESS_MUTANTS
 from mutants_of_layouts import LAYOUT_MUTANTS
@@ -613,6 +614,7 @@ MUTANTS = (
     *MOVE_MUTANTS,
     *PART_MUTANTS,
     *AGENT_MUTANTS,
+    *COMPARISON_MUTANTS,
     *FAILURE_MUTANTS,
     *LATENESS_MUTANTS,
     *WITNESS_MUTANTS,

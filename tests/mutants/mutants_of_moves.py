@@ -120,4 +120,18 @@ MOVE_MUTANTS = (
         new="        if True:\n",
         why="the node keeps its place, and that is said",
     ),
+    Mutant(
+        name="a_checkpoint_releases_nobody",
+        file=DEPARTURES,
+        old="safe = max(self._ledger.proven, written) >= one.step",
+        new="safe = self._ledger.proven >= one.step",
+        why="of the last step nothing but a checkpoint proves that others have it: whoever keeps it waits for ever",
+    ),
+    Mutant(
+        name="a_retained_state_is_released_at_once",
+        file=DEPARTURES,
+        old="if one.owed and (safe or not self._turn.members.unfinished(plan)):",
+        new="if one.owed:",
+        why="the node may be the only one that has the state of the newest step",
+    ),
 )
