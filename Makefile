@@ -35,7 +35,7 @@ test: install
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --max-worker-restart 0 -m "not soak"
 
 demo: install
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m holdfast demo --out out
 
 # fresh fault schedules for SECONDS on all cores; what fails is printed as a command that replays it
 SECONDS ?= 60

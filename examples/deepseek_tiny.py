@@ -1,4 +1,6 @@
-"""Train a tiny DeepSeek-V3 of Hugging Face's transformers, with random weights, on real text, byte by byte.
+"""Train a tiny DeepSeek-V3 of Hugging Face transformers.
+
+The weights are random, the text is real, and tokens are bytes.
 
 Runs alone (`python examples/deepseek_tiny.py`), or on several nodes that may fail and join at any time
 (`holdfast run --nodes 4 examples/deepseek_tiny.py`): its experts are then spread over the nodes, in several copies

@@ -1,4 +1,6 @@
-"""Train a small byte-level GPT on real text: the Python standard library's own source, or your own.
+"""Train a small byte-level GPT on text.
+
+The text is the source of Python's standard library, or your own (--text).
 
 Runs alone (`python examples/dense_gpt.py`), or on several nodes that may fail and join at any time
 (`holdfast run --nodes 4 examples/dense_gpt.py`). The lines marked with `# holdfast` are all that it takes.

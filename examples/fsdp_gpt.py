@@ -1,4 +1,6 @@
-"""Train the GPT of dense_gpt.py, each replica over several workers of a node: by FSDP2, tensor parallel, or both.
+"""Train a small GPT with FSDP2 or tensor parallelism.
+
+Each replica lies on several workers of one node, with FSDP2, tensor parallelism, or both.
 
 Runs alone (`python examples/fsdp_gpt.py`), or on several nodes that may fail and join at any time:
 

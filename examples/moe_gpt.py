@@ -1,4 +1,6 @@
-"""Train a small byte-level GPT whose feed-forward layers are Mixtures of Experts, on real text.
+"""Train a small GPT with Mixture-of-Experts layers.
+
+It is the byte-level GPT of dense_gpt.py with Mixtures of Experts for its feed-forward layers.
 
 Runs alone (`python examples/moe_gpt.py`), or on several nodes that may fail and join at any time
 (`holdfast run --nodes 4 examples/moe_gpt.py`): the experts are then spread over the nodes, in several copies each.

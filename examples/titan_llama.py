@@ -1,4 +1,6 @@
-"""Train torchtitan's Llama 3 debug model by torchtitan's trainer, each replica over several workers of a node.
+"""Train the Llama 3 debug model of torchtitan.
+
+Each replica lies on several workers of one node.
 
 Runs alone (`python examples/titan_llama.py`), or on several nodes that may fail and join at any time:
 

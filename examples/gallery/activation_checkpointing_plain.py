@@ -1,4 +1,7 @@
-"""A GPT whose blocks keep no activations: backward computes them again."""
+"""Train a GPT with activation checkpointing.
+
+Blocks keep no activations: the backward pass computes them again.
+"""
 
 from __future__ import annotations
 

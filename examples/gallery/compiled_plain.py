@@ -1,4 +1,4 @@
-"""A GPT under torch.compile."""
+"""Train a GPT with torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A GPT and a moving average of its weights, by torch's own AveragedModel."""
+"""Train a GPT, and average its weights (EMA).
+
+The average is torch's own AveragedModel.
+"""
 
 from __future__ import annotations
 

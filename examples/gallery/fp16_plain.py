@@ -1,4 +1,7 @@
-"""A GPT in float16 by autocast, its loss scaled by torch's GradScaler, with accumulation."""
+"""Train a GPT in float16 with a GradScaler.
+
+With autocast and gradient accumulation.
+"""
 
 from __future__ import annotations
 

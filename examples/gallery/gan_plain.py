@@ -1,4 +1,7 @@
-"""A GAN on points of a ring: two optimizers that take turns."""
+"""Train a GAN: two optimizers that take turns.
+
+The data are points on a ring.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A small Llama of Hugging Face's transformers in a plain loop, with the library's own schedule."""
+"""Train a small Llama of Hugging Face transformers.
+
+In a plain loop, with the library's own learning rate schedule.
+"""
 
 from __future__ import annotations
 

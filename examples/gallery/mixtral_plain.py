@@ -1,4 +1,7 @@
-"""A small Mixtral of Hugging Face's transformers in a plain loop: accumulation, and the loss that balances experts."""
+"""Train a small Mixtral of Hugging Face transformers.
+
+In a plain loop, with gradient accumulation and the auxiliary loss that balances the experts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""nanoGPT's loop in small: parameter groups, warm-up and cosine, accumulation, evaluation, curves, the best model."""
+"""nanoGPT's training loop, with an evaluation.
+
+With parameter groups, warm-up and cosine decay, accumulation, training curves, and the best model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A small ResNet with BatchNorm on images that loader workers make: accumulation, SGD, one cycle, an evaluation."""
+"""Train a small ResNet on images, with loader workers.
+
+With BatchNorm, gradient accumulation, SGD, a one-cycle schedule and an evaluation.
+"""
 
 from __future__ import annotations
 

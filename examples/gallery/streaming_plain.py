@@ -1,4 +1,7 @@
-"""A GPT on a stream that is read as it is trained on, by a DataLoader whose workers read a shard each; accumulation."""
+"""Train a GPT on a stream, with loader workers.
+
+Each loader worker reads one shard. With gradient accumulation.
+"""
 
 from __future__ import annotations
 

@@ -53,6 +53,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import what a script asks for only then: the runtime, and with it torch."""
+    if name == "__version__":
+        import importlib.metadata
+
+        return importlib.metadata.version("holdfast")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

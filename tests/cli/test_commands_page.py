@@ -67,7 +67,7 @@ def test_these_are_the_commands() -> None:
         *("submit", "jobs", "nodes", "whatif", "calibrate", "suspend", "resume", "update"),
         *("coordinator", "agent", "pool", "schema"),
         *("checkpoints list", "checkpoints verify", "checkpoints export"),
-        *("experts plan", "simulate"),
+        *("experts plan", "simulate", "demo", "examples list", "examples copy"),
         *("spares plan", "spares map", "spares validate", "spares fit"),
     }
 
@@ -124,7 +124,13 @@ def test_variables_are_on_the_page() -> None:
 
 def test_every_command_that_prints_facts_can_print_json() -> None:
     without = {name for name, command in ALL.items() if "--json" not in options(command)}
-    assert without == {"coordinator", "agent", "pool", "schema"}  # (that print nothing, or nothing but JSON)
+    assert without == {
+        "coordinator",
+        "agent",
+        "pool",
+        "schema",
+        "demo",
+    }  # they print nothing, only JSON, or a live view
 
 
 def test_no_help_text_loses_words_in_brackets_as_markup() -> None:

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from holdfast.cli import schema
+from holdfast.cli import demo, examples, schema
 from holdfast.cli.experts import plan
 from holdfast.cli.history import audit, checkpoints, explain, export, logs, report
 from holdfast.cli.job import act, end, look, run, servers
@@ -47,10 +47,11 @@ app = typer.Typer(
     help="Keeps large training jobs moving.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 # One line per module; each adds its own commands.
+demo.register(app)
+examples.register(app)
 run.register(app)
 look.register(app)
 logs.register(app)
