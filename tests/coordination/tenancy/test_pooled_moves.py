@@ -140,3 +140,35 @@ def test_a_node_that_joins_for_another_one_cannot_be_moved_before_it_has_the_pla
     job = _moving()
     with pytest.raises(RefusedError, match="node s0 joins to take the place of node n1: ask again"):
         job.feed(MoveNodes(("s0",)))
+
+
+def test_a_node_that_waits_for_a_standby_to_move_is_given_back_if_the_pool_wants_it() -> None:
+    """The standby is lost before it is warm: without the pool's recall the node would wait for another one."""
+    job = reserved().train(warm=False)
+    job.feed(MoveNodes(("n1",)))
+    job.lose("s0")
+    job.step(2, "n0", "n1")
+    job.shares(leaving=(2,), n0=1, n1=2)
+    job.tick(0.2)
+    job.step(3, "n0", "n1")
+    for node in ("n0", "n1"):
+        job.report(node, 3)
+    assert job.members == (w("n0"),)
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+def test_no_standby_takes_the_place_of_a_node_that_the_pool_wants_back_and_that_is_told_to_end(
+    told_first: bool,
+) -> None:
+    job = reserved().train(warm=not told_first)  # a warm one would join next to n1 at once
+    if told_first:
+        job.tell("n1", msg.EndNotice(grace_s=600.0))
+    job.shares(leaving=(2,))
+    if not told_first:
+        job.tell("n1", msg.EndNotice(grace_s=600.0))
+    job.tick(0.2)
+    job.step(2, "n0", "n1")
+    for node in ("n0", "n1"):
+        job.report(node, 2)
+    assert job.members == (w("n0"),)
+    assert job.held.waiting == {3}

@@ -140,7 +140,8 @@ class Departures:
             return ""
         if why := self._why_not({one.node for one in others if not one.stays} | {name}):
             return why
-        told = Departure(node=name, since=turn.now, until=turn.now + grace_s, beside=known.beside)
+        until = turn.now + grace_s
+        told = Departure(node=name, since=turn.now, until=until, beside=known.beside, closes=known.closes)
         turn.change(leaving=(*others, told))
         self._not_before = 0
         plan = record.plan
@@ -154,12 +155,13 @@ class Departures:
         Returns:
             Why that cannot be now, "" where it can.
         """
-        record = self._turn.record
+        record, now = self._turn.record, self._turn.now
         others = tuple(one for one in record.leaving if one.node != name)
+        known = next((one for one in record.leaving if one.node == name), Departure(node=name, since=now))
         gone = {one.node for one in others if not one.stays} | {name}
         if why := self._cannot(self._rest(gone, without={name})):
             return why
-        self._turn.change(leaving=(*others, Departure(node=name, since=self._turn.now, closes=True)))
+        self._turn.change(leaving=(*others, Departure(node=name, since=known.since, until=known.until, closes=True)))
         self._not_before = 0
         return ""
 
@@ -227,7 +229,7 @@ class Departures:
 
     def in_time(self, one: Departure) -> bool:
         """Tell whether a node that ends at a given time can wait until a standby is warm that takes its place."""
-        return bool(one.until) and self._replaced_in_s() <= one.until - self._turn.now
+        return bool(one.until) and not one.closes and self._replaced_in_s() <= one.until - self._turn.now
 
     def _replaced_in_s(self) -> float:
         """Return in how many seconds a standby that is cold can have taken a place, as far as is known."""
@@ -322,7 +324,7 @@ class Departures:
         for one in leaving:
             owed = tuple(worker for worker in leavers if node_of(worker) == one.node)
             turn.members.owe(one.node)
-            if one.until and not one.owed:
+            if one.until and not (one.owed or one.closes):
                 self._note(one, replaced=one.node in found)
             if not (one.owed or one.stays or one.until or one.node in found):
                 turn.change(wanted=max(0, turn.record.wanted - 1))

@@ -291,8 +291,10 @@ class Tenant:
         to_leave = self._list(held).to_leave
         if not to_leave:
             return
-        leaving = {one.node for one in self._turn.record.leaving}
-        asked = [node for node in to_leave if node not in leaving]
+        # A node that only waits to leave would wait for a standby, or give its place to one: the pool wants neither.
+        leaving = self._turn.record.leaving
+        going = {one.node for one in leaving if one.closes or one.owed or self._replacing.is_beside(one)}
+        asked = [node for node in to_leave if node not in going]
         if held.wish == "run" and asked and self._turn.now - self._asked_at >= RETRY_S:
             self._asked_at = self._turn.now
             for node in asked:
