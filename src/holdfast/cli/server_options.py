@@ -15,7 +15,7 @@ from holdfast.control.addresses import advertised_address
 from holdfast.control.registry import check_name
 from holdfast.documents import shown
 from holdfast.errors import BadInputError
-from holdfast.protocol.names import FAILURE_RATES, RACK_PATTERN
+from holdfast.protocol.names import ADDRESS_PATTERN, FAILURE_RATES, RACK_PATTERN
 
 _MOST_PORT = 65535
 
@@ -119,7 +119,11 @@ class NodeOptions:
         Raises:
             OSError: there is no route to it.
         """
-        return self.advertise.strip("[]") or advertised_address(server)
+        return self._own_address or advertised_address(server)
+
+    @property
+    def _own_address(self) -> str:
+        return self.advertise.strip("[]")
 
     def check(self) -> None:
         """Refuse names that cannot be sent.
@@ -132,6 +136,8 @@ class NodeOptions:
         for option, name in (("--rack", self.rack), ("--zone", self.zone)):
             if not re.fullmatch(RACK_PATTERN, name):
                 raise BadInputError(f"{option} is {name!r}: use letters, digits, dots, dashes, at most 64")
+        if not re.fullmatch(ADDRESS_PATTERN, self._own_address):
+            raise BadInputError(f"--advertise is {self.advertise!r}: give a host name or an IP address")
         least, most = FAILURE_RATES
         if not least <= self.failure_rate <= most:
             raise BadInputError(f"--failure-rate is {self.failure_rate:g}: give a number from {least:g} to {most:g}")

@@ -26,8 +26,9 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 RACK_PATTERN = r"^[A-Za-z0-9._-]{0,64}$"
 WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[0-9]{1,4}/[0-9a-f]{1,32}$")]
 Text = Annotated[str, Meta(max_length=8192)]
-#: an address, or a machine's name
-Host = Annotated[str, Meta(max_length=256)]
+#: A host name or an IP address, or "". Looking up any other text may fail with an error that is not an OSError.
+ADDRESS_PATTERN = r"^(?=.{0,253}$)([A-Za-z0-9_:%-]{1,63}\.)*[A-Za-z0-9_:%-]{0,63}$"
+Address = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 Rack = Annotated[str, Meta(pattern=RACK_PATTERN)]
 #: how often a node fails, the usual one being 1: the least and the greatest that may be said
 FAILURE_RATES = (1e-3, 1e3)

@@ -44,3 +44,9 @@ def test_a_connection_that_hangs_is_given_up() -> None:
 
 def test_an_address_of_another_host_has_no_listener() -> None:
     assert asyncio.run(serve_probes("192.0.2.1")) is None
+
+
+def test_a_name_that_is_not_known_is_reported_as_such() -> None:
+    error = asyncio.run(connection_error("1.2.3.4.5", 9))
+    assert error.startswith("1.2.3.4.5:9: ")
+    assert "Unknown error" not in error

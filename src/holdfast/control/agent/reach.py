@@ -33,7 +33,9 @@ async def connection_error(host: str, port: int, timeout_s: float = CONNECT_S) -
     except TimeoutError:
         return f"{host}:{port}: no connection within {timeout_s:g} s"
     except OSError as error:
-        return f"{host}:{port}: {os.strerror(error.errno) if error.errno else error}"
+        # The error of a failed look-up has a negative number, which is not one of the system's.
+        known = error.errno is not None and error.errno > 0
+        return f"{host}:{port}: {os.strerror(error.errno) if known else error.strerror or error}"
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()

@@ -38,7 +38,7 @@ from holdfast.protocol.messages.progress import (
     Whereabouts,
 )
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
-from holdfast.protocol.names import Count, FailureRate, Host, Name, Rack, Seconds, Struct, Text, WorkerId
+from holdfast.protocol.names import Address, Count, FailureRate, Name, Rack, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.state import Keeper, Port, SnapshotPart
 
 #: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds. Steps that log
@@ -120,7 +120,7 @@ MAX_HELD_PARTS = 1 << 14
 class NodeSnapshots(Struct, frozen=True, kw_only=True):
     """All parts of snapshots that a node's agent holds, whole; it gives them out at `host` and `port`."""
 
-    host: Host
+    host: Address
     port: Port
     parts: Annotated[tuple[SnapshotPart, ...], Meta(max_length=MAX_HELD_PARTS)] = ()
 
@@ -152,7 +152,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     digest: Text  # of script and arguments
     clock: float = 0.0
     host: Annotated[str, Meta(max_length=256)] = ""  # the machine's name
-    address: Annotated[str, Meta(max_length=256)] = ""  # at which the other nodes reach this one; "": not known
+    address: Address = ""  # at which the other nodes reach this one; "": not known
     beside_coordinator: bool = True  # its connection to the coordinator does not leave the host
     probe_port: Port = 0  # of `address`: takes connections and closes them; 0: none
     unfit: Text = ""  # why this node should not train, as it finds itself
@@ -325,7 +325,7 @@ class ProbeAddress(Struct, frozen=True, kw_only=True):
     """
 
     number: Count
-    host: Text
+    host: Address
     port: Port
 
 

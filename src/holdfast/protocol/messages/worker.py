@@ -12,7 +12,7 @@ from holdfast.protocol.commit import Commit, Metrics
 from holdfast.protocol.fingerprint import Fingerprint
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import Layouts
-from holdfast.protocol.names import Count, Host, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
+from holdfast.protocol.names import Address, Count, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding, SnapshotPart
 from holdfast.step_samples import MAX_MICRO_BATCHES
@@ -33,7 +33,7 @@ class Attach(Struct, frozen=True, kw_only=True):
 
     worker: WorkerId
     pid: Count
-    host: Host
+    host: Address
     state_port: Annotated[int, Meta(ge=0, le=65535)]
     #: software, model and settings, as people would say them: all workers of a job must have the same
     config: Annotated[dict[Text, Text], Meta(max_length=32)]
