@@ -16,7 +16,7 @@ def test_an_ipv6_address_is_advertised_with_or_without_brackets(given: str) -> N
 
 @pytest.mark.parametrize("given", ["a..b", "x" * 64 + ".example", "two words", "a\0b", "10.0.0.1:7077/x", "host,host"])
 def test_a_text_that_is_not_an_address_is_refused(given: str) -> None:
-    with pytest.raises(BadInputError, match="--advertise is .*: give a host name or an IP address"):
+    with pytest.raises(BadInputError, match=r"--advertise is .*: give a host name or an IP address"):
         NodeOptions(advertise=given).check()
 
 

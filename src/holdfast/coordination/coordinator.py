@@ -374,6 +374,8 @@ class Coordinator:
             self.parts.failures.undo_pending(now, ())
         self.parts.inquiry.tick()
         self._finishing.tick()
+        for probed in self._probing.tick():
+            self._conclude(probed)
         for probe in self.parts.pair_probes.tick():
             self._on_probe_ended(probe)
         self.parts.start_probes.tick()

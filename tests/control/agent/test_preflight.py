@@ -63,3 +63,25 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_has_started(tmp_path: Pa
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
         time.sleep(0.01)  # (whoever has adopted it reaps it)
     assert not Path(f"/proc/{pid}/exe").exists()
+
+
+@pytest.mark.parametrize("hangs", [1, 2])
+def test_a_node_that_was_stopped_while_it_tried_its_network_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: int
+) -> None:
+    """Its time was up when it went on, whatever the network does."""
+    echoed, tries = preflight._echoed, list[str]()
+
+    async def stopped(host: str) -> bool:
+        tries.append(host)
+        if len(tries) <= hangs:
+            time.sleep(0.1)  # the whole process stands still
+            monkeypatch.setattr(preflight, "NETWORK_S", 20.0 if hangs == 1 else 0.05)
+            await asyncio.sleep(0)
+        return await echoed(host)
+
+    monkeypatch.setattr(preflight, "_echoed", stopped)
+    monkeypatch.setattr(preflight, "NETWORK_S", 0.05)
+    found = unfit(tmp_path)
+    assert found == ("" if hangs == 1 else "network: 128 KiB over 127.0.0.1 take longer than 0.05 s")
+    assert len(tries) == 2

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
+import pytest
+from agent_harness import FakeCoordinator, play
+
+from holdfast.control.agent import node_agent
+from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.reach import connection_error, serve_probes
+from holdfast.protocol.messages.agent import AddressProbed, ProbeAddress
 
 
 def test_a_connection_to_the_listener_stands_as_often_as_it_is_tried() -> None:
@@ -50,3 +57,35 @@ def test_a_name_that_is_not_known_is_reported_as_such() -> None:
     error = asyncio.run(connection_error("1.2.3.4.5", 9))
     assert error.startswith("1.2.3.4.5:9: ")
     assert "Unknown error" not in error
+
+
+def test_a_coordinator_gets_no_answer_to_the_question_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both number their questions from 1: a failed probe of another node would count against a newcomer."""
+    asked: list[str] = []
+    answers = asyncio.Event()
+
+    async def hang(host: str, _port: int) -> str:
+        asked.append(host)
+        if host == "late.example":
+            await answers.wait()
+        return f"{host} was tried"
+
+    monkeypatch.setattr(node_agent, "connection_error", hang)
+
+    async def story(coordinator: FakeCoordinator, _agent: Agent, _running: asyncio.Task[int]) -> None:
+        await coordinator.attach()
+        await coordinator.say(ProbeAddress(number=1, host="late.example", port=9))
+        await eventually(lambda: asked == ["late.example"])
+        coordinator.drop()
+        await coordinator.until(lambda: len(coordinator.hellos) == 2, "the agent, again")
+        answers.set()
+        await coordinator.say(ProbeAddress(number=1, host="node-2.example", port=9))
+        await coordinator.until(lambda: coordinator.of(AddressProbed), "an answer")
+        assert {answer.error for answer in coordinator.of(AddressProbed)} == {"node-2.example was tried"}
+
+    play(story)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)

@@ -17,14 +17,14 @@ def at(node: str, port: int = 9) -> msg.Hello:
     return msgspec.structs.replace(hello(node), address=f"host-of-{node}", probe_port=port)
 
 
-def begin(nodes: int) -> Job:
+def begin(nodes: int, *, saves: bool = False) -> Job:
     """A job of nodes with addresses trains: these have reached each other while their workers started."""
     job = Job(nodes=nodes).boot()
     for index in range(nodes):
         job.connect(at(f"n{index}"))
         assert job.sent(msg.Welcome), job.last
         answer(job, probes(job))
-        job.say(attach(w(f"n{index}")))
+        job.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=saves))
     for index in range(nodes):
         job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
@@ -109,6 +109,30 @@ def test_a_probe_that_hangs_times_out_and_the_newcomer_is_refused() -> None:
     assert 10.0 < job.now - began <= 11.5, "two probes of 5 s"
     assert "no connection within 5 s" in refused[0].why
     assert "n0" in job.machine.members.nodes
+
+
+def test_the_loss_of_a_member_that_probes_a_newcomer_is_not_a_failed_probe() -> None:
+    """Two failed probes would refuse the newcomer, which is needed most now."""
+    job = begin(2)
+    job.connect(at("n9"))
+    (lost,) = probes(job).keys() - {"n9"}
+    job.lose(lost)
+    job.tick(0.1)
+    asked = probes(job)
+    (other,) = asked.keys() - {"n9"}
+    assert other != lost
+    answer(job, {other: asked[other]}, **{other: "refused"})
+    assert not job.sent(msg.Refused), "one probe has failed"
+    answer(job, probes(job))
+    assert job.sent(msg.Welcome)
+
+
+def test_a_newcomer_is_let_in_if_the_only_member_is_lost_while_it_probes() -> None:
+    job = begin(1, saves=True)
+    job.connect(at("n9"))
+    job.lose("n0")
+    job.tick(0.1)
+    assert job.sent(msg.Welcome)
 
 
 def test_a_node_that_comes_where_no_member_can_probe_it_is_let_in_at_once() -> None:

@@ -68,7 +68,7 @@ from holdfast.protocol.messages.agent import (
     WorkerDown,
 )
 from holdfast.protocol.messages.orders import Inject
-from holdfast.protocol.messages.progress import MemoryTaken, Probe, TakeMemory, TakeStacks, Whereabouts
+from holdfast.protocol.messages.progress import MemoryTaken, Probe, Stacks, TakeMemory, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import CheckpointNews, WorkerMessage
 from holdfast.protocol.names import worker_id
 from holdfast.protocol.state import SnapshotPart
@@ -411,7 +411,7 @@ class Agent:
     def _answer(self, ask: Probe | TakeStacks | TakeMemory | ProbeAddress) -> None:
         """Find out what the coordinator asks for."""
         if isinstance(ask, ProbeAddress):
-            self._task(self._probe(ask))
+            self._task(self._probe(ask, self._channel))
             return
         force, machine, now = self.workforce, self.machine, self.clock.monotonic()
         if isinstance(ask, Probe):
@@ -424,18 +424,27 @@ class Agent:
             self._obey(machine.seen(MemoryTaken(number=ask.number, samples=samples), now=now))
         else:
             accounts = force.accounts()  # (before anybody goes on)
-            self._task(self._tell_stacks(ask.number, force.stacks(), accounts, now))
+            self._task(self._tell_stacks(ask.number, force.stacks(), accounts, now, self._channel))
 
-    async def _probe(self, ask: ProbeAddress) -> None:
+    async def _probe(self, ask: ProbeAddress, channel: CoordinatorChannel | None) -> None:
         """Connect to an address of another node, and say what came of it."""
         error = await connection_error(ask.host, ask.port)
-        self._obey(self.machine.seen(AddressProbed(number=ask.number, error=error), now=self.clock.monotonic()))
+        self._answer_on(channel, AddressProbed(number=ask.number, error=error))
+
+    def _answer_on(self, channel: CoordinatorChannel | None, answer: AddressProbed | Stacks) -> None:
+        """Answer on the connection of the question: on the next one, another question may have the same number."""
+        if self._channel is channel:
+            self._obey(self.machine.seen(answer, now=self.clock.monotonic()))
 
     async def _tell_stacks(
-        self, number: int, texts: Awaitable[dict[str, str]], accounts: dict[str, ProgressAccount], read_at: float
+        self,
+        number: int,
+        texts: Awaitable[dict[str, str]],
+        accounts: dict[str, ProgressAccount],
+        read_at: float,
+        channel: CoordinatorChannel | None,
     ) -> None:
-        stacks = stacks_of(number, await texts, accounts, read_at)
-        self._obey(self.machine.seen(stacks, now=self.clock.monotonic()))
+        self._answer_on(channel, stacks_of(number, await texts, accounts, read_at))
 
     async def _close(self) -> None:
         channel = self._channel

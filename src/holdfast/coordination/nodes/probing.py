@@ -109,6 +109,21 @@ class Probing:
             return self._conclude(newcomer, ProbeVerdict.REFUSED)
         return None if self._probe(newcomer) else self._conclude(newcomer, ProbeVerdict.ADMITTED)
 
+    def tick(self) -> list[tuple[Newcomer, ProbeVerdict]]:
+        """Probe newcomers again whose member has left meanwhile: that is not a failed probe.
+
+        Returns:
+            The newcomers that are let in, because no member can probe them any more.
+        """
+        admitted: list[tuple[Newcomer, ProbeVerdict]] = []
+        for newcomer in list(self._newcomers.values()):
+            probe = newcomer.probe
+            if probe is not None and self._turn.members.on(probe.other.connection) is None:
+                self._probes.cancel(probe)
+                if not self._probe(newcomer):
+                    admitted.append(self._conclude(newcomer, ProbeVerdict.ADMITTED))
+        return admitted
+
     def end(self) -> list[tuple[Newcomer, ProbeVerdict]]:
         """Admit all newcomers: the job is over, and they must hear of that."""
         return [self._conclude(newcomer, ProbeVerdict.ADMITTED) for newcomer in list(self._newcomers.values())]
