@@ -33,10 +33,14 @@ async def connection_error(host: str, port: int, timeout_s: float = CONNECT_S) -
     except TimeoutError:
         return f"{host}:{port}: no connection within {timeout_s:g} s"
     except OSError as error:
-        # The error of a failed look-up has a negative number, which is not one of the system's.
-        known = error.errno is not None and error.errno > 0
-        return f"{host}:{port}: {os.strerror(error.errno) if known else error.strerror or error}"
+        return f"{host}:{port}: {_describe(error)}"
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return ""
+
+
+def _describe(error: OSError) -> str:
+    """Return what went wrong; a failed look-up has a negative number, which is not one of the system's."""
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 else error.strerror or str(error)
