@@ -77,7 +77,7 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
         goes_on(job)
     since = len(job.events)
     assert job.wait(GenerationStarted, world_size=1).fault_threshold == FaultThreshold(asked=2, given=1)
-    assert "each expert lives on 1 nodes or more (asked: 2)" in job.call("status")
+    assert "each expert is on at least 1 nodes (asked: 2)" in job.call("status", "--wide")
     job.add_nodes(2)
     job.wait(GenerationStarted, reason="join", world_size=3, since=since)
     goes_on_until_interrupted(job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -90,7 +91,7 @@ def test_a_node_gives_its_place_away_and_takes_it_back(start_job: StartJob) -> N
     after = tuple("standby-0" if name == "node-1" else name for name in before)
     assert job.all(GenerationStarted)[-1].members == after
     assert job.wait(NodeMoved, from_node="node-1", to_node="standby-0").reason == "move"
-    wait_until(lambda: "standby: node-1 is warm" in job.call("status"))
+    wait_until(lambda: re.search(r"^node-1 +standby .* warm", job.call("status"), re.MULTILINE) is not None)
     assert job.pids("node-1") == pids, "in the same process"
     goes_on(job)
     assert json.loads(job.call("move", "standby-0", "--json"))["moved"][0]["to_node"] == "node-1"

@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 from holdfast.cli import demo, examples, schema
 from holdfast.cli.experts import plan
 from holdfast.cli.history import audit, checkpoints, explain, export, logs, report
-from holdfast.cli.job import act, end, look, run, servers
+from holdfast.cli.job import act, end, look, run, servers, status
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
 from holdfast.cli.pool import calibrate, jobs, nodes, serve, what_if
 from holdfast.cli.simulate import command as simulate
@@ -53,6 +53,7 @@ app = typer.Typer(
 demo.register(app)
 examples.register(app)
 run.register(app)
+status.register(app)
 look.register(app)
 logs.register(app)
 act.register(app)

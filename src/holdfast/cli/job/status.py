@@ -1,0 +1,216 @@
+"""`holdfast status`: where a job stands, and one line for each node, within 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.connection import Server
+from holdfast.cli.job.progress import time_of_day
+from holdfast.cli.job.time_table import print_account
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, print_json
+from holdfast.observability.accounts.time_ledger import TimeAccount
+from holdfast.protocol.names import node_of
+
+#: a worker that takes this many times as long as the others is reported as slow
+SLOW = 1.5
+
+Answer = Mapping[str, Any]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("status", rich_help_panel="Look")(grouped(status))
+
+
+def status(
+    server: Server,
+    wide: Annotated[
+        bool, typer.Option("--wide", "-w", help="Also show processes, racks, experts and the time spent.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show where a job stands, and its nodes."""
+    with server.client() as client:
+        answer = client.status()
+    if as_json:
+        print_json(answer)
+    else:
+        print_status(answer, Console(), wide=wide)
+
+
+def print_status(answer: Answer, console: Console, *, wide: bool) -> None:
+    """Print a job's status; `wide` may need more than 80 columns."""
+    lines = [*_summary(answer), *saving(answer), *drained(answer), *quarantined(answer)]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if answer.get("nodes"):
+        console.print()
+        console.print(_node_table(answer, wide=wide))
+    if not wide:
+        return
+    console.print()
+    for name in ("url", "coordinator_pid", "term", "generation", "events", "log_dir"):
+        if answer.get(name) not in (None, ""):
+            console.print(f"{name.replace('_', ' ')}: {answer[name]}", markup=False, highlight=False, soft_wrap=True)
+    if answer.get("time"):
+        console.print()
+        print_account(msgspec.convert(answer["time"], TimeAccount), console)
+    if experts := answer.get("experts"):
+        given = experts["fault_threshold"]
+        console.print()
+        console.print(f"each expert is on at least {given['given']} nodes (asked: {given['asked']})", highlight=False)
+        console.print(_expert_table(experts["layers"]))
+
+
+def _summary(answer: Answer) -> Iterator[str]:
+    """Yield where the job stands."""
+    facts = [f"{answer['job']}: {str(answer['state']).replace('_', ' ')}"]
+    if answer.get("step"):
+        facts.append(f"step {answer['step']}")
+    if answer.get("loss") is not None:
+        facts.append(f"loss {answer['loss']:.4f}")
+    if workers := answer.get("world_size"):
+        facts.append(f"{workers} worker{'s' if workers > 1 else ''}")
+    yield ", ".join(facts)
+    if answer.get("waiting_for"):
+        yield f"waiting for {answer['waiting_for']}"
+    if time := answer.get("time"):
+        yield f"trained {time['ettr']:.1%} of {seconds_in_words(time['wall_s'])}"
+
+
+def saving(answer: Answer) -> Iterator[str]:
+    """Yield which snapshot the nodes hold, and how often the job is saved."""
+    if held := answer.get("snapshot"):
+        yield f"snapshot of step {held['step']} in memory, with {held['copies']} or more copies of each part"
+    known: Answer | None = answer.get("saving")
+    if known is None:
+        return
+    if known["period_s"] is None:
+        yield f"a checkpoint every {known['every']} steps"
+        return
+    why = f"; one costs {known['cost_s']:.3f} s, and {known['losses']} were used" if known["saves"] else ""
+    yield f"a checkpoint every {seconds_in_words(known['period_s'])}{why}"
+
+
+def drained(answer: Answer) -> Iterator[str]:
+    """Yield which nodes have left in good order, and the command that lets them return."""
+    nodes: Sequence[Answer] = answer.get("drained") or ()
+    for one in nodes:
+        yield f"drained: {one['node']}; to let it return: holdfast undrain {one['node']}"
+
+
+def quarantined(answer: Answer) -> Iterator[str]:
+    """Yield which nodes must not return, why, and the command that lets them."""
+    nodes: Sequence[Answer] = answer.get("quarantined") or ()
+    for one in nodes:
+        since = time_of_day(one["since"])
+        yield f"quarantined since {since}: {one['node']} ({one['why']}); once repaired: holdfast undrain {one['node']}"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return a duration with one or two units, such as "0.2 s", "75 s" or "2 h 5 min"."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    hours, days = minutes // 60, minutes // (24 * 60)
+    if days >= 2:
+        return f"{days} days"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
+
+
+# ---- the nodes ----
+
+
+def _node_table(answer: Answer, *, wide: bool) -> Table:
+    """Return one row for each node: members by rank, then standbys and others."""
+    names = ["node", "state", "rank", "step", "last word"]
+    more = ["rack", "zone", "agent pid", "worker pids", "failure rate"] if wide else []
+    table = Table(*names, *more, "note", box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    notes = _notes(answer)
+    for node in sorted(answer["nodes"], key=_order):
+        workers: Sequence[Answer] = node.get("workers") or ()
+        ranks = sorted(worker["rank"] for worker in workers if worker["rank"] is not None)
+        steps = {worker["step"] for worker in workers if worker["step"] is not None}
+        row = [
+            *(node["node"], _state(node, ranks), _ranks(ranks), str(max(steps)) if steps else "-"),
+            f"{seconds_in_words(node['seen_s_ago'])} ago",
+        ]
+        if wide:
+            pids = " ".join(str(worker["pid"]) for worker in workers)
+            row += [node["rack"] or "-", node["zone"] or "-", str(node["agent_pid"]), pids or "-"]
+            row += [f"{node['failure_rate']:g}"]
+        table.add_row(*map(Text, row), Text("; ".join(notes.get(node["node"], ()))))
+    return table
+
+
+def _order(node: Answer) -> tuple[int, str]:
+    ranks = [worker["rank"] for worker in node.get("workers") or () if worker["rank"] is not None]
+    return (min(ranks) if ranks else 1 << 30), node["node"]
+
+
+def _state(node: Answer, ranks: Sequence[int]) -> str:
+    if node.get("standby"):
+        return "standby"
+    if node.get("leaving"):
+        return "leaving"
+    if not ranks:
+        return "joining"
+    return "done" if all(worker["finished"] for worker in node["workers"]) else "training"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "-"
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def _notes(answer: Answer) -> dict[str, list[str]]:
+    """Return by node what is special about it."""
+    notes: dict[str, list[str]] = {}
+    nodes: Sequence[Answer] = answer["nodes"]
+    for node in nodes:
+        if node.get("standby"):
+            notes.setdefault(node["node"], []).append(node["standby"])
+    leaving: Sequence[Answer] = answer.get("leaving") or ()
+    for one in leaving:
+        what = f"gives its place to {one['to'] or 'a standby'}" if one["stays"] else "leaves"
+        notes.setdefault(one["node"], []).append(f"{what}, waits for {one['waits_for']}")
+    for node, note in slow_workers(answer):
+        notes.setdefault(node, []).append(note)
+    return notes
+
+
+def slow_workers(answer: Answer) -> Iterator[tuple[str, str]]:
+    """Yield the node of each slow worker, and how slow it is."""
+    for key, what in (("paces", "computing"), ("links", "sending")):
+        scored: Sequence[Answer] = answer.get(key) or ()
+        for one in scored:
+            if one["score"] >= SLOW:
+                yield node_of(one["worker"]), f"slow: {what} takes rank {one['rank']} {one['score']:.1f}x as long"
+
+
+# ---- the experts ----
+
+
+def _expert_table(layers: Sequence[Mapping[str, Sequence[int]]]) -> Table:
+    """Return the experts of each node by layer. Adjacent layers with the same placement share a row."""
+    nodes = list(layers[0])
+    table = Table("layer", *nodes, box=None, pad_edge=False, header_style="bold")
+    first = 0
+    for layer in range(1, len(layers) + 1):
+        if layer < len(layers) and layers[layer] == layers[first]:
+            continue
+        name = f"{first}-{layer - 1}" if layer - 1 > first else str(first)
+        table.add_row(name, *[" ".join(map(str, layers[first][node])) for node in nodes])
+        first = layer
+    return table

@@ -1,0 +1,130 @@
+"""`holdfast status`: one line for each node within 80 columns, and what is special about it."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from holdfast.cli.job.status import SLOW, print_status, quarantined, saving, seconds_in_words, slow_workers
+
+
+def worker(rank: int | None, step: int | None, **more: Any) -> dict[str, Any]:
+    return {"worker": "w", "pid": 7, "rank": rank, "generation": 2, "step": step, "finished": False, **more}
+
+
+def node(name: str, *workers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    known = {"rack": "", "zone": "", "standby": "", "leaving": False, "failure_rate": 1.0, "agent_pid": 6}
+    return {"node": name, "seen_s_ago": 0.25, "workers": list(workers), **known, **more}
+
+
+def scored(name: str, rank: int, score: float) -> dict[str, Any]:
+    return {"worker": f"{name}/0/abc", "rank": rank, "score": score}
+
+
+ANSWER: dict[str, Any] = {
+    "job": "gpt",
+    "state": "running",
+    "world_size": 5,
+    "step": 12_345_678,
+    "loss": 2.5,
+    "waiting_for": "",
+    "url": "http://127.0.0.1:4000",
+    "nodes": [
+        node("standby-0", worker(None, None), standby="warm"),
+        node("node-2", worker(2, 12_345_678), worker(3, 12_345_678)),
+        node("node-1", worker(1, 12_345_678), leaving=True),
+        node("node-3", worker(None, None)),
+        node("node-0", worker(0, 12_345_677, finished=True), rack="[r1]"),
+    ],
+    "leaving": [{"node": "node-1", "stays": True, "to": "standby-0", "waits_for": "a commit"}],
+    "paces": [scored("node-2", 3, 2.04), scored("node-0", 0, SLOW - 0.01)],
+    "links": [scored("node-2", 2, 1.0)],
+    "experts": {
+        "fault_threshold": {"asked": 2, "given": 1},
+        "layers": [{"node-0": [0, 1], "node-2": [2]}, {"node-0": [0, 1], "node-2": [2]}],
+    },
+}
+
+
+def shown(width: int = 80, *, wide: bool = False, **more: Any) -> list[str]:
+    console = Console(width=width, file=StringIO())
+    print_status({**ANSWER, **more}, console, wide=wide)
+    assert isinstance(console.file, StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_each_node_has_one_line_in_80_columns() -> None:
+    assert shown() == [
+        "gpt: running, step 12345678, loss 2.5000, 5 workers",
+        "",
+        "node       state     rank  step      last word  note",
+        "node-0     done      0     12345677  0.2 s ago",
+        "node-1     leaving   1     12345678  0.2 s ago  gives its place to standby-0,",
+        "                                                waits for a commit",
+        "node-2     training  2-3   12345678  0.2 s ago  slow: computing takes rank 3",
+        "                                                2.0x as long",
+        "node-3     joining   -     -         0.2 s ago",
+        "standby-0  standby   -     -         0.2 s ago  warm",
+    ]
+
+
+def test_wide_has_processes_racks_and_experts() -> None:
+    lines = shown(160, wide=True)
+    assert any(
+        line.startswith("node-0     done      0     12345677  0.2 s ago  [r1]  -     6          7") for line in lines
+    )
+    assert "url: http://127.0.0.1:4000" in lines
+    assert "each expert is on at least 1 nodes (asked: 2)" in lines
+    assert lines[-1] == "0-1    0 1     2"
+
+
+def test_a_job_without_nodes_and_steps_is_shown() -> None:
+    lines = shown(state="waiting", step=0, loss=None, world_size=0, waiting_for="2 nodes", nodes=[], leaving=[])
+    assert lines == ["gpt: waiting", "waiting for 2 nodes"]
+
+
+def test_a_narrow_terminal_shows_each_node() -> None:
+    lines = shown(40)
+    assert all(any(line.startswith(f"node-{number}") for line in lines) for number in range(4))
+
+
+def test_slow_workers_are_named() -> None:
+    assert list(slow_workers(ANSWER)) == [("node-2", "slow: computing takes rank 3 2.0x as long")]
+    assert list(slow_workers({})) == []
+
+
+def test_a_quarantined_node_is_named_with_the_command_that_lets_it_return() -> None:
+    answer = {"quarantined": [{"node": "n1", "host": "", "why": "fan [3] stands", "since": 0.0}]}
+    (line,) = quarantined(answer)
+    assert line.startswith("quarantined since ")
+    assert line.endswith("n1 (fan [3] stands); once repaired: holdfast undrain n1")
+    assert list(quarantined({})) == []
+
+
+def test_the_snapshot_and_the_period_of_checkpoints_are_shown() -> None:
+    assert list(saving({"snapshot": None, "saving": None})) == []
+    (line,) = saving({"snapshot": {"step": 40, "copies": 2}, "saving": None})
+    assert line == "snapshot of step 40 in memory, with 2 or more copies of each part"
+    known = {"every": 50, "period_s": None, "cost_s": 0.0, "saves": 0, "losses": 0}
+    assert list(saving({"saving": known})) == ["a checkpoint every 50 steps"]
+    (line,) = saving({"saving": {**known, "period_s": 600.0, "cost_s": 0.5, "saves": 3, "losses": 1}})
+    assert line == "a checkpoint every 10 min; one costs 0.500 s, and 1 were used"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.25, "0.2 s"),
+        (9.96, "10.0 s"),
+        (75, "75 s"),
+        (119.9, "120 s"),
+        (3599, "1 h 0 min"),
+        (7500, "2 h 5 min"),
+        (2e5, "2 days"),
+    ],
+)
+def test_durations_have_at_most_two_units(seconds: float, words: str) -> None:
+    assert seconds_in_words(seconds) == words
