@@ -154,9 +154,31 @@ def test_every_event_has_words_of_its_own(name: str) -> None:
     assert "event" not in words
 
 
-def test_plain_progress_prints_at_most_a_step_a_second() -> None:
+def test_plain_progress_prints_one_line_each_10_seconds() -> None:
     lines: list[str] = []
     progress = PlainProgress(lines.append)
+    progress(STORY[3])
+    for number in range(101):
+        progress(step(number + 1, time=1000.0 + number / 4))
+    assert [line.split(" ", 1)[1] for line in lines if "step" in line] == [
+        "step 1: loss 2.5000, 64.0 samples/s, 2 nodes",
+        "step 41: loss 2.5000, 64.0 samples/s, 2 nodes",
+        "step 81: loss 2.5000, 64.0 samples/s, 2 nodes",
+    ]
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_details_are_printed_only_if_asked_for(verbose: bool) -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append, verbose=verbose)
+    for name in ("flop_counted", "memory_sampled", "rebalanced", "recovered"):
+        progress(event(name))
+    assert len(lines) == (4 if verbose else 1)
+
+
+def test_plain_progress_prints_fewer_steps_than_there_are() -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append, every_s=1.0)
     for number in range(1, 31):
         progress(step(number, time=1000.0 + number / 10))
     progress(event("job_failed", why="nothing is left"))

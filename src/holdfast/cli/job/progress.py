@@ -216,27 +216,61 @@ def time_of_day(seconds: float) -> str:
         return f"{seconds:g}"
 
 
+#: details of how holdfast works, which are printed only with --verbose
+DETAILS = (
+    ev.FlopCounted,
+    ev.LayoutKept,
+    ev.LimitRaised,
+    ev.MemorySampled,
+    ev.RebalanceDecided,
+    ev.Rebalanced,
+    ev.SnapshotSaved,
+)
+
+
 class PlainProgress:
-    """Prints every event but steps, and of those at most one per `every_s` of the job's own time.
+    """Prints events, and a line of progress at most once in `every_s` of the job's own time.
 
     Args:
         say: prints one line.
+        verbose: print `DETAILS`, too.
     """
 
-    def __init__(self, say: Callable[[str], None], *, every_s: float = 1.0) -> None:
+    def __init__(self, say: Callable[[str], None], *, every_s: float = 10.0, verbose: bool = False) -> None:
         self.failure = ""
         self._say = say
         self._every_s = every_s
+        self._verbose = verbose
         self._next_step_at = 0.0
+        #: nodes of the generation in force
+        self._nodes = 0
+        #: of the steps since the last line of progress
+        self._samples = 0
+        self._seconds = 0.0
 
     def __call__(self, event: ReadEvent) -> None:
-        """Take one event."""
+        """Print an event, or count it for the next line of progress."""
         if isinstance(event, StepCommitted):
-            if event.time < self._next_step_at:
-                return
-            self._next_step_at = event.time + self._every_s
+            self._count(event)
+            return
+        if isinstance(event, DETAILS) and not self._verbose:
+            return
         if isinstance(event, ev.StepSkipped) and event.in_a_row & (event.in_a_row - 1):
             return  # Of a long row the 1st, 2nd, 4th, 8th, ... are printed.
+        if isinstance(event, ev.GenerationStarted):
+            self._nodes = len(event.members)
         if isinstance(event, JobFailed):
             self.failure = event.why
         self._say(stamped(event))
+
+    def _count(self, event: StepCommitted) -> None:
+        self._samples += event.samples
+        self._seconds += event.step_s
+        if event.time < self._next_step_at:
+            return
+        self._next_step_at = event.time + self._every_s
+        rate = f"{self._samples / self._seconds:.1f}" if self._seconds > 0 else "-"
+        nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}" if self._nodes else f"{event.world_size} workers"
+        progress = f"step {event.step}: loss {loss_text(event.loss)}, {rate} samples/s, {nodes}"
+        self._say(f"{time_of_day(event.time)} {progress}")
+        self._samples, self._seconds = 0, 0.0

@@ -81,6 +81,12 @@ class RunOptions:
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines, also in a terminal.", rich_help_panel=OUTPUT)] = (
         False
     )
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also print details: FLOP counts, memory, expert moves.", rich_help_panel=OUTPUT
+        ),
+    ] = False
 
     def settings(self, given: Mapping[str, Given]) -> LaunchSettings:
         """Return what the launcher is told of a job of which this is given, by key.
@@ -131,7 +137,7 @@ def run(
     """
     start_log(_LOG, times=False)
     given = given_job(script, args or (), options.set or (), spec, as_module=as_module)
-    shown = Shown(plain=options.plain, as_json=as_json)
+    shown = Shown(plain=options.plain, as_json=as_json, verbose=options.verbose)
     if trace.availability is not None:
         raise typer.Exit(run_through(trace, given, options.settings, shown))
     trace.check_unused()

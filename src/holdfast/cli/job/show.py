@@ -35,10 +35,14 @@ RunJob = Callable[[LaunchSettings, OnEvent], Coroutine[Any, Any, int]]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How a job is shown. plain: line by line in a terminal too. as_json: its events on stdout, all else on stderr."""
+    """How a job is shown."""
 
+    #: line by line, also in a terminal
     plain: bool
+    #: its events on stdout as JSON, everything else on stderr
     as_json: bool
+    #: also details of how holdfast works
+    verbose: bool = False
 
 
 def run_shown(settings: LaunchSettings, job: RunJob, shown: Shown) -> int:
@@ -49,11 +53,11 @@ def run_shown(settings: LaunchSettings, job: RunJob, shown: Shown) -> int:
     """
     with lasting_output() as say:
         if shown.as_json:
-            code, failure = _run_for_json(settings, job, say)
+            code, failure = _run_for_json(settings, job, say, verbose=shown.verbose)
         elif sys.stdout.isatty() and not shown.plain:
             code, failure = _run_live(settings, job)
         else:
-            progress = PlainProgress(say)
+            progress = PlainProgress(say, verbose=shown.verbose)
             code, failure = asyncio.run(job(settings, progress)), progress.failure
         if code in (EXIT_FAILED, EXIT_BAD_INPUT) and failure:
             warn(f"holdfast: {failure}")
@@ -73,9 +77,11 @@ def _run_live(settings: LaunchSettings, job: RunJob) -> tuple[int, str]:
     return code, progress.failure
 
 
-def _run_for_json(settings: LaunchSettings, job: RunJob, say: Callable[[str], None]) -> tuple[int, str]:
+def _run_for_json(
+    settings: LaunchSettings, job: RunJob, say: Callable[[str], None], *, verbose: bool
+) -> tuple[int, str]:
     """Run with nothing but events on stdout: what the workers print goes to files."""
-    progress = PlainProgress(warn)
+    progress = PlainProgress(warn, verbose=verbose)
 
     def told(event: ReadEvent) -> None:
         say(event_json(event).decode())
