@@ -61,6 +61,8 @@ class GrantProcesses:
         self._http = http
         self._zygote = zygote
         self._scripts = scripts
+        #: how long the node may stay once it is told to end: as the node was told, or its job, whichever is longer
+        self.grace_s = settings.grace_s
         self._child: ChildProcess | None = None
         self._ends = asyncio.Event()
         # (what was killed leaves its sockets behind)
@@ -77,6 +79,7 @@ class GrantProcesses:
 
     async def _live(self, launch: PooledLaunch) -> None:
         """Have the job here, if it can be; return once its agent has ended."""
+        self.grace_s = max(self._settings.grace_s, launch.spec.recovery.grace)
         self._scripts.looked_at(launch.spec.script)
         if why := self._unfit(launch):
             await self._say_unfit(launch, why)
@@ -161,7 +164,7 @@ class GrantProcesses:
     def _agent(self, launch: PooledLaunch) -> AgentSettings:
         """Return the settings of the job's own agent."""
         mine, spec = self._settings, launch.spec
-        spec = replace(spec, recovery=replace(spec.recovery, grace=max(mine.grace_s, spec.recovery.grace)))
+        spec = replace(spec, recovery=replace(spec.recovery, grace=self.grace_s))
         return AgentSettings(
             spec=spec,
             coordinator=mine.pool.rstrip("/") + launch.address,

@@ -100,12 +100,12 @@ class PoolAgent:
         again, self._leaving = self._leaving, True
         if self._grant is None:
             self._go(code)
-        elif again or not self._settings.grace_s:
+        elif again or not self._grant.grace_s:
             self._grant.end()
             self._task(self._go_later(code, _GOING_S))
         else:
             self._grant.leave()
-            self._task(self._go_later(code, self._settings.grace_s + _GOING_S))
+            self._task(self._go_later(code, self._grant.grace_s + _GOING_S))
 
     # ---- whose the node is ----
 
