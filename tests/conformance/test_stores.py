@@ -350,6 +350,28 @@ def test_a_broken_database_is_refused(tmp_path: Path) -> None:
         open_store(f"sqlite:{path}")
 
 
+def test_a_database_whose_damage_is_no_text_is_refused(tmp_path: Path) -> None:
+    """SQLite quotes the bytes in its message, which Python cannot decode then."""
+    path = _made(tmp_path / "store.db")
+    damaged = path.read_bytes().replace(b"PRIMARY KEY", b"PRIM\xb5RY KEY")
+    path.write_bytes(damaged)
+    with pytest.raises(BadInputError, match=r"cannot be opened: .*; put back a copy of it, or give another path"):
+        open_store(f"sqlite:{path}")
+
+
+@pytest.mark.parametrize("change", ["value = 'text'", "value = 7", "revision = 'x'", "revision = 1.5"])
+def test_entries_of_other_types_are_damage(tmp_path: Path, change: str) -> None:
+    path = _made(tmp_path / "store.db")
+    with contextlib.closing(open_store(f"sqlite:{path}")) as store:
+        assert store.compare_and_swap("damaged", b"1", 0)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"UPDATE entries SET {change} WHERE key = 'damaged'")
+    with contextlib.closing(open_store(f"sqlite:{path}")) as store:
+        for read in (lambda: store.get("damaged"), lambda: store.list("d"), lambda: store.watch("d", 0).next(0.0)):
+            with pytest.raises(StoreError, match="is damaged; put back a copy of it"):
+                read()
+
+
 def test_another_programs_database_is_refused_and_untouched(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     connection = sqlite3.connect(path)

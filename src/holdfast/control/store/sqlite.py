@@ -26,6 +26,9 @@ APPLICATION_ID = 0x48465354
 
 Rows = list[tuple[Any, ...]]
 
+#: What SQLite raises; its message about a damaged file may quote bytes of it that are not UTF-8.
+_PROBLEMS = (OSError, sqlite3.Error, UnicodeDecodeError)
+
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 
@@ -67,20 +70,21 @@ class SqliteStore(Store):
                 self._connection = _connect(path, busy_timeout_s)
             elif not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
                 raise BadInputError(f"the store {path} cannot be opened: {path.parent} is no directory to write to")
-        except (OSError, sqlite3.Error) as error:
+        except _PROBLEMS as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
                 raise StoreError(f"the store {path} is locked by another process: {error}") from None
             raise BadInputError(f"the store {path} cannot be opened: {error}; {_remedy(error)}") from None
 
     def get(self, key: str) -> Entry | None:
         rows = self._read("SELECT value, revision FROM entries WHERE key = ?", (key,))
-        return Entry(bytes(rows[0][0]), int(rows[0][1])) if rows else None
+        return self._entry(*rows[0]) if rows else None
 
     def list(self, prefix: str) -> Listing:
         # (one statement, one snapshot: the store's revision is that of its newest entry, whatever the key of that)
         rows = self._read(f"{_NEWER} UNION ALL SELECT NULL, NULL, max(revision) FROM entries", (0, prefix, prefix))
-        entries = {str(key): Entry(bytes(value), int(revision)) for key, value, revision in rows if key is not None}
-        return Listing(entries, max((int(revision or 0) for *_, revision in rows), default=0))
+        entries = {str(key): self._entry(value, revision) for key, value, revision in rows if key is not None}
+        last = next((revision for key, _, revision in rows if key is None), None)
+        return Listing(entries, self._entry(b"", last).revision if last is not None else 0)
 
     def watch(self, prefix: str, after: int) -> Watch:
         return _SqliteWatch(self, SqliteStore(self._path, busy_timeout_s=self._busy_timeout_s), prefix, after)
@@ -93,7 +97,7 @@ class SqliteStore(Store):
             statement, arguments = _REPLACE, (value, key, expected_revision)
         try:
             rows = self._opened().execute(statement, arguments).fetchall()
-        except (OSError, sqlite3.Error) as error:
+        except _PROBLEMS as error:
             raise StoreError(f"the store {self._path} cannot be written: {error}") from error
         return int(rows[0][0]) if rows else None
 
@@ -110,14 +114,14 @@ class SqliteStore(Store):
                     connection.execute(_COUNT_AFTER, (expected_revision,))
                 connection.execute("COMMIT")
                 undo.pop_all()
-        except (OSError, sqlite3.Error) as error:
+        except _PROBLEMS as error:
             raise StoreError(f"the store {self._path} cannot be written: {error}") from error
         return gone or self.get(key) is None
 
     def newer(self, prefix: str, after: int) -> dict[str, Entry]:
         """Return the newest entries of all keys that begin with `prefix` and have changed after a revision."""
         rows = self._read(_NEWER, (after, prefix, prefix))
-        return {str(key): Entry(bytes(value), int(revision)) for key, value, revision in rows}
+        return {str(key): self._entry(value, revision) for key, value, revision in rows}
 
     def close(self) -> None:
         self._closed = True
@@ -130,12 +134,18 @@ class SqliteStore(Store):
         """Whether `close` was called."""
         return self._closed
 
+    def _entry(self, value: object, revision: object) -> Entry:
+        """Return a row as an entry; in a damaged file its columns may have other types."""
+        if isinstance(value, bytes) and isinstance(revision, int):
+            return Entry(value, revision)
+        raise StoreError(f"the store {self._path} cannot be read: it is damaged; put back a copy of it")
+
     def _read(self, statement: str, arguments: tuple[object, ...]) -> Rows:
         if self._connection is None and not self._closed and not self._path.exists():
             return []
         try:
             return self._opened().execute(statement, arguments).fetchall()
-        except (OSError, sqlite3.Error) as error:
+        except _PROBLEMS as error:
             raise StoreError(f"the store {self._path} cannot be read: {error}") from error
 
     def _opened(self) -> sqlite3.Connection:
@@ -175,7 +185,8 @@ class _SqliteWatch(Watch):
 
 
 def _remedy(error: Exception) -> str:
-    damaged = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    code = getattr(error, "sqlite_errorcode", None)
+    damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or isinstance(error, UnicodeDecodeError)
     return "put back a copy of it, or give another path" if damaged else "give a path that can be written"
 
 
@@ -240,7 +251,7 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         # A write that changes nothing shows now, not in the middle of the job, that the file can be written.
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("ROLLBACK")
-    except sqlite3.Error:
+    except _PROBLEMS:
         connection.close()
         raise
     return connection
