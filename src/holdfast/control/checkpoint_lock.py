@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import BadInputError
+from holdfast.protocol.names import MALFORMED
 from holdfast.storage import Storage, said, storage_at
 
 LOCK_NAME = "holdfast.lock"
@@ -153,7 +154,7 @@ class CheckpointLock:
             return None
         except OSError as error:
             why = said(error)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             why = str(error)
         raise BadInputError(
             f"the lock file {self._where} cannot be read: {why}; if no other job uses this directory, remove the file"

@@ -27,6 +27,7 @@ from holdfast.errors import BadInputError, HoldfastError, RefusedError, Unreacha
 from holdfast.observability.event_lines import decode_event
 from holdfast.protocol.events import ReadEvent
 from holdfast.protocol.messages.forecast import MoveForecast
+from holdfast.protocol.names import MALFORMED
 
 T = TypeVar("T")
 #: of a server; behind a pool's a job has a path of its own
@@ -134,7 +135,7 @@ class ServerClient:
     def _read(self, content: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except MALFORMED:
             raise self._stranger() from None
 
     def _stranger(self) -> UnreachableError:

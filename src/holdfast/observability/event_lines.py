@@ -11,10 +11,10 @@ import msgspec
 from holdfast.documents import open_given
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.protocol.events import EVENTS, AnyEvent, OtherEvent, ReadEvent
+from holdfast.protocol.names import MALFORMED
 
 _DECODER = msgspec.json.Decoder(AnyEvent)
 #: What msgspec raises for bytes that are no event: bad UTF-8 and deep nesting are no DecodeError of its.
-_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -43,7 +43,7 @@ def decode_event(line: bytes | str) -> ReadEvent:
     """
     try:
         return _DECODER.decode(line)
-    except _MALFORMED as error:
+    except MALFORMED as error:
         return _other(line, str(error))
 
 
@@ -51,7 +51,7 @@ def _other(line: bytes | str, why: str) -> OtherEvent:
     try:
         head = _HEAD.decode(line)
         fields = msgspec.json.decode(line, type=dict[str, Any])
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise NoEventError(str(error)) from None
     if head.event in EVENTS:
         raise NoEventError(f"{head.event}: {why}")

@@ -26,6 +26,7 @@ from holdfast.protocol.events import (
     JobStarted,
     ReadEvent,
 )
+from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.pool.events import AnyPoolEvent
 
 #: Every so many lines the place of one in the file is remembered, to read older events without reading all.
@@ -256,7 +257,7 @@ class PoolJournal(FileJournal):
         super().__init__(path)
 
     def _decoded(self, line: bytes) -> Any:
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        with contextlib.suppress(*MALFORMED):
             return _POOL.decode(line)
         return None
 

@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.events import Evaluated, ReadEvent, RolledBack, StepCommitted
+from holdfast.protocol.names import MALFORMED
 
 _CSV_HEAD = ("step", "time", "name", "value")
 
@@ -185,7 +186,7 @@ class LineFile:
         for line in data[at:end].splitlines(keepends=True) if end else ():
             try:
                 step = step_of(line)
-            except (ValueError, msgspec.DecodeError):
+            except (ValueError, *MALFORMED):
                 raise BadInputError(f"the file {path} holds a line that is none of a step: give another") from None
             if not self._places or self._places[-1][0] != step:
                 self._places.append((step, at))

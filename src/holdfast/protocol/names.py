@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL = 12
+#: What msgspec raises for bytes that it cannot decode. Bad UTF-8 and deep nesting are not its own DecodeError.
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: of what is sent at a time, and of a message from a worker or an agent
 MAX_MESSAGE_BYTES = 1 << 20
 #: of what a coordinator sends at a time; a larger message comes in parts

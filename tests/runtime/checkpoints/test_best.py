@@ -24,10 +24,17 @@ def written(directory: Path, step: int) -> Path:
     return directory / name.folder
 
 
-def rated(best: BestStates, step: int, value: float, mode: Literal["min", "max"] = "min", keep: int = 2) -> None:
+def rated(
+    best: BestStates,
+    step: int,
+    value: float,
+    mode: Literal["min", "max"] = "min",
+    keep: int = 2,
+    monitor: str = "loss",
+) -> None:
     best.rate(
-        Rating(evaluation="eval", step=step, monitor="loss", value=value),
-        BestChoice(monitor="loss", mode=mode, keep=keep),
+        Rating(evaluation="eval", step=step, monitor=monitor, value=value),
+        BestChoice(monitor=monitor, mode=mode, keep=keep),
     )
 
 
@@ -102,3 +109,28 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "best-eval-mine.json").read_text() == "{"
     (tmp_path / "best-eval-mine.json").unlink()
     assert sorted(kept(tmp_path)) == [2]
+
+
+def test_states_that_another_monitor_has_chosen_are_not_compared(tmp_path: Path) -> None:
+    best = BestStates(LocalStorage(tmp_path))
+    for step, value in ((1, 0.5), (2, 0.4)):
+        written(tmp_path, step)
+        rated(best, step, value)
+    for step, value in ((3, 0.7), (4, 0.8), (5, 0.9)):
+        written(tmp_path, step)
+        rated(best, step, value, "max", monitor="accuracy")
+    assert kept(tmp_path).keys() == {1, 2, 4, 5}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"evaluation": "\xff"}', b'{"x": ' + b"[" * 60_000 + b"]" * 60_000 + b"}"],
+    ids=["empty", "bad UTF-8", "nested"],
+)
+def test_a_file_that_cannot_be_decoded_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    bad = tmp_path / "best-eval-00000009.json"
+    bad.write_bytes(content)
+    written(tmp_path, 1)
+    rated(BestStates(LocalStorage(tmp_path)), 1, 1.0)
+    assert bad.read_bytes() == content
+    assert (tmp_path / "best-eval-00000001" / "data").exists()

@@ -23,6 +23,7 @@ from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.commit import Wish
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, PruneCheckpoints
 from holdfast.protocol.messages.worker import CheckpointKept, CheckpointUnwritten, CheckpointWritten
+from holdfast.runtime.checkpoints.best import BestStates
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare, load_checkpoint
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.state.hashing import state_hash
@@ -109,6 +110,18 @@ def test_state_comes_back_in_every_bit(tmp_path: Path) -> None:
     name = save(tmp_path, source, 3)
     assert load_checkpoint(LocalStorage(tmp_path), name, target) == 3
     assert state_hash(target.capture()) == state_hash(source.capture())
+
+
+def test_a_checkpoint_counts_even_if_the_best_states_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the training thread, which waits for the checkpoint at the end, would wait forever."""
+
+    def fail(_best: BestStates, _step: int) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(BestStates, "counts", fail)
+    save(tmp_path, make(3), 3)
 
 
 class HeldStorage(LocalStorage):

@@ -13,7 +13,7 @@ from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.layouts.unit_words import UnitAnswer, UnitWord
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.messages.worker import MAX_CHECKPOINT_PARTS, MAX_PART_FILES, ScriptError, WorkerMessage
-from holdfast.protocol.names import MAX_MESSAGE_BYTES, Count, Seconds, Text, WorkerId
+from holdfast.protocol.names import MALFORMED, MAX_MESSAGE_BYTES, Count, Seconds, Text, WorkerId
 
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
@@ -96,5 +96,5 @@ class FrameDecoder(Generic[T]):
     def _decode(self, payload: bytes) -> T:
         try:
             return self._decoder.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise FrameError(f"not a message: {error}") from error

@@ -9,6 +9,7 @@ import msgspec
 from holdfast import environment
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.names import MALFORMED
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,5 +50,5 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return None
         try:
             return msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             raise BadInputError(f"{environment.WORKER} is for agents to set, and holds no settings: {error}") from None

@@ -25,10 +25,9 @@ from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.pool_node.watched_scripts import WatchedScripts
 from holdfast.control.processes import ChildProcess, wait_or_end_frozen
-from holdfast.control.serving.turns import MALFORMED
 from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.pool.fence import StartGrant
-from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.names import MALFORMED, MAX_MESSAGE_BYTES
 from holdfast.protocol.pool.launch import PooledLaunch
 
 #: how long a job's agent may take to end in good order once the node is another's, before all of it is killed

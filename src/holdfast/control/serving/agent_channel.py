@@ -13,11 +13,11 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.frames import Frame, Opcode
 
-from holdfast.control.serving.turns import MALFORMED, MachineShell
+from holdfast.control.serving.turns import MachineShell
 from holdfast.control.serving.web import DirectSocket, direct_socket
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.agent import AgentMessage, AppliedSteps, Hello
-from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
+from holdfast.protocol.names import MALFORMED, MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
 
 #: What may wait for a slow agent before its connection is given up: the largest message, and what is said beside it.
 #: (It takes that much memory once, whoever waits for it: what is told to many are the same bytes.)

@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.control.api_types import MAX_BODY_BYTES
 from holdfast.control.serving.doorkeeper import Address
-from holdfast.control.serving.turns import MALFORMED
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
+from holdfast.protocol.names import MALFORMED
 
 T = TypeVar("T")
 #: how long a refusal takes

@@ -6,9 +6,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from holdfast.control.serving.turns import MALFORMED
 from holdfast.control.store.interface import Store
 from holdfast.errors import BadInputError, SupersededError
+from holdfast.protocol.names import MALFORMED
 
 R = TypeVar("R", bound=msgspec.Struct)
 

@@ -23,9 +23,6 @@ from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.messages.agent import Part
 from holdfast.protocol.names import MAX_PART_BYTES
 
-#: What msgspec raises for bytes that are no message: bad UTF-8 and deep nesting are no DecodeError of its.
-MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 #: of those that wait, so many are handled in one turn: until it ends nothing else has the process
 MOST_AT_ONCE = 64
 

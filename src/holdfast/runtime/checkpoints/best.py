@@ -19,6 +19,7 @@ from holdfast.protocol.checkpoints.directory import (
     find_checkpoints,
     read_manifest,
 )
+from holdfast.protocol.names import MALFORMED
 from holdfast.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,9 @@ class BestStates:
 
     def _keep(self, rating: Rating, choice: BestChoice, checkpoint: str) -> None:
         storage = self._storage
-        others = [other for other in self._known(rating.evaluation) if other.step != rating.step]
+        # Values of another monitor, by which an earlier job chose, cannot be compared with this one: they stay.
+        known = (other for other in self._known(rating.evaluation) if other.monitor == rating.monitor)
+        others = [other for other in known if other.step != rating.step]
         ordered = sorted([*others, rating], key=lambda one: (_badness(one, choice), one.step))
         stay, go = ordered[: choice.keep], ordered[choice.keep :]
         if rating in stay:
@@ -112,7 +115,7 @@ class BestStates:
                 continue
             try:
                 rating = msgspec.json.decode(self._storage.read(entry, _MAX_RATING_BYTES), type=Rating)
-            except (OSError, msgspec.DecodeError):
+            except (OSError, *MALFORMED):
                 continue  # (nobody knows what it is: left alone)
             if rating.evaluation == evaluation and _said(rating) == entry:
                 found.append(rating)

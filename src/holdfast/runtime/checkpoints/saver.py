@@ -24,6 +24,7 @@ from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
 from holdfast.protocol.commit import Wish
 from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints
 from holdfast.protocol.messages.worker import CheckpointUnwritten
+from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import seal_of
 from holdfast.runtime.checkpoints.best import BestChoice, BestStates, Rating
@@ -323,12 +324,14 @@ class CheckpointSaver:
 
     def _counts(self, order: AcceptCheckpoint) -> None:
         """A checkpoint counts; whoever waits for that may end this process next: what is to be done is done before."""
-        self._best.counts(order.step)
-        self._settle(order.name)
-        with self._lock:
-            if order.step >= self._saved_step:
-                self._counting = parse_name(order.name)
-        self._on_idle()
+        try:
+            self._best.counts(order.step)
+        finally:  # Otherwise the training thread would wait for this checkpoint forever.
+            self._settle(order.name)
+            with self._lock:
+                if order.step >= self._saved_step:
+                    self._counting = parse_name(order.name)
+            self._on_idle()
 
     def _settle(self, name: str) -> None:
         with self._lock:
@@ -386,7 +389,7 @@ def load_checkpoint(
     data = read_beside(storage, checkpoint, STATE)
     try:
         manifest = decode_manifest(data)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise DamagedCheckpointError(f"{name}/{STATE} cannot be read: {error}") from None
     if samples is not None:
         _compare(storage, checkpoint, where, samples)
@@ -411,7 +414,7 @@ def _compare(storage: Storage, checkpoint: str, where: str, samples: Samples) ->
         return
     try:
         written = msgspec.json.decode(read_beside(storage, checkpoint, SAMPLES), type=Samples)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise DamagedCheckpointError(f"{checkpoint}/{SAMPLES} cannot be read: {error}") from None
     if differences := samples.differences(written):
         raise BadInputError(
@@ -433,7 +436,7 @@ def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Seque
     checkpoint = parse_name(name).folder
     try:
         specs = msgspec.msgpack.decode(read_beside(storage, checkpoint, EXPERTS), type=tuple[LayerSpec, ...])
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise DamagedCheckpointError(f"{name}/{EXPERTS} cannot be read: {error}") from None
     if [layer.weights for layer in specs] != [layer.weights for layer in experts.specs()]:
         raise BadInputError(

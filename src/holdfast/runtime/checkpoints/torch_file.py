@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any, cast
 
-import msgspec
 import torch
 
 from holdfast.errors import BadInputError, HoldfastError
@@ -19,6 +18,7 @@ from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.checkpoints.joining import EXPERTS, is_models, whole_tensors
 from holdfast.protocol.checkpoints.names import parse_name
 from holdfast.protocol.checkpoints.tensor_files import CODES
+from holdfast.protocol.names import MALFORMED
 from holdfast.runtime.checkpoints.global_terms import decode_manifest
 from holdfast.runtime.checkpoints.parts import stored_names
 from holdfast.runtime.checkpoints.saver import STATE, read_beside
@@ -37,7 +37,7 @@ def state_of(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str
     """
     try:
         manifest = decode_manifest(read_beside(storage, checkpoint, STATE))
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise DamagedCheckpointError(f"{checkpoint}/{STATE} cannot be read: {error}") from None
     names = stored_names(manifest)
     specs = dict(zip(names, manifest.tensors, strict=True))

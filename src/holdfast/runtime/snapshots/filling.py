@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from holdfast.control.link.snapshots.files import CHUNK_BYTES, DamagedPartError, PartReader, read_body
+from holdfast.protocol.names import MALFORMED
 from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows
@@ -65,7 +66,7 @@ class Filling:
                 self._take_experts(reader, said)
                 return
             flat = self._begin(said)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
         turn, turns = self._place.among(snapshot.part, snapshot.parts)
         start, end = cut(flat.nbytes, turn, turns)

@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from holdfast.control.link.snapshots.files import CHUNK_BYTES, DamagedPartError, PartFile, PartReader, read_body
+from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.state import SnapshotPart
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows
@@ -72,7 +73,7 @@ class KeptExperts:
         """
         try:
             said = msgspec.msgpack.decode(reader.manifest, type=PartManifest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
         if not self._specs:
             check_experts(self._experts, said.specs)

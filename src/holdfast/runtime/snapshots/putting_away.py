@@ -24,6 +24,7 @@ from holdfast.control.link.snapshots.files import (
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.checkpoints.tensor_files import read_header
+from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.state import SnapshotPart
 from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_manifest, in_terms_of
 from holdfast.runtime.checkpoints.parts import lay_out, stored_names
@@ -90,7 +91,7 @@ class KeptFilling:
             body = _Chunks(reader, filling.ranges(called, pieces))
             self.nbytes += body.nbytes
             filling.take_pieces(body, called, pieces, 0)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
         except DamagedCheckpointError as error:
             raise DamagedPartError(str(error)) from None

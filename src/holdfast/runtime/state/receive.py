@@ -16,6 +16,7 @@ import torch
 
 from holdfast.control.link.wire import SILENCE_S, Reception, Sockets, TransferError, Wire, checksum
 from holdfast.counted_log import CountedLog
+from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.state import MAX_GIVERS
 from holdfast.runtime.state.state import Manifest, StateMismatchError
 from holdfast.runtime.state.wire import (
@@ -143,7 +144,7 @@ class Receipt:
         error = ""
         try:
             self._take(wire, stream, claim)
-        except (OSError, StateMismatchError, msgspec.DecodeError) as problem:
+        except (OSError, StateMismatchError, *MALFORMED) as problem:
             error = f"{problem or type(problem).__name__}"
         finally:
             self._sockets.remove(connection)

@@ -27,6 +27,7 @@ from holdfast.control.link.snapshots.reading import (
 )
 from holdfast.control.link.wire import Reception, TransferError, Wire
 from holdfast.counted_log import CountedLog
+from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.state import SnapshotPart
 
 logger = logging.getLogger("holdfast.agent")
@@ -86,7 +87,7 @@ class SnapshotDoor:
         try:
             asked = msgspec.msgpack.decode(request, type=SnapshotPart)
             stored = StoredPart(path_of(self._folder, asked), self._job)
-        except (msgspec.DecodeError, OSError, DamagedPartError) as error:
+        except (*MALFORMED, OSError, DamagedPartError) as error:
             wire.write(ANSWER.pack(0))
             raise TransferError(f"it asks for what is not here: {error}") from None
         try:

@@ -27,7 +27,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.control.link.wire import checksum
-from holdfast.protocol.names import Count, Name
+from holdfast.protocol.names import MALFORMED, Count, Name
 from holdfast.protocol.state import SnapshotPart
 
 #: 2: the body's checksums are of XXH3
@@ -119,7 +119,7 @@ def decode_header(data: bytes, job: str) -> PartHeader:
     """
     try:
         header = msgspec.msgpack.decode(data, type=PartHeader)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise DamagedPartError(f"its header cannot be read: {error}") from None
     if header.format != FORMAT:
         raise DamagedPartError(f"it has format {header.format}: this version reads {FORMAT}")
