@@ -135,6 +135,23 @@ def test_a_newcomer_is_let_in_if_the_only_member_is_lost_while_it_probes() -> No
     assert job.sent(msg.Welcome)
 
 
+def test_a_newcomer_that_connects_again_is_not_refused_for_its_lost_connection() -> None:
+    """Its link was down for a moment: the end of the first connection is not known here yet."""
+    job, lost = begin(1), at("n9")
+    job.connect(lost)
+    first = job.connections["n9"]
+    job.connect(lost)
+    assert [i.connection for i in job.last if isinstance(i, Close)] == [first]
+    answer(job, probes(job))
+    assert job.sent(msg.Welcome)
+    for _ in range(25):
+        for node in ("n0", "n9"):
+            job.tell(node, msg.Heartbeat())
+        job.tick(0.5)
+    assert not [event for event in job.events if isinstance(event, ev.NodeRefused)]
+    assert "n9" in job.machine.members.nodes
+
+
 def test_a_node_that_comes_where_no_member_can_probe_it_is_let_in_at_once() -> None:
     job = Job(nodes=2).start()  # members of before, without addresses
     job.connect(at("n9"))

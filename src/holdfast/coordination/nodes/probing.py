@@ -71,6 +71,7 @@ class Probing:
 
     def begin(self, connection: int, hello: Hello) -> bool:
         """Begin to probe a newcomer; return False if there is no need, or no member that can."""
+        self._forget_lost(hello)
         newcomer = Newcomer(connection, hello)
         foreign = hello.protocol != PROTOCOL or hello.job != self._turn.record.job
         known = (hello.node, hello.session) in self._proven or self._turn.planned_on(hello.node)
@@ -78,6 +79,13 @@ class Probing:
             return False
         self._newcomers[connection] = newcomer
         return True
+
+    def _forget_lost(self, hello: Hello) -> None:
+        """An agent has lost its connection and comes again, before the end of the lost one is known here."""
+        for connection, other in list(self._newcomers.items()):
+            if (other.hello.node, other.hello.session) == (hello.node, hello.session):
+                self.forget(connection)
+                self._turn.close(connection)
 
     def keep(self, connection: int, message: AgentMessage) -> bool:
         """Keep what a newcomer says until it is let in; False if the connection is of no newcomer."""
