@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,34 +62,37 @@ def picture(events: list[ReadEvent]) -> JobPicture:
     return found
 
 
-def drawn(found: JobPicture, steps: int = 0) -> str:
-    console = Console(file=io.StringIO(), width=120)
-    console.print(render(found, steps))
+def drawn(found: JobPicture, *, steps: int = 0, on_ctrl_c: str = "", width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render(found, steps=steps, on_ctrl_c=on_ctrl_c))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_a_picture_follows_the_events() -> None:
     found = picture(STORY)
-    assert (found.step, found.loss, found.world, found.generation) == (2, 2.5, 1, 2)
+    assert (found.step, found.loss, found.world) == (2, 2.5, 1)
     assert found.samples_per_s == pytest.approx(64.0)
-    assert found.nodes["node-0"].state == "training"
-    assert found.nodes["node-0"].worker_pids == (12,)
-    assert found.nodes["node-1"].state == "left (failed)"
+    assert found.seconds_left(10) == pytest.approx(4.0)
+    assert found.nodes == {"node-0": "training", "node-1": "left (failed)"}
 
 
-def test_the_drawing_shows_it() -> None:
-    text = drawn(picture(STORY), steps=100)
-    for words in (
-        "step 2/100",
-        "loss 2.5000",
-        "samples/s 64.0",
-        "node-1",
-        "left (failed)",
-        "down 0.051 s",
-        "http://127",
-    ):
-        assert words in text
+def test_the_panel_has_progress_nodes_the_last_event_and_what_ctrl_c_does() -> None:
+    lines = [line.strip("│ ") for line in drawn(picture(STORY[:-1]), steps=100, on_ctrl_c="ends the job").splitlines()]
+    assert lines[0].startswith("╭─ holdfast j http://127.0.0.1:1 ─")
+    assert set(lines[1]) == {"━"}, "2 % of a bar: the rest of it is drawn in another colour, if there are colours"
+    assert lines[2] == "step 2 of 100   loss 2.5000   64.0 samples/s   1 worker   49 s left"
+    assert lines[3:5] == ["training: node-0", "left (failed): node-1"]
+    assert lines[5].startswith("last event: ")
+    assert lines[5].endswith("recovered by shrink, down 0.051 s (detect 0.001 s, regroup 0.020 s, redo 0.030 s)")
+    assert lines[6] == "Ctrl-C: ends the job"
+
+
+@pytest.mark.parametrize("width", [10, 40, 80])
+def test_no_line_of_the_panel_wraps(width: int) -> None:
+    found = picture(STORY)
+    found.nodes |= {f"node-{number}": "training" for number in range(1000)}
+    assert len(drawn(found, width=width, on_ctrl_c="saves the job and ends it").splitlines()) <= 9
 
 
 def test_an_empty_picture_can_be_drawn() -> None:
@@ -99,6 +105,24 @@ def test_the_live_view_takes_events_while_it_draws() -> None:
         for one in [*STORY, event("job_failed", why="nothing is left")]:
             progress(one)
     assert progress.failure == "nothing is left"
+    assert isinstance(console.file, io.StringIO)
+    assert "recovered by shrink" in console.file.getvalue(), "events are printed above the panel"
+
+
+def test_what_is_printed_meanwhile_arrives_as_lines(tmp_path: Path) -> None:
+    script = """
+import os, subprocess, sys
+from holdfast.cli.job.live import terminal_apart
+lines = []
+with terminal_apart() as (console, begin):
+    begin(lines.append)
+    print("mine", flush=True)
+    subprocess.run(["sh", "-c", "echo child; printf 'odd \\033[2J' >&2"], check=True)
+    console.print("terminal")
+print(lines)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "terminal\n['mine', 'child', 'odd \\\\x1b[2J']\n"
 
 
 @pytest.mark.parametrize(

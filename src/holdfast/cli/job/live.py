@@ -1,20 +1,27 @@
-"""The live view of a job in a terminal: step, loss, samples/s, a line per node, and the events as they happen."""
+"""The live view of a job in a terminal: a panel with its progress, below everything that has been printed so far."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.job.progress import loss_text, stamped
+from holdfast.cli.job.progress import DETAILS, PlainProgress, loss_text, stamped
+from holdfast.cli.job.status import seconds_in_words
+from holdfast.cli.output import on_one_line
 from holdfast.protocol.events import (
     CoordinatorRestarted,
     Event,
@@ -29,13 +36,14 @@ from holdfast.protocol.events import (
     ReadEvent,
     Recovered,
     RolledBack,
+    StandbyReady,
     StepCommitted,
-    WorkersChanged,
 )
 
-_SHOWN_EVENTS = 10
 _RATE_STEPS = 20
-_REFRESH_PER_S = 8
+_REFRESH_PER_S = 4
+#: names of nodes in one line of the panel
+_NAMED = 8
 _COLOURS: dict[type[Event], str] = {
     FailureDetected: "bold red",
     JobFailed: "bold red",
@@ -46,122 +54,121 @@ _COLOURS: dict[type[Event], str] = {
     RolledBack: "yellow",
     JobWaiting: "bold yellow",
 }
-
-
-@dataclass(slots=True)
-class NodeLine:
-    """One node, as the events tell it."""
-
-    state: str
-    agent_pid: int
-    worker_pids: tuple[int, ...]
-    since: float
+#: what a process of the job may take to close its output once the job has ended
+_CLOSING_S = 2.0
 
 
 @dataclass(slots=True)
 class JobPicture:
-    """What the view shows; pure: events in, a picture out."""
+    """What the panel shows. Pure: events in, a picture out."""
 
     job: str = ""
     url: str = ""
-    generation: int = 0
     world: int = 0
     step: int = 0
     loss: float | None = None
-    samples: int = 0
-    nodes: dict[str, NodeLine] = field(default_factory=dict[str, NodeLine])
-    events: deque[ReadEvent] = field(default_factory=lambda: deque(maxlen=_SHOWN_EVENTS))
+    #: the state of each node, by name
+    nodes: dict[str, str] = field(default_factory=dict[str, str])
     recent: deque[StepCommitted] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
+    last_event: ReadEvent | None = None
     failure: str = ""
 
     @property
     def samples_per_s(self) -> float:
-        """Over the last steps; 0 where there are too few."""
+        """Over the last steps, 0 if there are none."""
         seconds = sum(step.step_s for step in self.recent)
         return sum(step.samples for step in self.recent) / seconds if seconds > 0 else 0.0
 
+    def seconds_left(self, steps: int) -> float | None:
+        """Return how long the rest of `steps` takes at the speed of the last steps, or None if that is not known."""
+        seconds = sum(step.step_s for step in self.recent)
+        return seconds / len(self.recent) * max(steps - self.step, 0) if seconds > 0 else None
+
     def take(self, event: ReadEvent) -> None:
-        """Take in one event."""
+        """Change with an event."""
         if isinstance(event, StepCommitted):
-            self._step(event)
+            self.step, self.loss, self.world = event.step, event.loss, event.world_size
+            if event.step_s > 0:
+                self.recent.append(event)
             return
-        self.events.append(event)
+        if not isinstance(event, DETAILS):
+            self.last_event = event
         match event:
             case JobStarted() | CoordinatorRestarted():
                 self.job, self.url = event.job, event.url
             case GenerationStarted():
-                self.generation, self.world = event.generation, event.world_size
+                self.world = event.world_size
                 self._members(event.members)
             case JobFailed():
                 self.failure = event.why
             case NodesJoined():
-                for joined in event.nodes:
-                    line = NodeLine("joining", joined.agent_pid, joined.worker_pids, event.time)
-                    self.nodes[joined.node] = line
-            case WorkersChanged() | NodeLeft() | FailureDetected() if event.node in self.nodes:
-                self._changed(event, self.nodes[event.node])
+                self.nodes |= dict.fromkeys(event.names, "joining")
+            case StandbyReady():
+                self.nodes[event.node] = "standby"
+            case NodeLeft():
+                self.nodes[event.node] = f"left ({event.reason})"
             case _:
                 pass
 
-    def _step(self, event: StepCommitted) -> None:
-        self.step, self.loss, self.world = event.step, event.loss, event.world_size
-        self.samples += event.samples
-        if event.step_s > 0:
-            self.recent.append(event)
-
     def _members(self, members: Sequence[str]) -> None:
-        for name, node in self.nodes.items():
-            if name in members:
-                node.state = "training"
-            elif not node.state.startswith("left"):
-                node.state = "waiting"
-
-    @staticmethod
-    def _changed(event: WorkersChanged | NodeLeft | FailureDetected, node: NodeLine) -> None:
-        match event:
-            case WorkersChanged():
-                node.worker_pids = event.worker_pids
-            case NodeLeft():
-                node.state, node.worker_pids = f"left ({event.reason})", ()
-            case FailureDetected():
-                node.state = event.kind
+        for name, state in self.nodes.items():
+            if state == "training":
+                self.nodes[name] = "waiting"
+        self.nodes |= dict.fromkeys(members, "training")
 
 
-def render(picture: JobPicture, steps: int = 0) -> RenderableType:
-    """Draw a picture. `steps`: how many there will be, 0 where that is not known."""
-    head = Table.grid(padding=(0, 3))
-    of = f"/{steps}" if steps else ""
-    loss = loss_text(picture.loss)
-    facts = (
-        ("step", f"{picture.step}{of}"),
-        ("loss", loss),
-        ("samples/s", f"{picture.samples_per_s:.1f}"),
-        ("workers", str(picture.world)),
-        ("generation", str(picture.generation)),
-    )
-    head.add_row(*[Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in facts])
-    nodes = Table(box=None, padding=(0, 3, 0, 0))
-    for title in ("node", "state", "agent", "workers"):
-        nodes.add_column(title, header_style="dim")
-    for name, node in picture.nodes.items():
-        style = "" if node.state in ("training", "joining", "waiting") else "dim red"
-        nodes.add_row(name, node.state, str(node.agent_pid), " ".join(map(str, node.worker_pids)), style=style)
-    events = Group(*[Text(stamped(event), _COLOURS.get(type(event), "")) for event in picture.events])
+def render(picture: JobPicture, *, steps: int = 0, on_ctrl_c: str = "") -> RenderableType:
+    """Draw the panel.
+
+    Args:
+        steps: how many there will be, 0 if that is not known. on_ctrl_c: what Ctrl-C does.
+    """
+    lines: list[RenderableType] = []
+    facts = [
+        f"step {picture.step}{f' of {steps}' if steps else ''}",
+        f"loss {loss_text(picture.loss)}",
+        f"{picture.samples_per_s:.1f} samples/s",
+        f"{picture.world} worker{'' if picture.world == 1 else 's'}",
+    ]
+    if steps:
+        bar = Table.grid(expand=True)
+        bar.add_row(ProgressBar(total=steps, completed=min(picture.step, steps)))
+        lines.append(bar)
+        left_s = picture.seconds_left(steps)
+        facts += [f"{seconds_in_words(left_s)} left"] if left_s is not None else []
+    lines.append(_short("   ".join(facts), "bold"))
+    for state in dict.fromkeys(picture.nodes.values()):
+        names = [name for name, its in picture.nodes.items() if its == state]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        lines.append(_short(f"{state}: {', '.join(names[:_NAMED])}{more}", "" if state == "training" else "dim"))
+    if picture.last_event is not None:
+        lines.append(_short(f"last event: {stamped(picture.last_event)}", _COLOURS.get(type(picture.last_event), "")))
+    if on_ctrl_c:
+        lines.append(_short(f"Ctrl-C: {on_ctrl_c}", "dim"))
     title = f"holdfast {picture.job} {picture.url}".rstrip()
-    return Panel(Group(head, Text(), nodes, Text(), events), title=Text(title), title_align="left")
+    # The terminal echoes ^C at the cursor. On a line of its own that moves no other line.
+    return Group(Panel(Group(*lines), title=Text(title), title_align="left"), Text())
+
+
+def _short(text: str, style: str) -> Text:
+    """Return one line, which is cut off where the panel ends: a line that wraps would stay on the screen."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 class LiveProgress:
     """Shows a job while it runs; a context manager, called with each event."""
 
-    def __init__(self, console: Console, *, steps: int = 0) -> None:
+    def __init__(self, console: Console, *, steps: int = 0, on_ctrl_c: str = "", verbose: bool = False) -> None:
         self.picture = JobPicture()
         self._steps = steps
-        self._live = Live(render(self.picture, steps), console=console, refresh_per_second=_REFRESH_PER_S)
+        self._on_ctrl_c = on_ctrl_c
+        self._console = console
+        self._events = PlainProgress(self.print_line, every_s=float("inf"), verbose=verbose)
+        self._live = Live(self._draw(), console=console, refresh_per_second=_REFRESH_PER_S, transient=True)
 
     @property
     def failure(self) -> str:
-        """Why the job failed, "" where it did not."""
+        """Why the job failed, "" if it did not."""
         return self.picture.failure
 
     def __enter__(self) -> Self:
@@ -174,7 +181,61 @@ class LiveProgress:
         self._live.stop()
 
     def __call__(self, event: ReadEvent) -> None:
-        """Take one event; it is drawn with the next refresh."""
+        """Print an event above the panel, and draw the panel with the next refresh."""
+        if not isinstance(event, StepCommitted):
+            self._events(event)
         self.picture.take(event)
-        # A finished drawing: the thread that refreshes must not look at what changes here.
-        self._live.update(render(self.picture, self._steps))
+        # A finished drawing: the thread that refreshes must not read what changes here.
+        self._live.update(self._draw())
+
+    def print_line(self, line: str) -> None:
+        """Print a line above the panel."""
+        self._console.print(Text(line), soft_wrap=True)
+
+    def _draw(self) -> RenderableType:
+        return render(self.picture, steps=self._steps, on_ctrl_c=self._on_ctrl_c)
+
+
+@contextlib.contextmanager
+def terminal_apart() -> Generator[tuple[Console, Callable[[Callable[[str], None]], None]]]:
+    """Keep the terminal for a console alone. Everything else that is printed arrives as lines.
+
+    Yields:
+        The console, and a function. Call it with another one, which then gets each line that this process or its
+        children print. All of them end within the context.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    read, write = os.pipe()
+    os.dup2(write, 1)
+    os.dup2(write, 2)
+    os.close(write)
+    reader: list[threading.Thread] = []
+
+    def begin(print_line: Callable[[str], None]) -> None:
+        thread = threading.Thread(target=_print_lines, args=(os.fdopen(read, "rb"), print_line), daemon=True)
+        reader.append(thread)
+        thread.start()
+
+    try:
+        with os.fdopen(os.dup(kept[0]), "w") as terminal:
+            yield Console(file=terminal), begin
+            _restore(kept)
+            for thread in reader:
+                thread.join(_CLOSING_S)
+    finally:
+        _restore(kept)
+        for number in kept:
+            os.close(number)
+
+
+def _restore(kept: tuple[int, int]) -> None:
+    for number, original in zip((1, 2), kept, strict=True):
+        os.dup2(original, number)
+
+
+def _print_lines(pipe: BinaryIO, print_line: Callable[[str], None]) -> None:
+    with pipe:
+        for line in pipe:
+            print_line(on_one_line(line.decode(errors="replace").rstrip("\n")))

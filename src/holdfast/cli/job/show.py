@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
-from holdfast.cli.job.live import LiveProgress
+from holdfast.cli.job.live import LiveProgress, terminal_apart
 from holdfast.cli.job.progress import PlainProgress
 from holdfast.cli.output import lasting_output, warn
 from holdfast.control.launch.settings import LaunchSettings
@@ -55,7 +54,7 @@ def run_shown(settings: LaunchSettings, job: RunJob, shown: Shown) -> int:
         if shown.as_json:
             code, failure = _run_for_json(settings, job, say, verbose=shown.verbose)
         elif sys.stdout.isatty() and not shown.plain:
-            code, failure = _run_live(settings, job)
+            code, failure = _run_live(settings, job, verbose=shown.verbose)
         else:
             progress = PlainProgress(say, verbose=shown.verbose)
             code, failure = asyncio.run(job(settings, progress)), progress.failure
@@ -64,16 +63,18 @@ def run_shown(settings: LaunchSettings, job: RunJob, shown: Shown) -> int:
     return code
 
 
-def _run_live(settings: LaunchSettings, job: RunJob) -> tuple[int, str]:
-    """Run with the live view, which must have the terminal for itself: what the workers print goes to files.
+def _run_live(settings: LaunchSettings, job: RunJob, *, verbose: bool) -> tuple[int, str]:
+    """Run with the live view: everything that is printed appears above its panel.
 
     Returns:
-        The exit code, and why the job failed ("" where it did not).
+        The exit code, and why the job failed ("" if it did not).
     """
-    with _worker_logs(settings) as logged:
-        with LiveProgress(Console()) as progress:
-            code = asyncio.run(job(logged, progress))
-        _show_tails(logged, code)
+    on_ctrl_c = "ends the job; nothing is saved, because it has no --checkpoint-dir"
+    if settings.spec.checkpoint.dir:
+        on_ctrl_c = "saves the job and ends it; the same command continues it"
+    with terminal_apart() as (console, begin), LiveProgress(console, on_ctrl_c=on_ctrl_c, verbose=verbose) as progress:
+        begin(progress.print_line)
+        code = asyncio.run(job(settings, progress))
     return code, progress.failure
 
 
