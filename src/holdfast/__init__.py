@@ -1,4 +1,4 @@
-"""Keeps large training jobs moving."""
+"""Keeps large PyTorch training jobs running through failures."""
 
 from __future__ import annotations
 

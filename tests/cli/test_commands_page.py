@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import typer
-from rich.text import Text
 
 from holdfast import environment, errors
 from holdfast.cli import app
@@ -42,7 +41,7 @@ ALL = dict(commands(typer.main.get_command(app)))
 
 
 def options(command: Any) -> set[str]:
-    return {name for param in command.params for name in param.opts if name.startswith("--")} - {"--help"}
+    return {name for param in command.params for name in param.opts if name.startswith("--")} - {"--help", "--help-all"}
 
 
 def test_these_are_the_commands() -> None:
@@ -93,7 +92,7 @@ def test_every_option_of_planning_is_on_its_own_page(name: str) -> None:
 
 
 def test_no_option_is_on_the_page_that_there_is_not() -> None:
-    known = {option for command in ALL.values() for option in options(command)} | {"--version", "--help"}
+    known = {option for command in ALL.values() for option in options(command)} | {"--version", "--help", "--help-all"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r'"--steps"', "", PAGE))) <= known
 
 
@@ -131,13 +130,3 @@ def test_every_command_that_prints_facts_can_print_json() -> None:
         "schema",
         "demo",
     }  # they print nothing, only JSON, or a live view
-
-
-def test_no_help_text_loses_words_in_brackets_as_markup() -> None:
-    """`--help` renders its texts as rich's markup: a section's name such as [standbys] would vanish."""
-    for name, command in ALL.items():
-        texts = [command.help, command.epilog, *(getattr(param, "help", None) for param in command.params)]
-        for text in filter(None, texts):
-            shown = Text.from_markup(text).plain
-            lost = [word for word in re.findall(r"\[[^\[\]]*\]", text) if word not in shown]
-            assert not lost, f"holdfast {name} --help does not show {lost}: write \\\\[word]"

@@ -8,11 +8,11 @@ import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from holdfast.cli import demo, examples, schema
 from holdfast.cli.experts import plan
+from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.history import audit, checkpoints, explain, export, logs, report
 from holdfast.cli.job import act, end, look, run, servers, status
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
@@ -21,7 +21,7 @@ from holdfast.cli.simulate import command as simulate
 from holdfast.errors import EXIT_FAILED, EXIT_OUR_FAULT, HoldfastError
 
 
-class Commands(TyperGroup):
+class Commands(HelpfulGroup):
     """All commands; `spares` is loaded only where it is used: SciPy takes longer than most commands do.
 
     (Typer brings its own copy of click, so its types have no public names.)
@@ -41,10 +41,10 @@ class Commands(TyperGroup):
         return group
 
 
-app = typer.Typer(
+app = HelpfulTyper(
     name="holdfast",
     cls=Commands,
-    help="Keeps large training jobs moving.",
+    help="Keeps large PyTorch training jobs running through failures.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -90,7 +90,7 @@ def holdfast(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Keeps large training jobs moving."""
+    """Keeps large PyTorch training jobs running through failures."""
 
 
 def main() -> None:

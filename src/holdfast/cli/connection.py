@@ -24,7 +24,7 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Read the job's secret from this file.",
+        help="File with the job's secret.",
         show_default=f"{env.TOKEN}, else the file in {env.TOKEN_FILE}",
         rich_help_panel=CONNECTION,
     ),

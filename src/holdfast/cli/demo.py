@@ -32,11 +32,11 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     steps: Annotated[int, typer.Option("--steps", min=16, metavar="N", help="Training steps.")] = 240,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for demo.jsonl and demo.png.")] = Path(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for events and picture.")] = Path(
         "holdfast-demo"
     ),
 ) -> None:
-    """Train with four nodes on this machine for about a minute. One is killed half-way, and a new one joins."""
+    """Train with four nodes on this machine for a minute. One is killed half-way, and a new one joins."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

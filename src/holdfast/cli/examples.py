@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import holdfast
+from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.errors import BadInputError
 
@@ -19,7 +20,7 @@ _TOOLS = {"changed_lines"}
 #: the same script without holdfast, for comparison, has this after its name
 PLAIN = "_plain"
 
-app = typer.Typer(help="List and copy example training scripts.", no_args_is_help=True)
+app = HelpfulTyper(cls=HelpfulGroup, help="List and copy example training scripts.", no_args_is_help=True)
 
 
 def register(to: typer.Typer) -> None:
@@ -47,7 +48,7 @@ def copy_example(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Copy into this folder.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Copy an example, the modules that it imports, and the same script without holdfast, into a folder.
+    """Copy an example into a folder. The modules that it imports and the same script without holdfast are copied, too.
 
     Existing files are not overwritten.
     """

@@ -28,7 +28,7 @@ class ListenOptions:
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to listen, port 0 for a free one; a host that others can reach needs a token.",
+            help="Address to listen on; port 0: a free one. An address that other hosts can reach needs a token.",
             rich_help_panel=CONNECTION,
         ),
     ] = "127.0.0.1:0"
@@ -61,7 +61,7 @@ class NodeOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="This node's name, unique in the job.",
+            help="Unique name of this node.",
             show_default="the host's, and the pid",
             rich_help_panel=JOB,
         ),
@@ -70,7 +70,7 @@ class NodeOptions:
         str,
         typer.Option(
             metavar="HOST",
-            help="Address at which the other nodes reach this one.",
+            help="Address of this node for the other nodes.",
             show_default="the local address of the connection to the coordinator",
             rich_help_panel=CONNECTION,
         ),
@@ -79,7 +79,7 @@ class NodeOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="Nodes that may fail together name the same rack.",
+            help="Rack: its nodes may fail together.",
             show_default="a rack of its own",
             rich_help_panel=RECOVERY,
         ),
@@ -88,7 +88,7 @@ class NodeOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="Where its rack is: a lost node's place is taken by one of its rack, else of its zone.",
+            help="Zone of the rack; nodes of it replace each other.",
             show_default="none",
             rich_help_panel=RECOVERY,
         ),
@@ -97,7 +97,7 @@ class NodeOptions:
         bool,
         typer.Option(
             "--standby",
-            help="Wait, warm, to take the place of a node that is lost, and train no sooner.",
+            help="Wait as a warm standby.",
             rich_help_panel=RECOVERY,
         ),
     ] = False
@@ -105,7 +105,7 @@ class NodeOptions:
         float,
         typer.Option(
             metavar="R",
-            help="How often this node fails, the usual one being 1: spot, 10. Experts with few replicas avoid it.",
+            help="Relative failure rate; spot: 10. Experts with few replicas avoid the node.",
             rich_help_panel=RECOVERY,
         ),
     ] = 1.0

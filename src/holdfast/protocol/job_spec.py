@@ -44,38 +44,30 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     dir: Annotated[
         str,
-        Meta(description="Keep checkpoints in this folder, or at this URL, and resume from them.", extra=PATH_OR_URL),
+        Meta(description="Folder or URL for checkpoints, to resume from.", extra=PATH_OR_URL),
     ] = ""
     every: Annotated[
         Annotated[int, Meta(ge=1, le=MOST)] | Literal["auto"],
-        Meta(description="Steps between checkpoints; auto: by what they cost and how often they were needed."),
+        Meta(description="Steps between checkpoints. auto: chosen by their cost and the frequency of failures."),
     ] = AUTO
     rate: Annotated[
         float,
-        Meta(
-            ge=0, description="How much a node writes of checkpoints in a second at the most; 0: all.", extra=PER_SECOND
-        ),
+        Meta(ge=0, description="Most checkpoint bytes a node writes per second. 0: no limit.", extra=PER_SECOND),
     ] = 0.0
-    snapshot_every: Annotated[
-        int, Meta(ge=0, le=MOST, description="Steps between snapshots of the state in the nodes' memory; 0: none.")
-    ] = 0
-    snapshot_dir: Annotated[
-        str, Meta(description="Where nodes keep their parts of snapshots; by default in /dev/shm.", extra=PATH)
-    ] = ""
+    snapshot_every: Annotated[int, Meta(ge=0, le=MOST, description="Steps between snapshots in memory; 0: none.")] = 0
+    snapshot_dir: Annotated[str, Meta(description="Folder for snapshots (default: /dev/shm).", extra=PATH)] = ""
 
 
 class ExpertSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the experts of MoE layers live."""
 
-    slots: Annotated[int, Meta(ge=1, le=65535, description="A node's room for expert replicas in each MoE layer.")] = 6
+    slots: Annotated[int, Meta(ge=1, le=65535, description="Expert replicas per node and MoE layer.")] = 6
     placement: Annotated[
         Literal["best", "mro", "spread", "compact"], Meta(description="How expert replicas are placed.")
     ] = "best"
     rebalance_every: Annotated[
         int,
-        Meta(
-            ge=0, le=MOST, description="Steps between looks at whether it pays to move experts; 0: only after repairs."
-        ),
+        Meta(ge=0, le=MOST, description="Steps between checks whether to move experts. 0: only after repairs."),
     ] = 200
 
 
@@ -85,9 +77,9 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     on_node_failure: Annotated[
         Literal["auto", "standby", "shrink", "wait", "restart-all"],
         Meta(
-            description="A warm standby takes the place, else the others go on (auto, standby), always so (shrink), or "
-            "once as many nodes are here again (wait); or all workers restart from the newest checkpoint, at arrivals "
-            "too."
+            description="How to continue after the loss of a node. auto, standby: a warm standby takes its place, or "
+            "the others continue. shrink: the others continue. wait: until there are as many nodes as before. "
+            "restart-all: all workers restart from the newest checkpoint, also if a node joins."
         ),
     ] = "auto"
     standbys: Annotated[
@@ -95,31 +87,31 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=MOST,
-            description="Nodes beside the job's own that wait, warm, to take the place of one that is lost.",
+            description="Warm nodes that wait to replace lost ones.",
         ),
     ] = 0
     stragglers: Annotated[
         Literal["ask", "move", "off"],
         Meta(
-            description="A node that computes 1.1 times as long as the others' median, for longer than chance has it: "
-            "it is told (ask), or gives its place to a warm standby, too (move)."
+            description="Reaction to slow nodes. A node is slow if it computes 1.1 times as long as the median of "
+            "the others, for longer than by chance. ask: report it. move: also give its place to a warm standby."
         ),
     ] = "ask"
     on_process_failure: Annotated[
         Literal["auto", "shrink", "hold"],
         Meta(
-            description="When a process is gone: go on without it until another has joined, or hold its rank for it; "
-            "auto: shrink."
+            description="How to continue after the loss of a process. shrink, auto: without it, until another one "
+            "joins. hold: wait for its replacement."
         ),
     ] = "auto"
     fault_threshold: Annotated[
-        int, Meta(ge=1, le=MOST, description="On how many distinct nodes each expert is to live, where there is room.")
+        int, Meta(ge=1, le=MOST, description="Nodes that hold a copy of each expert. Fewer if there is no room.")
     ] = 2
     join_window: Annotated[
         float,
         Meta(
             ge=0,
-            description="Time without another arrival before newcomers are taken in, together.",
+            description="Time to wait for further nodes that join.",
             extra=SECONDS,
         ),
     ] = 0.0
@@ -127,7 +119,7 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         float,
         Meta(
             ge=0,
-            description="A node whose agent is told to end (SIGTERM) leaves in good order within this time.",
+            description="Time for a node to leave after SIGTERM.",
             extra=SECONDS,
         ),
     ] = 0.0
@@ -136,7 +128,7 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=MOST,
-            description="Restarts of a node's processes within five minutes before the node is taken out.",
+            description="Process restarts in 5 min before a node is removed.",
         ),
     ] = MAX_RESTARTS
     max_skipped_steps: Annotated[
@@ -144,15 +136,16 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=MOST,
-            description="Fail the job after N skipped steps in a row (NaN or infinite gradients, or all micro-batches "
-            "skipped by the script); 0: never. Steps that a GradScaler skips to lower its scale do not count.",
+            description="Skipped steps in a row that end the job; 0: never. A step is skipped if its gradients are "
+            "NaN or infinite, or if the script skips all its micro-batches. Steps that a GradScaler skips to lower its "
+            "scale do not count.",
         ),
     ] = MAX_SKIPPED_STEPS
     preflight: Annotated[
-        str, Meta(description="A program that looks whether a node is fit, before it joins; else than 0: it is not.")
+        str, Meta(description="Health check to run before a node joins. A non-zero exit code rejects the node.")
     ] = ""
     failure_classes: Annotated[
-        str, Meta(description="Classes of failures of this site, looked at before our own.", extra=PATH)
+        str, Meta(description="File with failure classes of this site. They precede the built-in ones.", extra=PATH)
     ] = ""
 
     @property
@@ -179,34 +172,32 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the job leaves behind for people to read."""
 
-    events: Annotated[
-        str, Meta(description="Write the job's events to this file, a JSON object a line.", extra=PATH)
-    ] = ""
+    events: Annotated[str, Meta(description="File for the job's events, as JSON lines.", extra=PATH)] = ""
     metrics_file: Annotated[
         str,
         Meta(
-            description="Write each step's loss and what it logged: FILE.jsonl, FILE.csv, or TensorBoard's folder.",
+            description="File for loss and logged values. FILE.jsonl, FILE.csv, or a folder for TensorBoard.",
             extra=PATH,
         ),
     ] = ""
     log_dir: Annotated[
         str,
-        Meta(description="Keep what each worker prints in a file of this folder, across restarts.", extra=PATH),
+        Meta(description="Folder with a file of each worker's output.", extra=PATH),
     ] = ""
     print: Annotated[
         Literal["all", "rank0", "failed"],
-        Meta(description="Whose output is printed: everybody's, that of rank 0, or the end of workers' that fail."),
+        Meta(description="Workers whose output is printed. failed: the end of the output of failed workers."),
     ] = "all"
     alert: Annotated[
         str,
-        Meta(description="Hand what needs a person to this program (an event as JSON on its stdin) or URL (POST)."),
+        Meta(description="Program or URL for urgent events. A program gets them as JSON on stdin."),
     ] = ""
     flop_per_sample: Annotated[
         float,
-        Meta(ge=0, le=MOST_FLOP, description="FLOP that training on one sample takes, for FLOP delivered and MFU."),
+        Meta(ge=0, le=MOST_FLOP, description="FLOP to train on one sample, for MFU."),
     ] = 0.0
     peak_flop_per_s: Annotated[
-        float, Meta(ge=0, le=MOST_FLOP, description="FLOP/s that one accelerator could do, for MFU.")
+        float, Meta(ge=0, le=MOST_FLOP, description="Peak FLOP/s of one accelerator, for MFU.")
     ] = 0.0
 
 
@@ -260,29 +251,23 @@ class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     static_experts: Annotated[
         bool,
-        Meta(
-            description="Baseline: classic expert parallelism. Experts are divided equally, the nodes left over wait."
-        ),
+        Meta(description="Baseline: static expert parallelism. Experts are divided equally; other nodes wait."),
     ] = False
     ep_size: Annotated[
         int,
-        Meta(
-            ge=0, le=MOST, description="With static experts: nodes that share one replica of all experts; 0: the least."
-        ),
+        Meta(ge=0, le=MOST, description="With static experts: nodes per replica. 0: as few as possible."),
     ] = 0
     emulate_compute: Annotated[
         str,
         Meta(
-            description="Emulate an accelerator: expert computation takes so many seconds for each token, or all "
-            "computation for each micro-batch.",
+            description="Emulate an accelerator. Expert computation takes this long for each token, or all computation "
+            "for each micro-batch.",
             extra=PER_WORK,
         ),
     ] = ""
     verify_state: Annotated[
         int,
-        Meta(
-            ge=0, le=MOST, description="Compare the hashes of all replicas' state every so many steps (slow); 0: never."
-        ),
+        Meta(ge=0, le=MOST, description="Steps between comparisons of all replicas' state. Slow; 0: never."),
     ] = 0
     allow_faults: Annotated[bool, Meta(description="Allow `holdfast inject` in this job.")] = False
     watch: Annotated[
@@ -326,7 +311,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 0
     max_nodes: Annotated[
         int,
-        Meta(ge=1, le=MOST, description="Nodes that the job is given; the first step waits for MIN, else all of them."),
+        Meta(
+            ge=1,
+            le=MOST,
+            description="Number of nodes. Training starts with MIN nodes, or with all N.",
+        ),
     ] = 4
     workers_per_node: Annotated[int, Meta(ge=1, le=1024, description="Worker processes on each node.")] = 1
     sizes: Annotated[
@@ -360,7 +349,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float,
         Meta(
             ge=0,
-            description="After this time the job is saved and ends, with exit code 75; 0: never.",
+            description="Save and end the job after this time. The exit code is 75 then; 0: no limit.",
             extra=SECONDS,
         ),
     ] = 0.0

@@ -35,7 +35,7 @@ SERVER = {"--address", "--job", "--token-file", "--tls-ca"}
 #: Options are a contract: whoever changes one changes this, and docs/commands.md.
 OPTIONS = {
     "run": {option.name for option in SPEC_OPTIONS}
-    | {"--module", "--set", "--store", "--port", "--job-dir", "--preload", "--zygote", "--plain", "--json"}
+    | {"--module", "--set", "--store", "--port", "--job-dir", "--preload", "--zygote", "--plain", "--verbose", "--json"}
     | {"--availability", "--speed", "--from", "--until"},
     "coordinator": {
         "--listen",
@@ -68,7 +68,7 @@ OPTIONS = {
     | {"--checkpoint-dir", "--checkpoint-every", "--checkpoint-rate", "--snapshot-every", "--snapshot-dir"}
     | {"--expert-slots", "--emulate-compute", "--verify-state", "--preflight", "--grace"}
     | {"--log-dir", "--print", "--module"},
-    "status": {*SERVER, "--json"},
+    "status": {*SERVER, "--wide", "--json"},
     "events": {*SERVER, "--follow", "--after", "--json"},
     "logs": {*SERVER, "--follow", "--node", "--json"},
     "explain": {*SERVER, "--json"},
@@ -133,7 +133,10 @@ def holdfast(warm_commands: str) -> Run:
 def test_options_are_frozen_and_explained(command: str) -> None:
     group = typer.main.get_command(app)
     found = group.commands[command]  # type: ignore[attr-defined]
-    options = {name for param in found.params for name in param.opts if name.startswith("--")} - {"--help"}
+    options = {name for param in found.params for name in param.opts if name.startswith("--")} - {
+        "--help",
+        "--help-all",
+    }
     assert options == OPTIONS[command]
     assert all(param.help for param in found.params if param.param_type_name == "option")
     assert found.help

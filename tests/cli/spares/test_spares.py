@@ -44,7 +44,7 @@ def small(tmp_path: Path) -> str:
 def test_help_explains(command: str) -> None:
     text = run(command, "--help")
     assert "Usage" in text
-    assert len(text) > 500
+    assert "Examples:" in text
 
 
 def test_plan_json_is_the_evaluation_unrounded() -> None:

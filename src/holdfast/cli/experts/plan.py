@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.output import AsJson
 
-group = typer.Typer(name="experts", help="Plan where the experts of MoE layers live.", no_args_is_help=True)
+group = HelpfulTyper(
+    cls=HelpfulGroup, name="experts", help="Plan the placement of experts on nodes.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -19,47 +22,43 @@ def register(app: typer.Typer) -> None:
 
 @group.callback()
 def experts() -> None:
-    """Plan where the experts of MoE layers live."""
+    """Plan the placement of experts on nodes."""
 
 
 @group.command()
 def plan(
     loads: Annotated[
         Path,
-        typer.Option(help="Tokens per layer and expert: .npz (with --iteration), .csv, .json, or an engine's dump."),
+        typer.Option(
+            help="Tokens per layer and expert. A .csv, .json or .npz (with --iteration), or an engine's dump."
+        ),
     ],
-    expert_slots: Annotated[str, typer.Option(help="Expert slots per node: one number, or one per node (6,6,4,8).")],
-    nodes: Annotated[
-        int | None, typer.Option(help="Number of nodes; optional where --expert-slots lists them.")
-    ] = None,
+    expert_slots: Annotated[str, typer.Option(help="Expert slots of each node: 6, or 6,6,4,8.")],
+    nodes: Annotated[int | None, typer.Option(help="Nodes, if --expert-slots is one number.")] = None,
     iteration: Annotated[int | None, typer.Option(help="Which of a recording's iterations to plan for.")] = None,
-    fault_threshold: Annotated[int, typer.Option(help="On how many distinct nodes each expert must live.")] = 2,
+    fault_threshold: Annotated[int, typer.Option(help="Nodes that must hold each expert.")] = 2,
     expert_placement: Annotated[str, typer.Option(help="best, mro, spread or compact.")] = "best",
     racks: Annotated[Path | None, typer.Option(help="Each node's rack: one name per line, or a .json list.")] = None,
     failure_weights: Annotated[
-        str | None, typer.Option(help="How likely each number of lost nodes is, summing to one: 1:0.7,2:0.2,4:0.1.")
+        str | None, typer.Option(help="Probability of each number of lost nodes. They sum to one: 1:0.7,2:0.2,4:0.1.")
     ] = None,
     failure_rates: Annotated[
-        Path | None, typer.Option(help="How often each node fails, in any unit: one number per line, or a .json list.")
+        Path | None, typer.Option(help="Failure rate of each node, one per line. Or a .json list; in any unit.")
     ] = None,
     balance_weight: Annotated[
         float | None,
         typer.Option(
-            help="How many fatal losses a busy node is worth: share of losses per mean node's work above the mean."
+            help="Weight of balance against survival. Share of fatal losses per mean node's work above the mean."
         ),
     ] = None,
-    pareto: Annotated[
-        bool, typer.Option("--pareto", help="Also show the placements between the safest and the most even one.")
-    ] = False,
-    compare: Annotated[
-        str | None, typer.Option(help="eplb: what EPLB and holdfast.placement make of a recording; plans nothing.")
-    ] = None,
-    gpus_per_node: Annotated[int, typer.Option(help="With --compare: GPUs that share a node's slots.")] = 1,
-    groups: Annotated[int, typer.Option(help="With --compare: groups of experts that EPLB keeps on nodes.")] = 1,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture of placement and recovery curves (.png).")] = None,
+    pareto: Annotated[bool, typer.Option("--pareto", help="Show the trade-off of survival and balance.")] = False,
+    compare: Annotated[str | None, typer.Option(help="eplb: compare with EPLB on a recording.")] = None,
+    gpus_per_node: Annotated[int, typer.Option(help="With --compare: GPUs of a node.")] = 1,
+    groups: Annotated[int, typer.Option(help="With --compare: expert groups of EPLB.")] = 1,
+    plot: Annotated[Path | None, typer.Option(help="PNG for placement and recovery curves.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Place expert replicas on nodes by their load, and show what losses of nodes the model survives."""
+    """Place expert replicas by their load. Show which losses of nodes the model survives."""
     # Imported here: SciPy takes a quarter of a second that no other command should pay.
     from holdfast.cli.experts.work import PlanRequest, run
 

@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(events: EventsFile = None, as_json: AsJson = False, *, server: Server) -> None:
-    """Prove from a job's events that each sample of each step counted exactly once; exit 1 where they do not."""
+    """Prove that each sample counted exactly once. If the events do not prove it, the exit code is 1."""
     result = audit_events(events_of(None, server)) if events is None else audit_file(events)
     if as_json:
         print_json({"sound": result.sound, **asdict(result)})

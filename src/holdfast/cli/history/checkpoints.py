@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.errors import EXIT_FAILED, BadInputError
@@ -36,8 +37,10 @@ _TORCH_FILE = "holdfast.runtime.checkpoints.torch_file"
 
 def register(app: typer.Typer) -> None:
     """Add this module's group of commands."""
-    group = typer.Typer(
-        name="checkpoints", help="Lists checkpoints, looks whether they are whole, and makes one file of one."
+    group = HelpfulTyper(
+        cls=HelpfulGroup,
+        name="checkpoints",
+        help="List, verify and export checkpoints.",
     )
     group.command("list")(grouped(list_all))
     group.command("verify")(grouped(verify))
@@ -46,7 +49,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_all(directory: Place, as_json: AsJson = False) -> None:
-    """List the checkpoints of a directory, oldest first, and what was begun and has never come to count."""
+    """List the checkpoints of a directory, oldest first. Unfinished ones are listed, too."""
     storage = _opened(directory)
     with _reading(directory):
         rows = [_described(storage, name, complete) for name, complete in folders(storage)]
@@ -64,7 +67,7 @@ def list_all(directory: Place, as_json: AsJson = False) -> None:
 
 
 def verify(directory: Place, step: Step = None, as_json: AsJson = False) -> None:
-    """Read checkpoints, and compare them with what was written; exit 1 where one is damaged."""
+    """Check that checkpoints are intact. If one is damaged, the exit code is 1."""
     storage = _opened(directory)
     with _reading(directory):
         names = [name for name in find_checkpoints(storage) if step in (None, name.step)]
@@ -93,12 +96,12 @@ def export(
     step: Step = None,
     format: Annotated[
         Literal["safetensors", "torch"],
-        typer.Option("--format", help="A safetensors file, or one for torch.load(FILE, weights_only=True)."),
+        typer.Option("--format", help="Format of the file."),
     ] = "safetensors",
     model_only: Annotated[bool, typer.Option("--model-only", help="The model alone, without its optimizer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the state of a checkpoint, the newest one by default, into one file."""
+    """Write the state of a checkpoint to one file."""
     if output is None:
         raise BadInputError("--output is missing: give the file to write")
     there = output.resolve()  # (what is written takes the place of what is there: never of a link, nor of a device)

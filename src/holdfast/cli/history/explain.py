@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
 def explain_command(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[SEQ]", help="An event's number, as `seq` and `holdfast events --json` have it."),
+        typer.Argument(metavar="[SEQ]", help="An event's number (`seq` in `holdfast events --json`)."),
     ] = None,
     file: Annotated[
         str | None,
@@ -56,7 +56,7 @@ def explain_command(
     *,
     server: Server,
 ) -> None:
-    """Say why an event happened, what was tried and what it cost; without SEQ, why the job stands or waits."""
+    """Explain an event, or why the job waits."""
     seq, path = _asked(what, file)
     path = path or _ended(server)
     pooled: dict[str, Any] = {}

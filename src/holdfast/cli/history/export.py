@@ -25,7 +25,7 @@ def export(
     events: EventsFile = None,
     format: Annotated[
         Literal["jsonl", "csv", "tensorboard"],
-        typer.Option("--format", help="JSON lines, a line for each value, or TensorBoard's files."),
+        typer.Option("--format", help="Format of the output."),
     ] = "jsonl",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="A file; for TensorBoard a folder.")
@@ -35,7 +35,7 @@ def export(
     *,
     server: Server,
 ) -> None:
-    """Write the loss and what `step.log` was given, each step once, in its order.
+    """Write loss and logged values to a file.
 
     What a roll-back undid is taken out again. A file of before is gone on with, so that a job's runs follow each other.
     """

@@ -28,14 +28,12 @@ def logs(
         Path | None, typer.Argument(metavar="DIR", help="A job's --log-dir.", show_default="that of the job that runs")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is printed from now on.")] = False,
-    node: Annotated[
-        list[str] | None, typer.Option(help="Only of this node; may be given several times.", show_default="all")
-    ] = None,
+    node: Annotated[list[str] | None, typer.Option(help="Only this node; repeatable.", show_default="all")] = None,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
-    """Show what workers have printed, each line with its worker's place before it.
+    """Show the output of workers.
 
     The files must be on this machine, or in a folder that it shares. Ends, with --follow, at Ctrl-C.
     """

@@ -29,14 +29,12 @@ def register(app: typer.Typer) -> None:
 
 def report(
     events: EventsFile = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw throughput, loss and memory around a change into this PNG.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG for throughput, step time, loss, memory.")] = None,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
-    """Sum up a job from its events: progress, recoveries and what each of them cost."""
+    """Summarize a job: progress, recoveries, their cost."""
     read = list(events_of(events, server))
     summary = make_report(read)
     if plot is not None:

@@ -22,7 +22,7 @@ from holdfast.coordination.nodes.injection import FAULTS
 from holdfast.errors import EXIT_FAILED, EXIT_REFUSED, BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.events import NodeMoved, NodeStayed
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what moves, to whom, how long and why; do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would move, and do nothing.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def scale(
     *,
     server: Server,
 ) -> None:
-    """Have the `holdfast run` that started the job start further nodes; a pool's job may have so many at the most."""
+    """Start further nodes, or change a pool job's limit."""
     if not re.fullmatch(r"\+?[0-9]{1,9}", size) or int(size) < 1:
         raise BadInputError(f"the size is {size!r}: give a number of nodes, 4, or how many more, +1")
     pool = server.of_pool()
@@ -75,12 +75,12 @@ def move(
         list[str] | None,
         typer.Option(
             metavar="NODE",
-            help="The standby that takes the place; again for each node, in their order.",
+            help="Standby for the node; repeatable, in order.",
             show_default="any that is warm",
         ),
     ] = None,
     compact: Annotated[
-        bool, typer.Option("--compact", help="Of a pool: move its jobs into fewer racks and zones, where that pays.")
+        bool, typer.Option("--compact", help="In a pool: use fewer racks and zones if it pays.")
     ] = False,
     dry_run: DryRun = False,
     no_wait: NoWait = False,
@@ -88,7 +88,7 @@ def move(
     *,
     server: Server,
 ) -> None:
-    """Have nodes give their places to standbys, and be standbys themselves; nothing is lost, and training goes on."""
+    """Replace nodes by standbys while training goes on."""
     if compact:
         if nodes or to or server.job:
             raise BadInputError("--compact moves all jobs of a pool as is best: leave out nodes, --to and -j")
@@ -161,16 +161,14 @@ def drain(
         list[str] | None,
         typer.Argument(metavar="NODE...", help="Names, as `holdfast status` shows them.", show_default=False),
     ] = None,
-    rolling: Annotated[
-        bool, typer.Option("--rolling", help="Every node in turn: each leaves, and is awaited back before the next.")
-    ] = False,
+    rolling: Annotated[bool, typer.Option("--rolling", help="Drain all nodes, one after the other.")] = False,
     dry_run: DryRun = False,
     no_wait: NoWait = False,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
-    """Have nodes leave in good order, at the end of a step: nothing is lost, and nothing counted as a failure.
+    """Remove nodes at the end of a step. Nothing is lost.
 
     Nodes of a pool are left by their jobs, once others train in their place, and given to nobody. --rolling: all of
     them in turn (-j: a job's), each until its agent is started again, or somebody undrains it.
@@ -245,7 +243,7 @@ def undrain(
     *,
     server: Server,
 ) -> None:
-    """Let nodes come back that are drained or quarantined: these are looked at once more, and join."""
+    """Let drained or quarantined nodes return."""
     pool = server.of_nodes()
     if pool is not None:
         with pool:
@@ -282,11 +280,9 @@ def inject(
         typer.Option(help="Only this worker of the node.", show_default="the whole node; of a worker's faults, 0"),
     ] = None,
     step: Annotated[int | None, typer.Option(help="When this step is reached.", show_default="now")] = None,
-    phase: Annotated[str, typer.Option(help="At this phase, of --step or the next time: compute, voted...")] = "",
-    times: Annotated[float, typer.Option(help="Of slow, slow-link: how many times as long.")] = 3.0,
-    by_s: Annotated[
-        float, typer.Option("--by", metavar="SECONDS", help="Of clock-jump: how far, negative for back.")
-    ] = 3600.0,
+    phase: Annotated[str, typer.Option(help="Phase of the step, such as compute or voted.")] = "",
+    times: Annotated[float, typer.Option(help="For slow, slow-link: the factor.")] = 3.0,
+    by_s: Annotated[float, typer.Option("--by", metavar="SECONDS", help="For clock-jump: how far.")] = 3600.0,
     as_json: AsJson = False,
     *,
     server: Server,

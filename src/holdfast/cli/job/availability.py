@@ -41,8 +41,8 @@ class TraceOptions:
         Path | None,
         typer.Option(
             metavar="TRACE",
-            help="Let nodes come and go as this CSV says, with the header seconds,event,node: they are really started, "
-            "and killed without warning.",
+            help="CSV of nodes that start and fail. Its header is seconds,event,node. Nodes are really started, and "
+            "killed without warning.",
             rich_help_panel=EXPERIMENTS,
         ),
     ] = None
@@ -66,7 +66,7 @@ class TraceOptions:
         str | None,
         typer.Option(
             metavar="TIME",
-            help="End at this time of the trace.",
+            help="Time of the trace at which to end.",
             show_default="its last event",
             rich_help_panel=EXPERIMENTS,
         ),

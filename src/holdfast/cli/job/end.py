@@ -36,7 +36,7 @@ def stop(
     *,
     server: Server,
 ) -> None:
-    """Save the job, and end it, with exit code 75. The same command takes it up again where it was.
+    """Save the job, and end it. The exit code is 75. The same command continues the job.
 
     It is saved in the folder that it keeps checkpoints in; without one it simply ends.
     """
@@ -87,7 +87,7 @@ def checkpoint(
     *,
     server: Server,
 ) -> None:
-    """Save the job after the step at hand, and let it go on."""
+    """Save the job after this step; it continues."""
     with server.client() as client:
         status = client.status()
         client.checkpoint()

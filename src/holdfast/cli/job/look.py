@@ -40,7 +40,7 @@ def events(
     *,
     server: Server,
 ) -> None:
-    """Print what has happened in a job, one line an event."""
+    """Print the events of a job."""
     if file is not None and follow:
         raise BadInputError(f"--follow is for a job that runs, not for a file: leave out {file}")
     try:

@@ -45,7 +45,7 @@ class RunOptions:
     store: Annotated[
         str,
         typer.Option(
-            help="Where the coordinator keeps its state: sqlite:PATH, etcd:http://HOST:PORT or memory:.",
+            help="Store: sqlite:PATH, etcd:http://HOST:PORT, memory:.",
             show_default="in the job's folder",
             rich_help_panel=RECOVERY,
         ),
@@ -55,7 +55,7 @@ class RunOptions:
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep the job's files here.",
+            help="Folder for the job's files.",
             show_default="a temporary folder",
             rich_help_panel=OUTPUT,
         ),
@@ -73,7 +73,7 @@ class RunOptions:
         str,
         typer.Option(
             metavar="SOCKET",
-            help="Fork workers from this zygote, which runs already.",
+            help="Fork workers from a running zygote.",
             show_default="one of the job's own",
             rich_help_panel=JOB,
         ),
@@ -83,9 +83,7 @@ class RunOptions:
     )
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", "-v", help="Also print details: FLOP counts, memory, expert moves.", rich_help_panel=OUTPUT
-        ),
+        typer.Option("--verbose", "-v", help="Print details: FLOP, memory, expert moves.", rich_help_panel=OUTPUT),
     ] = False
 
     def settings(self, given: Mapping[str, Given]) -> LaunchSettings:
@@ -118,7 +116,7 @@ def register(app: typer.Typer) -> None:
 def run(
     script: Annotated[
         str,
-        typer.Argument(help="The training script, or a job's file; a module's name.", metavar="SCRIPT|JOB.toml|MOD"),
+        typer.Argument(help="A script, a job file, or with -m a module.", metavar="SCRIPT|JOB.toml|MOD"),
     ],
     args: Annotated[list[str] | None, typer.Argument(help="The script's arguments, passed on as they are.")] = None,
     *,
@@ -128,7 +126,7 @@ def run(
     as_module: AsModule = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a job on this machine, to its end: a coordinator, agents, and their workers.
+    """Run a job on this machine until it ends.
 
     An option says more than --set, and that more than the job's file.
 

@@ -100,13 +100,13 @@ def coordinator(
     store: Annotated[
         str,
         typer.Option(
-            help="Where to keep the job's state: sqlite:PATH, etcd:http://HOST:PORT or memory:.",
+            help="Store: sqlite:PATH, etcd:http://HOST:PORT, memory:.",
             show_default="in the checkpoint directory if that is a folder, else memory:",
             rich_help_panel=RECOVERY,
         ),
     ] = "",
 ) -> None:
-    """Run a job's coordinator; agents on any machine connect to it. Ends with the job, and with its exit code."""
+    """Run the coordinator of a job. Agents on any machine connect to it. It ends with the exit code of the job."""
     start_log("info")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     job = job_spec(spec)
@@ -176,7 +176,7 @@ def agent(
     server: Server,
     as_module: AsModule = False,
 ) -> None:
-    """Run one node of a job: an agent with its workers. Ends with the node's part in the job.
+    """Run one node of a job. It ends with the node's part in the job.
 
     Without SCRIPT: one node of a pool, for whatever jobs the pool gives it to, until it is told to end.
 

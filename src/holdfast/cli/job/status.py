@@ -32,9 +32,7 @@ def register(app: typer.Typer) -> None:
 
 def status(
     server: Server,
-    wide: Annotated[
-        bool, typer.Option("--wide", "-w", help="Also show processes, racks, experts and the time spent.")
-    ] = False,
+    wide: Annotated[bool, typer.Option("--wide", "-w", help="Add processes, racks, experts, time spent.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show where a job stands, and its nodes."""

@@ -39,7 +39,7 @@ def calibrate(
     file: Annotated[str, typer.Argument(help="The job's file.", metavar="JOB.toml")],
     nodes: Annotated[str, typer.Option("--nodes", metavar="MIN:MAX", help="With so many nodes, one after the other.")],
     patience: Annotated[
-        float, typer.Option(metavar="SECONDS", help="No number of nodes is waited for longer.", min=1.0)
+        float, typer.Option(metavar="SECONDS", help="Longest wait for a number of nodes.", min=1.0)
     ] = 600.0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write what was measured, as TOML.")
@@ -48,7 +48,7 @@ def calibrate(
     *,
     server: Server,
 ) -> None:
-    """Train a copy of a job on a pool with each number of nodes, and say how long its steps take."""
+    """Measure step times with each number of nodes."""
     least, most = _sizes(nodes)
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise BadInputError(f"--output is {output}: it cannot be written; give a file in a folder that can")

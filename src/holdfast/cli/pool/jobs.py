@@ -47,18 +47,18 @@ def register(app: typer.Typer) -> None:
 def submit(
     script: Annotated[
         str,
-        typer.Argument(help="The training script, or a job's file; a module's name.", metavar="SCRIPT|JOB.toml|MOD"),
+        typer.Argument(help="A script, a job file, or with -m a module.", metavar="SCRIPT|JOB.toml|MOD"),
     ],
     args: Annotated[list[str] | None, typer.Argument(help="The script's arguments, passed on as they are.")] = None,
     *,
     spec: Annotated[dict[str, Given], SpecGroup()],
     set: Set = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Stay until the job is over, with its exit code.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for the job, and return its exit code.")] = False,
     as_module: AsModule = False,
     as_json: AsJson = False,
     server: Server,
 ) -> None:
-    """Hand in a job to a pool. The script has to lie at the same path on the pool's nodes."""
+    """Submit a job to a pool. The script must have the same path on all nodes of the pool."""
     given = given_job(script, args or (), set or (), spec, as_module=as_module)
     described = with_script(job_spec(given), os.getcwd())
     check_script(described.script)
@@ -93,7 +93,7 @@ def _followed(client: PoolClient, name: str, number: int, *, as_json: bool) -> i
 
 
 def jobs(as_json: AsJson = False, *, server: Server) -> None:
-    """Show the jobs of a pool, and those that run on this machine by themselves."""
+    """Show the jobs of a pool and of this machine."""
     alone = [] if server.address else [one for one in live_jobs(registry_directory(os.environ)) if not one.pool]
     pooled: list[dict[str, Any]] = []
     if server.address or len(alone) < len(live_jobs(registry_directory(os.environ))):
@@ -124,13 +124,13 @@ def _line(job: Mapping[str, Any]) -> str:
 
 
 def suspend(
-    force: Annotated[bool, typer.Option("--force", help="Also where it keeps nothing: it begins anew then.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also if it saves nothing, and starts again.")] = False,
     no_wait: NoWait = False,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
-    """Have a job of a pool saved, and leave its nodes; `holdfast resume` lets it go on."""
+    """Save a job of a pool, and free its nodes."""
     name = _named(server)
     with server.pool() as client:
         client.suspend(name, force=force)
@@ -138,7 +138,7 @@ def suspend(
 
 
 def resume(as_json: AsJson = False, *, server: Server) -> None:
-    """Let a suspended job of a pool go on, from the queue."""
+    """Continue a suspended job of a pool."""
     name = _named(server)
     with server.pool() as client:
         client.resume(name)
@@ -147,14 +147,14 @@ def resume(as_json: AsJson = False, *, server: Server) -> None:
 
 def update(
     weight: Annotated[float | None, typer.Option(help="What the job counts beside others.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Those of the greatest get their nodes first.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Jobs of higher priority get nodes first.")] = None,
     min_nodes: Annotated[int | None, typer.Option(help="The least that the job keeps.")] = None,
     max_nodes: Annotated[int | None, typer.Option(help="The most that it is given.")] = None,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
-    """Change what a job of a pool asks for."""
+    """Change the limits of a job of a pool."""
     name = _named(server)
     given = {"weight": weight, "priority": priority, "min_nodes": min_nodes, "max_nodes": max_nodes}
     changes = {key: value for key, value in given.items() if value is not None}

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def nodes(as_json: AsJson = False, *, server: Server) -> None:
-    """Show the nodes of a pool: whose each is, who waits as a standby, which are free, away or drained."""
+    """Show the nodes of a pool."""
     with server.pool() as client:
         told = client.status()["nodes"]
     if as_json:

@@ -41,7 +41,7 @@ class PoolOptions:
         str,
         typer.Option(
             metavar="equal|weighted|priority|sized|waf",
-            help="How nodes are shared out beyond each job's least.",
+            help="How the jobs share the nodes.",
             rich_help_panel=JOB,
         ),
     ] = "equal"
@@ -49,8 +49,8 @@ class PoolOptions:
         str,
         typer.Option(
             metavar="N|auto",
-            help="Keep so many nodes for jobs that lose one: they wait in jobs, warm. auto, with --policy waf: as many "
-            "as are worth more there than in jobs.",
+            help="Warm nodes that wait for jobs to lose one. auto, with --policy waf: as many as are worth more there "
+            "than in jobs.",
             rich_help_panel=RECOVERY,
         ),
     ] = "0"
@@ -58,8 +58,7 @@ class PoolOptions:
         bool,
         typer.Option(
             "--allow-starving",
-            help="With --policy waf: a job that keeps checkpoints may be left with no node, where its nodes do more "
-            "for others.",
+            help="With waf: jobs with checkpoints may get no node. Their nodes do more for others.",
             rich_help_panel=JOB,
         ),
     ] = False
@@ -69,7 +68,7 @@ class PoolOptions:
     store: Annotated[
         str,
         typer.Option(
-            help="Where to keep what the pool and its jobs are: sqlite:PATH, etcd:http://HOST:PORT or memory:.",
+            help="Store: sqlite:PATH, etcd:http://HOST:PORT, memory:.",
             rich_help_panel=RECOVERY,
         ),
     ] = "memory:"
@@ -77,7 +76,7 @@ class PoolOptions:
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep events here, the pool's and its jobs'.",
+            help="Folder for events of the pool and its jobs.",
             show_default="beside a SQLite store",
             rich_help_panel=OUTPUT,
         ),
@@ -126,7 +125,7 @@ class PoolOptions:
 
 
 def pool(*, listen: ListenOptions, options: PoolOptions) -> None:
-    """Serve a pool: nodes that jobs share, which come and go (`holdfast submit`). It ends at Ctrl-C.
+    """Run a pool: nodes that several jobs share. It ends at Ctrl-C.
 
     Jobs train on where it ends without its nodes; the next server of its store takes them up again.
     """

@@ -35,7 +35,7 @@ def whatif(
     *,
     server: Server,
 ) -> None:
-    """Show a pool's next plan if a node were lost, nodes came, or a job were submitted; nothing is done."""
+    """Show a pool's plan if a node or job came or went."""
     asked = _ASKED.get(what)
     if asked is None:
         raise BadInputError(f"{what!r} is nothing that can be asked about: give {', '.join(_ASKED)}")

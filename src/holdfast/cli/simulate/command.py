@@ -28,19 +28,19 @@ def simulate(
     nodes: Annotated[str | None, typer.Option(metavar="N", help="Nodes of the full job.", show_default="1024")] = None,
     hours: Annotated[
         float | None,
-        typer.Option(help="Simulated time of each replication, after a warm-up.", show_default="2160"),
+        typer.Option(help="Simulated time of each replication.", show_default="2160"),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same numbers.", show_default="0")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set any number of the model: docs/scale.md lists them."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a number of the model (docs/scale.md)."),
     ] = None,
     as_json: AsJson = False,
     *,
     failures: DrawnFailures,
     pool: PoolTrace,
 ) -> None:
-    """Forecast what failures will cost a job: its ETTR and goodput, and the part of a recovery that takes most.
+    """Forecast the cost of failures for a job of any size.
 
     Failures and repairs of all nodes are drawn, months of them, and the job lives through them: recovering live, and
     beside it, through the same failures, by restarts from checkpoints. With --availability: what jobs that share a pool

@@ -20,17 +20,15 @@ class DrawnFailures:
 
     mtbf: Annotated[
         str | None,
-        typer.Option(metavar="HOURS", help="Mean time between failures of one node.", show_default="6334"),
+        typer.Option(metavar="HOURS", help="Mean time between failures of a node.", show_default="6334"),
     ] = None
     mttr: Annotated[
         str | None,
-        typer.Option(metavar="HOURS", help="Mean time until a node that has failed is back.", show_default="133"),
+        typer.Option(metavar="HOURS", help="Mean time to repair of a node.", show_default="133"),
     ] = None
     standbys: Annotated[str | None, typer.Option(metavar="N", help="Further nodes, warm and idle.")] = None
     replications: Annotated[int | None, typer.Option(help="Independent simulations.", show_default="20")] = None
-    scale: Annotated[
-        bool, typer.Option("--scale", help="Show how long a recovery takes from 4 to 16,384 nodes instead.")
-    ] = False
+    scale: Annotated[bool, typer.Option("--scale", help="Show recovery times for 4 to 16,384 nodes.")] = False
 
     @property
     def keys(self) -> dict[str, str]:
@@ -67,8 +65,8 @@ class PoolTrace:
         str | None,
         typer.Option(
             metavar="TRACE",
-            help="Let a pool's jobs live through this CSV (seconds,event,node; events add, remove, fault), or trace-a, "
-            "trace-b of Unicron's paper.",
+            help="CSV of a pool's nodes, or trace-a, trace-b. Its header is seconds,event,node, the events are add, "
+            "remove, fault. The traces are those of the Unicron paper.",
             rich_help_panel=POOLS,
         ),
     ] = None
@@ -76,7 +74,7 @@ class PoolTrace:
         str | None,
         typer.Option(
             metavar="NAME[,NAME]",
-            help="Pool policies and other systems to compare: docs/fleet.md.",
+            help="Policies and systems to compare (docs/fleet.md).",
             show_default="waf,equal,weighted,hit-only,megatron",
             rich_help_panel=POOLS,
         ),
@@ -85,7 +83,7 @@ class PoolTrace:
         list[Path] | None,
         typer.Option(
             metavar="JOB.toml",
-            help=r"A job of the pool, with \[pace] and output.flop_per_sample.",
+            help=r"Job of the pool, with \[pace]. It needs output.flop_per_sample, too.",
             show_default="six of Unicron's Table 3",
             rich_help_panel=POOLS,
         ),

@@ -32,7 +32,7 @@ class CheckpointOptions:
     job_mtbf_hours: Annotated[
         float | None,
         typer.Option(
-            help="Mean hours between failures of the whole job.",
+            help="Hours between failures of the whole job.",
             show_default="the best strategy's",
             rich_help_panel=PANEL,
         ),

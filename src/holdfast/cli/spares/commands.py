@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import typer
-
+from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.options import grouped
 from holdfast.cli.spares import fit, map, plan, validate
 
-app = typer.Typer(
+app = HelpfulTyper(
+    cls=HelpfulGroup,
     name="spares",
-    help="Plan spares: how many, of what kind, give a cluster the most goodput.",
+    help="Plan the number and kind of spares.",
     no_args_is_help=True,
     add_completion=False,
     rich_help_panel="Plan",

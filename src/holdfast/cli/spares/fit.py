@@ -27,17 +27,17 @@ def fit(
     trace: Annotated[Path, typer.Argument(metavar="TRACE.csv", help="Failures and repairs; may be gzipped (.gz).")],
     cluster: Annotated[
         Path | None,
-        typer.Option(metavar="CLUSTER.toml", help="Whose strategies to compare; the paper's cluster by default."),
+        typer.Option(metavar="CLUSTER.toml", help="Cluster and strategies (default: the paper's)."),
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes observed, those that never failed included.")] = None,
     hours: Annotated[float | None, typer.Option(help="Observed hours; up to the last event by default.")] = None,
     system: Annotated[int | None, typer.Option(help="Which system of a file that holds several.")] = None,
     node_gpus: Annotated[
-        int | None, typer.Option(help="GPUs of one node: its failures are spread over its trays. One tray by default.")
+        int | None, typer.Option(help="GPUs of a node (default: one tray). Its failures are spread over its trays.")
     ] = None,
     rack_share: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Share (0..1) of the log's interruptions that took a whole rack."),
+        typer.Option(metavar="X", help="Share of failures of a whole rack, 0 to 1."),
     ] = None,
     columns: Annotated[
         list[str] | None,
@@ -45,17 +45,17 @@ def fit(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--from", metavar="DATE", help="Begin of the observation (or seconds, by the log's clock)."),
+        typer.Option("--from", metavar="DATE", help="Start of the observation: a date or seconds."),
     ] = None,
     merge_overlaps: Annotated[
-        bool, typer.Option("--merge-overlaps", help="Sort, and join overlapping outages of one node.")
+        bool, typer.Option("--merge-overlaps", help="Sort, and join overlapping outages of a node.")
     ] = False,
     replications: Annotated[int, typer.Option(help="Simulated years per strategy and row.")] = 10,
     seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
     as_json: AsJson = False,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw the distributions into DIR.")] = None,
 ) -> None:
-    """Fit MTBF and MTTR to a trace of failures, and say what its real shape does to the recommendation.
+    """Fit MTBF and MTTR to a trace of failures.
 
     Understood are CSV files with the columns start_s,end_s,node (one line per failure; --nodes needed),
     seconds,event,node (event add or remove, one line per change), or

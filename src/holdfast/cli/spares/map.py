@@ -20,15 +20,13 @@ _MOST_POINTS = 1000
 
 def best_map(
     cluster: ClusterFile,
-    mtbf: Annotated[
-        str, typer.Option(metavar="FROM:TO", help="Tray MTBF in hours; the rack's goes along.")
-    ] = "1e3:1e5",
+    mtbf: Annotated[str, typer.Option(metavar="FROM:TO", help="Range of the tray's MTBF in hours.")] = "1e3:1e5",
     mttr: Annotated[str, typer.Option(metavar="FROM:TO", help="MTTR in hours.")] = "0.1:100",
-    points: Annotated[int, typer.Option(help="Points along each axis, spaced evenly in the logarithm.")] = 80,
+    points: Annotated[int, typer.Option(help="Points of each axis, logarithmic.")] = 80,
     as_json: AsJson = False,
     plot: PlotDirectory = None,
 ) -> None:
-    """Map which strategy is best where in the MTBF-MTTR plane.
+    """Map the best strategy over MTBF and MTTR.
 
     Four maps, as Figures 2-5 of the sparing paper: without gains and placement; with the model gain; with the
     hardware gain too; with placement too. The printed shares are of the (logarithmic) plane.

@@ -31,7 +31,7 @@ def plan(
     standbys: StandbyOptions,
     checkpoint: CheckpointOptions,
 ) -> None:
-    r"""Say which spares of CLUSTER.toml pay: blocks and trays, warm standbys; and how often to save.
+    r"""Recommend spares and a checkpoint period.
 
     Evaluates every strategy: block size and working GPUs, spare blocks per zone R (stranded ones included), shares of
     all GPUs that are spare between blocks, spare inside blocks, and stranded by placement, CETT (the share of GPU time

@@ -26,7 +26,7 @@ class StandbyOptions:
     down_with: Annotated[
         float | None,
         typer.Option(
-            help="Seconds the job stops per failure if a warm standby takes over.",
+            help="Pause per failure with a warm standby, in s.",
             show_default="[standbys] in CLUSTER.toml",
             rich_help_panel=PANEL,
         ),
@@ -34,7 +34,7 @@ class StandbyOptions:
     down_without: Annotated[
         float | None,
         typer.Option(
-            help="Seconds the job stops if none is ready.",
+            help="Pause per failure without a standby, in s.",
             show_default="[standbys] in CLUSTER.toml",
             rich_help_panel=PANEL,
         ),

@@ -24,15 +24,13 @@ EPSILONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 def validate(
     cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="The case; see examples/catalina.toml.")],
     replications: Annotated[int, typer.Option(help="Independent simulations of each row.")] = 20,
-    hours: Annotated[float, typer.Option(help="Simulated time of each, after a warm-up of 10 MTTR.")] = 8760.0,
+    hours: Annotated[float, typer.Option(help="Simulated hours, after a warm-up of 10 MTTR.")] = 8760.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
-    auto_hours: Annotated[
-        float | None, typer.Option(help="MTTR of automatically remediated failures; MTTR/24 by default.")
-    ] = None,
-    ticket_hours: Annotated[float | None, typer.Option(help="MTTR of ticketed ones; 2 MTTR by default.")] = None,
+    auto_hours: Annotated[float | None, typer.Option(help="MTTR of automatic repairs (default: MTTR/24).")] = None,
+    ticket_hours: Annotated[float | None, typer.Option(help="MTTR of manual repairs (default: 2 MTTR).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate every strategy beside its closed form, with 99 % confidence intervals.
+    """Compare the closed form with simulations.
 
     First under the closed form's own assumptions: failures can't strike while the job saves, detects or restarts, and
     each block has rack failures of its own. Then without the one, the other, and both: what the closed form leaves

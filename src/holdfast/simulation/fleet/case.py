@@ -176,7 +176,7 @@ class FleetCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mtbf_hours: Annotated[
         float,
         _positive(
-            "Mean time between failures of one node.",
+            "Mean time between failures of a node.",
             "Llama 3: 419 interruptions of 2,048 nodes in 54 days",
             MOST_HOURS,
             HOURS,
@@ -185,7 +185,7 @@ class FleetCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mttr_hours: Annotated[
         float,
         _positive(
-            "Mean time until a node that has failed is back.",
+            "Mean time to repair of a node.",
             "stepfun-ai/InfiniteHBD-Trace, 584 repairs (docs/spares.md)",
             MOST_HOURS,
             HOURS,

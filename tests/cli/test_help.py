@@ -1,0 +1,70 @@
+"""`--help`: every page fits 80 columns, and every example is a command that exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from holdfast.cli import app
+from holdfast.cli.help import COMMON, EXAMPLES
+
+
+def walk(command: Any, *words: str) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "list_commands"):
+        yield " ".join(words), command
+        return
+    for name in command.list_commands(None):
+        yield from walk(command.get_command(None, name), *words, name)
+
+
+COMMANDS = dict(walk(typer.main.get_command(app)))
+GROUPS = ("", "examples", "checkpoints", "experts", "spares")
+
+
+def page(words: str, option: str = "--help") -> list[str]:
+    result = CliRunner().invoke(app, [*words.split(), option], prog_name="holdfast")
+    assert result.exit_code == 0, result.exception
+    return result.stdout.splitlines()
+
+
+@pytest.mark.parametrize("words", [*GROUPS, *COMMANDS])
+def test_every_page_fits_80_columns(words: str) -> None:
+    pages = [page(words), page(words, "--help-all")] if words in COMMANDS else [page(words)]
+    assert not [line for lines in pages for line in lines if len(line) > 80]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_has_two_examples_with_options_that_exist(words: str) -> None:
+    known = {name for parameter in COMMANDS[words].params for name in parameter.opts} | {"--help"}
+    assert len(EXAMPLES[words]) == 2
+    for example in EXAMPLES[words]:
+        assert f"  {example}" in page(words)
+        assert example.startswith(f"holdfast {words}")
+        given = shlex.split(example.removeprefix(f"holdfast {words}").split(" -- ")[0].split("train.py")[0])
+        assert {word for word in given if re.match(r"--?[a-z]", word)} <= known
+
+
+@pytest.mark.parametrize("words", COMMON)
+def test_the_short_page_has_the_most_used_options_and_names_the_long_one(words: str) -> None:
+    shown = "\n".join(page(words))
+    assert all(f"{option} " in shown or f"{option}\n" in shown for option in COMMON[words])
+    assert f"holdfast {words} --help-all" in shown
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_the_long_page_has_every_option(words: str) -> None:
+    shown = "\n".join(page(words, "--help-all"))
+    for parameter in COMMANDS[words].params:
+        if parameter.param_type_name == "option":
+            assert all(f"{name} " in shown or f"{name}," in shown or f"{name}\n" in shown for name in parameter.opts)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_names_in_brackets_are_shown_without_a_backslash(words: str) -> None:
+    assert "\\" not in "\n".join(page(words, "--help-all"))
