@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import SimCluster
@@ -45,6 +47,14 @@ def test_a_second_difference_within_a_while_is_the_script_s() -> None:
     assert outcome.exit_code == EXIT_FAILED
     assert "(2 times in 300 s)" in outcome.why
     assert "the likely cause is the script" in outcome.why
+
+
+@pytest.mark.parametrize("seed", [33359901369, 33723882770])
+def test_of_two_workers_the_wrong_one_stays_first_and_the_job_goes_on(seed: int) -> None:
+    """The one that has received its state is replaced, and then the other one differs from two nodes: one fault."""
+    cluster = SimCluster(differ_plan(seed))
+    assert not failure(cluster)
+    assert [cause for _, cause in found(cluster)] == ["transfer", "script"]
 
 
 def test_where_no_majority_agrees_the_job_ends() -> None:

@@ -14,7 +14,7 @@ from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
 
 SCRIPT, TRANSFER = "script", "transfer"
-#: by the likely cause: how many replacements within the window of budgets are tried before the job ends
+#: by the likely cause: how many replacements for it within the window of budgets are tried before the job ends
 REPLACEMENTS = {SCRIPT: 1, TRANSFER: 3}
 #: said of workers that have received their state since all were equal
 RECEIVED = "after the state was received there"

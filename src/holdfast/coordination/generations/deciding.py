@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -77,7 +78,8 @@ class Deciding:
         #: restarts of all workers for a step that was refused
         self._refusals = Budget()
         #: replacements of workers that differ from the others
-        self._mismatches = Budget()
+        #: by likely cause
+        self._mismatches: defaultdict[str, Budget] = defaultdict(Budget)
         #: the generation in which they differed last
         self._differed = 0
 
@@ -117,14 +119,17 @@ class Deciding:
     def _replace_minority(self, mismatch: Mismatch) -> bool:
         """Replace the nodes that differ from the majority, or end the job; return whether it goes on.
 
+        Each likely cause has a budget of its own. Of two workers, the one that has received its state is replaced
+        first, and if the other one was wrong, it differs from its replacement next: that is one fault, not two.
+
         A job that ends is not saved, because it is not known which of its members are right.
         """
         turn, step, why, cause = self._turn, mismatch.step, mismatch.why, mismatch.likely_cause
         if turn.generation != self._differed:  # A node that comes back with its old report is not another mismatch.
             self._differed = turn.generation
-            self._mismatches.use(turn.now)
+            self._mismatches[cause].use(turn.now)
             turn.emit(CorruptionFound, step=step, what=mismatch.what, detail=why, likely_cause=cause)
-        tries, minority = self._mismatches.tries, mismatch.minority
+        tries, minority = self._mismatches[cause].tries, mismatch.minority
         if minority and tries <= REPLACEMENTS[cause]:
             self._failures.take(*(differs(node, f"step {step}: {why}", turn.now) for node in minority))
             return True
