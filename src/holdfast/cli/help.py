@@ -126,7 +126,7 @@ class HelpfulGroup(TyperGroup):
 
 
 class HelpfulTyper(typer.Typer):
-    """A Typer application whose commands have these pages."""
+    """A Typer application with these pages for its commands."""
 
     def command(self, name: str | None = None, *, rich_help_panel: str | None = None, **settings: Any) -> Any:
         """Register a command, and give it the option --help-all."""

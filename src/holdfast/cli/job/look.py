@@ -1,4 +1,4 @@
-"""`holdfast events`: what has happened in a job."""
+"""`holdfast events`: print the events of a job."""
 
 from __future__ import annotations
 

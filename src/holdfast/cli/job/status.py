@@ -173,7 +173,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _notes(answer: Answer) -> dict[str, list[str]]:
-    """Return by node what is special about it."""
+    """Return the notes for each node, by name."""
     notes: dict[str, list[str]] = {}
     nodes: Sequence[Answer] = answer["nodes"]
     for node in nodes:

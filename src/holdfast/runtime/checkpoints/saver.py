@@ -158,7 +158,7 @@ class CheckpointSaver:
         #: the newest checkpoint that counts, or the one that was loaded here since
         self._counting: CheckpointName | None = None
         self._best = BestStates(storage)
-        #: the step whose state was rated last as one of the best; 0: none was
+        #: the step of the state that was rated last as one of the best, or 0
         self._rated_step = 0
         self._on_idle: Callable[[], None] = lambda: None
         self._later = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-best")
