@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,3 +120,20 @@ def test_a_script_that_was_written_for_torchrun_ends_the_job_at_once(
     assert crashed.error is not None
     assert "line 2" in crashed.error.traceback
     assert capfd.readouterr().err == "ending\n"
+
+
+def test_a_crash_in_native_code_prints_where_the_script_stood(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    settings = WorkerSettings(spec=JobSpec(script="train.py"), socket="/nowhere", worker="n0/0/a")
+    worker = "import sys; from holdfast.control.agent.worker_process import run_script; run_script(sys.argv[1])"
+    ended = subprocess.run(
+        [sys.executable, "-c", worker, str(script)],
+        env={**os.environ, **settings.to_environment()},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in ended.stderr
+    assert f'File "{script}", line 2' in ended.stderr

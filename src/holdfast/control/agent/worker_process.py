@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import runpy
 import sys
@@ -32,6 +33,7 @@ from holdfast.protocol.messages.worker import ScriptError
 _DETAIL_CHARACTERS = 2000
 _TRACEBACK_CHARACTERS = 6000
 _HEARD_WITHIN_S = 5.0
+_STDERR = 2
 #: what torch says to a script that was written for torchrun
 _NO_GROUP = ("Default process group has not been initialized", "environment variable RANK expected")
 _WITHOUT_GROUP = (
@@ -55,6 +57,8 @@ def run_script(script: str, module: str = "") -> int:
     guard = TrainingGuard()
     if WORKER in os.environ:
         guard.install()
+        # A crash in native code (SIGSEGV, SIGABRT, ...) prints the stack of each thread: nothing else tells its place.
+        faulthandler.enable(file=_STDERR)
     try:
         if module:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
