@@ -58,6 +58,7 @@ CONTRACT = {
         "grad_norm",
         "overflow",
         "skipped_samples",
+        "last_step",
     },
     "micro_batch_skipped": {"step", "micro_batch", "reason"},
     "step_skipped": {"step", "why", "in_a_row"},

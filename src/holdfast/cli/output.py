@@ -127,3 +127,14 @@ def start_log(default: str, *, times: bool = True) -> None:
     line = "%(asctime)s %(name)s: %(message)s" if times else "%(name)s: %(message)s"
     logging.basicConfig(level=log_level(os.environ, default).upper(), format=line)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else it logs every request, such as those to etcd
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return a duration with one or two units, such as "0.2 s", "75 s" or "2 h 5 min"."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    hours, days = minutes // 60, minutes // (24 * 60)
+    if days >= 2:
+        return f"{days} days"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"

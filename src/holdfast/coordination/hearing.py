@@ -195,6 +195,7 @@ class Hearing:
             return
         try:
             self._parts.ledger.note(message, self._turn.now)
+            self._parts.progress.last_step = message.last_step
         except DivergedError as error:
             self._parts.ending.failed(f"replicas diverged: {error}")
             return

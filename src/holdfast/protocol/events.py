@@ -95,6 +95,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     `grad_norm`: of the global batch's gradient, before clipping; None where it is not finite, or not known.
     `overflow`: the step was skipped because the loss scale was too large for it; the scale was lowered.
     `skipped_samples`: of `samples`, how many the script has left out of the step (`step.skip`).
+    `last_step`: the step with which the script's loop ends; 0 if it is not known.
     """
 
     step: int
@@ -109,6 +110,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     grad_norm: float | None = None
     overflow: bool = False
     skipped_samples: int = 0
+    last_step: int = 0
 
 
 class StepSkipped(Event, frozen=True, kw_only=True, tag_field="event", tag="step_skipped"):

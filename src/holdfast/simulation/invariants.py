@@ -405,6 +405,8 @@ class Checker:
             self._fail(f"step {step} was committed after step {self._committed}")
         if event.samples != plan.micro_batches * plan.micro_batch:
             self._fail(f"step {step} was committed with {event.samples} samples")
+        if event.last_step not in (0, plan.steps):
+            self._fail(f"step {step} was committed as one of {event.last_step}")
         commit = self._commits.get(step)
         if commit is None or not self._truth.knows(step):
             self._fail(f"step {step} was committed, but no member applied it")

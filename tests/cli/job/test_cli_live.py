@@ -25,8 +25,9 @@ def event(name: str, /, time: float = 1000.0, **fields: Any) -> ReadEvent:
     return made(name, time, **{"job": "j", "term": 1, "generation": 1, "seq": 1, **fields})
 
 
-def step(number: int, time: float = 1000.0, seconds: float = 0.5) -> ReadEvent:
-    return event("step_committed", time, step=number, loss=2.5, samples=32, world_size=4, step_s=seconds)
+def step(number: int, time: float = 1000.0, seconds: float = 0.5, last_step: int = 0) -> ReadEvent:
+    facts = {"step": number, "loss": 2.5, "samples": 32, "world_size": 4, "step_s": seconds, "last_step": last_step}
+    return event("step_committed", time, **facts)
 
 
 STORY = [
@@ -62,9 +63,9 @@ def picture(events: list[ReadEvent]) -> JobPicture:
     return found
 
 
-def drawn(found: JobPicture, *, steps: int = 0, on_ctrl_c: str = "", width: int = 120) -> str:
+def drawn(found: JobPicture, *, on_ctrl_c: str = "", width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(render(found, steps=steps, on_ctrl_c=on_ctrl_c))
+    console.print(render(found, on_ctrl_c=on_ctrl_c))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -73,12 +74,16 @@ def test_a_picture_follows_the_events() -> None:
     found = picture(STORY)
     assert (found.step, found.loss, found.world) == (2, 2.5, 1)
     assert found.samples_per_s == pytest.approx(64.0)
-    assert found.seconds_left(10) == pytest.approx(4.0)
+    assert found.seconds_left is None, "the script has not said how many steps it trains"
+    found.take(step(3, last_step=10))
+    assert found.seconds_left == pytest.approx(3.5)
     assert found.nodes == {"node-0": "training", "node-1": "left (failed)"}
 
 
 def test_the_panel_has_progress_nodes_the_last_event_and_what_ctrl_c_does() -> None:
-    lines = [line.strip("│ ") for line in drawn(picture(STORY[:-1]), steps=100, on_ctrl_c="ends the job").splitlines()]
+    found = picture(STORY[:-1])
+    found.last_step = 100
+    lines = [line.strip("│ ") for line in drawn(found, on_ctrl_c="ends the job").splitlines()]
     assert lines[0].startswith("╭─ holdfast j http://127.0.0.1:1 ─")
     assert set(lines[1]) == {"━"}, "2 % of a bar: the rest of it is drawn in another colour, if there are colours"
     assert lines[2] == "step 2 of 100   loss 2.5000   64.0 samples/s   1 worker   49 s left"
@@ -101,7 +106,7 @@ def test_an_empty_picture_can_be_drawn() -> None:
 
 def test_the_live_view_takes_events_while_it_draws() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with LiveProgress(console, steps=3) as progress:
+    with LiveProgress(console) as progress:
         for one in [*STORY, event("job_failed", why="nothing is left")]:
             progress(one)
     assert progress.failure == "nothing is left"
@@ -189,6 +194,16 @@ def test_plain_progress_prints_one_line_each_10_seconds() -> None:
         "step 41: loss 2.5000, 64.0 samples/s, 2 nodes",
         "step 81: loss 2.5000, 64.0 samples/s, 2 nodes",
     ]
+
+
+def test_plain_progress_has_the_last_step_and_the_time_left_if_they_are_known() -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append)
+    for number in range(41):
+        progress(step(number + 1, time=1000.0 + number / 4, seconds=0.25, last_step=100))
+    assert lines[-1].endswith("step 41 of 100: loss 2.5000, 128.0 samples/s, 4 workers, 15 s left")
+    progress(step(100, time=2000.0, last_step=100))
+    assert lines[-1].endswith("step 100 of 100: loss 2.5000, 64.0 samples/s, 4 workers")
 
 
 @pytest.mark.parametrize("verbose", [True, False])

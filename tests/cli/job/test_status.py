@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from holdfast.cli.job.status import SLOW, print_status, quarantined, saving, seconds_in_words, slow_workers
+from holdfast.cli.job.status import SLOW, print_status, quarantined, saving, slow_workers
+from holdfast.cli.output import seconds_in_words
 
 
 def worker(rank: int | None, step: int | None, **more: Any) -> dict[str, Any]:

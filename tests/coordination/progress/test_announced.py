@@ -114,6 +114,16 @@ def test_the_longest_pause_of_a_step_is_told_with_it() -> None:
     assert committed.paused_s == 0.25
 
 
+def test_a_step_is_announced_with_the_one_at_which_the_loop_ends() -> None:
+    job = Job().start()
+    for step, last_step in ((1, 0), (2, 500), (3, 600)):
+        job.tick(1.0)
+        for node in NODES:
+            job.say(msgspec.structs.replace(applied(w(node), 1, step), last_step=last_step))
+        (committed,) = job.said(ev.StepCommitted)
+        assert (committed.step, committed.last_step) == (step, last_step)
+
+
 def test_what_is_proven_of_the_members_of_before_is_announced_before_others_are_members() -> None:
     job = joining()
     job.say(applied(w("n0"), 1, 1))

@@ -603,10 +603,11 @@ def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: p
     monkeypatch.setattr(NoProgress, "pause", lambda _, reason: about.append(reason))
     apply = session._machine.applied_step
 
-    def applied_step(state_hash: str, paused_s: float) -> list[WorkerInstruction]:
+    def applied_step(state_hash: str, paused_s: float, *, last_step: int) -> list[WorkerInstruction]:
+        assert last_step == 1
         told.append(paused_s)
         clock.now += 16  # (others are waited for)
-        return apply(state_hash, paused_s)
+        return apply(state_hash, paused_s, last_step=last_step)
 
     monkeypatch.setattr(session._machine, "applied_step", applied_step)
     for step in trained.job.steps(1):

@@ -20,8 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.job.progress import DETAILS, PlainProgress, loss_text, stamped
-from holdfast.cli.job.status import seconds_in_words
-from holdfast.cli.output import on_one_line
+from holdfast.cli.output import on_one_line, seconds_in_words
 from holdfast.protocol.events import (
     CoordinatorRestarted,
     Event,
@@ -66,6 +65,8 @@ class JobPicture:
     url: str = ""
     world: int = 0
     step: int = 0
+    #: with which the job ends, 0 if that is not known
+    last_step: int = 0
     loss: float | None = None
     #: the state of each node, by name
     nodes: dict[str, str] = field(default_factory=dict[str, str])
@@ -79,15 +80,18 @@ class JobPicture:
         seconds = sum(step.step_s for step in self.recent)
         return sum(step.samples for step in self.recent) / seconds if seconds > 0 else 0.0
 
-    def seconds_left(self, steps: int) -> float | None:
-        """Return how long the rest of `steps` takes at the speed of the last steps, or None if that is not known."""
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest of the job takes at the speed of the last steps, or None if that is not known."""
         seconds = sum(step.step_s for step in self.recent)
-        return seconds / len(self.recent) * max(steps - self.step, 0) if seconds > 0 else None
+        known = self.last_step > 0 and seconds > 0
+        return seconds / len(self.recent) * max(self.last_step - self.step, 0) if known else None
 
     def take(self, event: ReadEvent) -> None:
         """Change with an event."""
         if isinstance(event, StepCommitted):
             self.step, self.loss, self.world = event.step, event.loss, event.world_size
+            self.last_step = event.last_step
             if event.step_s > 0:
                 self.recent.append(event)
             return
@@ -117,25 +121,26 @@ class JobPicture:
         self.nodes |= dict.fromkeys(members, "training")
 
 
-def render(picture: JobPicture, *, steps: int = 0, on_ctrl_c: str = "") -> RenderableType:
+def render(picture: JobPicture, *, on_ctrl_c: str = "") -> RenderableType:
     """Draw the panel.
 
     Args:
-        steps: how many there will be, 0 if that is not known. on_ctrl_c: what Ctrl-C does.
+        on_ctrl_c: what Ctrl-C does.
     """
+    last = picture.last_step
     lines: list[RenderableType] = []
     facts = [
-        f"step {picture.step}{f' of {steps}' if steps else ''}",
+        f"step {picture.step}{f' of {last}' if last else ''}",
         f"loss {loss_text(picture.loss)}",
         f"{picture.samples_per_s:.1f} samples/s",
         f"{picture.world} worker{'' if picture.world == 1 else 's'}",
     ]
-    if steps:
+    if last:
         bar = Table.grid(expand=True)
-        bar.add_row(ProgressBar(total=steps, completed=min(picture.step, steps)))
+        bar.add_row(ProgressBar(total=last, completed=min(picture.step, last)))
         lines.append(bar)
-        left_s = picture.seconds_left(steps)
-        facts += [f"{seconds_in_words(left_s)} left"] if left_s is not None else []
+    if (left_s := picture.seconds_left) is not None:
+        facts.append(f"{seconds_in_words(left_s)} left")
     lines.append(_short("   ".join(facts), "bold"))
     for state in dict.fromkeys(picture.nodes.values()):
         names = [name for name, its in picture.nodes.items() if its == state]
@@ -158,9 +163,8 @@ def _short(text: str, style: str) -> Text:
 class LiveProgress:
     """Shows a job while it runs; a context manager, called with each event."""
 
-    def __init__(self, console: Console, *, steps: int = 0, on_ctrl_c: str = "", verbose: bool = False) -> None:
+    def __init__(self, console: Console, *, on_ctrl_c: str = "", verbose: bool = False) -> None:
         self.picture = JobPicture()
-        self._steps = steps
         self._on_ctrl_c = on_ctrl_c
         self._console = console
         self._events = PlainProgress(self.print_line, every_s=float("inf"), verbose=verbose)
@@ -193,7 +197,7 @@ class LiveProgress:
         self._console.print(Text(line), soft_wrap=True)
 
     def _draw(self) -> RenderableType:
-        return render(self.picture, steps=self._steps, on_ctrl_c=self._on_ctrl_c)
+        return render(self.picture, on_ctrl_c=self._on_ctrl_c)
 
 
 @contextlib.contextmanager

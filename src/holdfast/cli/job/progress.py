@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from holdfast.cli.output import on_one_line
+from holdfast.cli.output import on_one_line, seconds_in_words
 from holdfast.protocol import events as ev
 from holdfast.protocol.events import JobFailed, OtherEvent, ReadEvent, StepCommitted
 from holdfast.protocol.plan import JoinedNode
@@ -245,6 +245,7 @@ class PlainProgress:
         #: nodes of the generation in force
         self._nodes = 0
         #: of the steps since the last line of progress
+        self._steps = 0
         self._samples = 0
         self._seconds = 0.0
 
@@ -264,6 +265,7 @@ class PlainProgress:
         self._say(stamped(event))
 
     def _count(self, event: StepCommitted) -> None:
+        self._steps += 1
         self._samples += event.samples
         self._seconds += event.step_s
         if event.time < self._next_step_at:
@@ -271,6 +273,10 @@ class PlainProgress:
         self._next_step_at = event.time + self._every_s
         rate = f"{self._samples / self._seconds:.1f}" if self._seconds > 0 else "-"
         nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}" if self._nodes else f"{event.world_size} workers"
-        progress = f"step {event.step}: loss {loss_text(event.loss)}, {rate} samples/s, {nodes}"
-        self._say(f"{time_of_day(event.time)} {progress}")
-        self._samples, self._seconds = 0, 0.0
+        step = f"step {event.step} of {event.last_step}" if event.last_step else f"step {event.step}"
+        facts = [f"{step}: loss {loss_text(event.loss)}", f"{rate} samples/s", nodes]
+        if event.last_step > event.step and self._seconds > 0:
+            left_s = self._seconds / self._steps * (event.last_step - event.step)
+            facts.append(f"{seconds_in_words(left_s)} left")
+        self._say(f"{time_of_day(event.time)} {', '.join(facts)}")
+        self._steps, self._samples, self._seconds = 0, 0, 0.0

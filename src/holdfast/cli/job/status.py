@@ -15,7 +15,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.job.progress import time_of_day
 from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
-from holdfast.cli.output import AsJson, print_json
+from holdfast.cli.output import AsJson, print_json, seconds_in_words
 from holdfast.observability.accounts.time_ledger import TimeAccount
 from holdfast.protocol.names import node_of
 
@@ -72,7 +72,8 @@ def _summary(answer: Answer) -> Iterator[str]:
     """Yield where the job stands."""
     facts = [f"{answer['job']}: {str(answer['state']).replace('_', ' ')}"]
     if answer.get("step"):
-        facts.append(f"step {answer['step']}")
+        last = answer.get("last_step")
+        facts.append(f"step {answer['step']} of {last}" if last else f"step {answer['step']}")
     if answer.get("loss") is not None:
         facts.append(f"loss {answer['loss']:.4f}")
     if workers := answer.get("world_size"):
@@ -111,17 +112,6 @@ def quarantined(answer: Answer) -> Iterator[str]:
     for one in nodes:
         since = time_of_day(one["since"])
         yield f"quarantined since {since}: {one['node']} ({one['why']}); once repaired: holdfast undrain {one['node']}"
-
-
-def seconds_in_words(seconds: float) -> str:
-    """Return a duration with one or two units, such as "0.2 s", "75 s" or "2 h 5 min"."""
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    hours, days = minutes // 60, minutes // (24 * 60)
-    if days >= 2:
-        return f"{days} days"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
 # ---- the nodes ----

@@ -44,6 +44,7 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         "generation": plan.generation if plan else 0,
         "world_size": len(plan.members) if plan else 0,
         "step": step,
+        "last_step": progress.last_step,
         "samples": progress.samples,
         "loss": progress.loss if step else None,
         "waiting_for": f"{need.nodes} nodes, {need.expert_slots} expert slots ({need.why})" if need is not None else "",

@@ -41,6 +41,8 @@ class Progress:
         self.ledger = StepLedger(turn.position.step, turn.record.passed)
         if turn.record.plan is not None:
             self._follow(turn.record.plan)
+        #: the step with which the script's loop ends, as it said last; 0 if it has not
+        self.last_step = 0
         self.recovery: RecoveryCost | None = None
         self.costs = MeasuredCosts(turn)
         #: what was there for the one step alone at whose end another generation took effect, until that is announced
@@ -307,6 +309,7 @@ class Progress:
             skipped=commit.skipped,
             overflow=commit.overflow,
             skipped_samples=commit.skipped_samples,
+            last_step=self.last_step,
             sample_hashes=commit.sample_hashes if commit.sample_hashes >= 0 else None,
             metrics={name: value if math.isfinite(value) else None for name, value in commit.metrics.items()},
             grad_norm=math.sqrt(commit.grad_square) if 0 <= commit.grad_square < math.inf else None,

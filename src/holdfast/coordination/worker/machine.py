@@ -337,8 +337,14 @@ class WorkerMachine(Adopting):
         """The optimizer is about to change the state. False: frozen, the decision will say."""
         return self._cross("begin_apply")
 
-    def applied_step(self, state_hash: str = "", paused_s: float = 0.0) -> list[WorkerInstruction]:
-        """The state is that of the step now. A passed swap takes effect here, unless a Stop came first."""
+    def applied_step(
+        self, state_hash: str = "", paused_s: float = 0.0, *, last_step: int = 0
+    ) -> list[WorkerInstruction]:
+        """The state is that of the step now. A passed swap takes effect here, unless a Stop came first.
+
+        Args:
+            last_step: where the script's loop ends, 0 if it has not said.
+        """
         world, generation, forward = self.generations.world, self.generation, self.phase is Phase.FORWARD
         self._follow("applied_step")
         passed = self.passed
@@ -363,6 +369,7 @@ class WorkerMachine(Adopting):
             state_hash=self.generations.told(state_hash),
             witness=witness,
             paused_s=paused_s,
+            last_step=last_step,
         )
         return [Tell(applied), *self.generations.disarmed(), *self._report()]
 

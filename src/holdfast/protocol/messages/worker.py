@@ -103,7 +103,8 @@ class Disarmed(Struct, frozen=True, kw_only=True):
 class Applied(Struct, frozen=True, kw_only=True):
     """A step applied here. Its agent keeps it until the journal has it; a `witness`'s is passed on at once.
 
-    `paused_s`: for so long the script has paused since the step before.
+    `paused_s`: for so long the script has paused since the step before. `last_step`: where its loop ends, 0 if it has
+    not said.
     """
 
     worker: WorkerId
@@ -114,6 +115,7 @@ class Applied(Struct, frozen=True, kw_only=True):
     state_hash: Text = ""  # test mode only
     witness: bool = False
     paused_s: Seconds = 0.0
+    last_step: Count = 0
 
 
 class Report(Struct, frozen=True, kw_only=True):

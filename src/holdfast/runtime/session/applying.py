@@ -93,7 +93,9 @@ class Applying:
         digest = state_hash(self._workload.state.capture()) if self._verifies(step) else ""
         with self._shared.changed:
             rank = machine.generations.rank
-            self._shared.carry_out(machine.applied_step(digest, self.paused_s))
+            self._shared.carry_out(
+                machine.applied_step(digest, self.paused_s, last_step=self._workload.loader.last_step or 0)
+            )
             self.paused_s = 0.0
             self.last = Passed(step=step, commit=commit)
         if failure is not None:

@@ -432,7 +432,9 @@ class SimWorker(Process):
         assert plan is not None
         if self._mover is not None:
             self._mover.apply(plan, self.machine.step)
-        instructions = self.machine.applied_step(f"{self.state}{' corrupted' * self.corrupted}")
+        instructions = self.machine.applied_step(
+            f"{self.state}{' corrupted' * self.corrupted}", last_step=self.world.plan.steps
+        )
         self.gradients.clear()
         self.checker.applied(self, before, reduced, commit)
         self.obey(instructions)
