@@ -43,6 +43,18 @@ def test_who_is_cut_off_goes_once_it_was_put_together_with_two_others(number: in
     assert failure(SimCluster(plan_of(number))) == ""
 
 
+@pytest.mark.parametrize("number", [29_420_769_474])
+def test_a_node_that_alone_has_the_initial_state_goes_if_no_other_reaches_it(number: int) -> None:
+    """The others took turns next to it, each without the state, and no step was ever made."""
+    assert failure(SimCluster(plan_of(number))) == ""
+
+
+@pytest.mark.parametrize("number", [35_408_446_219, 35_833_355_198])
+def test_a_replica_group_that_is_not_in_the_last_plan_changes_nothing(number: int) -> None:
+    """Its other worker raised too, and that was heard after the plan of those that save."""
+    assert failure(SimCluster(plan_of(number))) == ""
+
+
 @pytest.mark.parametrize("seed", [11, 17, 41])
 def test_what_the_journal_has_lost_with_its_machine_is_not_held_against_the_next_coordinator(seed: int) -> None:
     """It knew of processes that had ended, not of their node's failure; the checker had the place of that node waited

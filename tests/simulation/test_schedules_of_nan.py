@@ -43,3 +43,11 @@ def test_a_failure_between_the_skipped_steps_breaks_no_row() -> None:
     (failed,) = [event for event in cluster.world.journal.events if isinstance(event, ev.JobFailed)]
     assert "3 steps in a row" in failed.why
     assert "the last good step is 3" in failed.why
+
+
+@pytest.mark.parametrize("seed", [36299994086, 36686393424])
+def test_a_loop_that_ends_at_a_swap_does_not_end_the_job_well(seed: int) -> None:
+    """Its members never entered the last generation, so that the row of skipped steps was not judged."""
+    outcome = SimCluster(plan_of(seed)).run()
+    assert outcome.exit_code == EXIT_FAILED, f"python -m holdfast.simulation replay {seed}"
+    assert "in a row were skipped" in outcome.why

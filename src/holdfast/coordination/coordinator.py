@@ -221,11 +221,16 @@ class Coordinator:
             self._rearrange(plan)
 
     def _fails_for_skipped_steps(self, plan: GenerationPlan) -> bool:
-        """End the job if too many steps in a row were skipped; return whether it ends."""
+        """End the job if too many steps in a row were skipped; return whether nothing else follows from its steps."""
         why = self.parts.progress.skipped_too_often(self.config.spec.recovery.max_skipped_steps)
-        if not why or plan.last or not self.members.entered(plan):
-            return False  # Before all members have entered, a resumed job may have yet to roll back.
-        return self.parts.closing.fail(why)
+        if not why or plan.last:
+            return False
+        # Before all members have entered, a resumed job may have yet to roll back. Members whose loops are over need
+        # not enter a generation that came into force with the last step.
+        if not (self.members.entered(plan) or self.parts.progress.finished(plan)):
+            return False
+        self.parts.closing.fail(why)
+        return True
 
     def _rearrange(self, plan: GenerationPlan) -> None:
         """Nothing is about to change the plan in force: change it where that is of use."""

@@ -29,7 +29,7 @@ from holdfast.simulation.faults.kept_work import KeptWork
 from holdfast.simulation.faults.one_way import wrongly_blamed, wrongly_refused
 from holdfast.simulation.faults.plans import FaultKind
 from holdfast.simulation.faults.put_away import StatesPutAway
-from holdfast.simulation.faults.who_counts import WhoCounts, wrongly_moved, wrongly_taken_in
+from holdfast.simulation.faults.who_counts import WhoCounts, still_known, wrongly_moved, wrongly_taken_in
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts.stored import broken_guarantee, shape_of
 from holdfast.simulation.world import START, Peer, World
@@ -212,6 +212,8 @@ class Checker:
         before, self._record = self._record, record
         self._barred |= barred(record)
         again = self._counts.take(record)
+        if wrong := still_known(self._counts.expelled, machine.members, self._world):
+            self._fail(wrong)
         if before is not None and before.plan is record.plan and before.pending is record.pending:
             return
         if before is not None and (wrong := wrongly_moved(before, record)):

@@ -286,6 +286,44 @@ def test_which_transfers_failed_is_said_by_the_receiver_before_its_senders() -> 
     assert failed_transfers(plan, between_members) == {}
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_node_that_alone_has_the_initial_state_and_that_no_other_reaches_goes(*, trained: bool) -> None:
+    """The others came and went beside it until the end, because only it had the state of step 0."""
+    job, at = Job().start(), 0
+    if trained:
+        job.step(1)
+        at = 1
+    job.lose("n1")
+    job.lose("n2")
+    for node in ("n3", "n4"):
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    job.report("n0", at)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert set(plan.workers) == {w("n0"), w("n3"), w("n4")}
+    cut = {"n0": ("n3", "n4"), "n3": ("n0",), "n4": ("n0",)}
+    for node, peers in cut.items():
+        unreachable = tuple(map(w, peers))
+        job.say(
+            msg.Complaint(
+                worker=w(node), generation=plan.generation, detail="late", timed_out=True, unreachable=unreachable
+            )
+        )
+    job.report("n0", at, Phase.ENTERING)
+    job.report("n3", None, Phase.ENTERING, fresh=True)
+    job.report("n4", None, Phase.ENTERING, fresh=True)
+    blamed = [event.node for event in job.said(ev.FailureDetected)]
+    plan = job.machine.record.plan
+    assert plan is not None
+    if trained:
+        assert blamed == ["n4", "n3"], "it has the only copy of step 1"
+        assert plan.workers == (w("n0"),)
+    else:
+        assert blamed == ["n0"]
+        assert plan.workers == (w("n3"), w("n4"))
+
+
 def test_who_lacks_the_state_is_known_from_the_reports() -> None:
     standing = reports(*REDUCING)
     standing[w("n2")] = msgspec.structs.replace(standing[w("n2")], applied=None)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machinery import Job, attach, commit, hello
+from machinery import Job, applied, attach, commit, hello
 
 from holdfast.coordination.generations.assignment import kept_by_units, share_of, summed_by
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide
@@ -316,6 +316,34 @@ def test_a_script_that_raises_has_its_unit_replaced() -> None:
         job.stands(worker, 0)
     assert job.plan.workers == units_of("n1")
     assert job.sent(msg.Replace) == [msg.Replace(worker=w("n0", 0))]
+
+
+def raise_in(job: Units, worker: str) -> None:
+    error = msg.ScriptError(place="ValueError a.py:1", step=2, micro_batch=0)
+    generation = job.plan.generation
+    job.say(msg.Raised(worker=worker, generation=generation, detail="ValueError: no", error=error, exit_code=1))
+
+
+@pytest.mark.parametrize("late", ["raises", "reports"])
+def test_a_replica_group_that_raised_and_is_not_in_the_last_plan_counts_no_longer(late: str) -> None:
+    """The other worker of n1 raised too, and its message came after the plan of those that save: it was recorded."""
+    job = Units(nodes=3).begin(saves=True)
+    for worker in job.plan.workers:
+        job.say(applied(worker, 1, 1, world=6))
+    raise_in(job, w("n0", 0))
+    raise_in(job, w("n1", 1))
+    assert job.machine.parts.closing.under_way
+    for worker in job.plan.workers:
+        job.stands(worker, 1)
+    assert (job.plan.workers, job.plan.last) == (units_of("n2"), True)
+    assert job.sent(msg.Replace) == [msg.Replace(worker=w("n0", 0)), msg.Replace(worker=w("n1", 1))]
+    assert [info.id for info in job.machine.members.workers()] == [*units_of("n2")]
+    written = len(job.records)
+    if late == "raises":
+        raise_in(job, w("n1", 0))
+    else:
+        job.say(stand(w("n1", 0), 1))
+    assert (job.last, len(job.records)) == ([], written)
 
 
 @pytest.mark.parametrize(("nodes", "saves", "told"), [(1, False, 1), (1, True, 0), (2, False, 0)])

@@ -6,12 +6,13 @@ from math import inf, nan
 
 import msgspec
 import pytest
-from machinery import Job, applied, commit, w
+from machinery import Job, applied, attach, commit, hello, w
 
 from holdfast.coordination.instructions import EndJob
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol import events as ev
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
 
@@ -126,3 +127,59 @@ def test_a_first_loss_that_is_infinite_is_reported() -> None:
     one = job()
     take(one, 1, commit(inf))
     assert [event.step for event in one.events if isinstance(event, ev.LossNotFinite)] == [1]
+
+
+def swap_at(job: Job, step: int, v: Commit) -> None:
+    """n3 joins: the pending plan comes into force with this step, and no member enters it yet."""
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    pending = job.machine.record.pending
+    assert pending is not None
+    for worker in pending.workers:
+        job.say(msg.Prepared(worker=worker, generation=pending.generation))
+    take(job, step, msgspec.structs.replace(v, flags=(msg.Flag.SWAP,)))
+
+
+def finish(job: Job, step: int, *nodes: str) -> None:
+    for node in nodes:
+        job.say(msg.Finished(worker=w(node), generation=job.machine.turn.generation, step=step))
+
+
+@pytest.mark.parametrize("at_most", [2, 3])
+def test_loops_that_end_at_a_swap_do_not_end_the_job_well_after_too_many_skipped_steps(at_most: int) -> None:
+    """The members ended their loops, and never entered the generation that came with their last step."""
+    one = job(at_most)
+    take(one, 1, BAD)
+    swap_at(one, 2, BAD)
+    assert one.machine.turn.generation == 2
+    finish(one, 2, *NODES, "n3")
+    assert rows(one) == [(1, 1), (2, 2)]
+    assert bool(failed(one)) is (at_most == 2)
+    assert [event.reason for event in one.events if isinstance(event, ev.JobFinished)] == ["completed"] * (at_most - 2)
+
+
+def test_members_that_have_not_entered_may_still_roll_back() -> None:
+    one = job(2)
+    take(one, 1, BAD)
+    swap_at(one, 2, BAD)
+    finish(one, 2, *NODES)
+    assert failed(one) == []
+    assert one.machine.parts.stopping.stop is None
+
+
+def left(node: str, step: int) -> msg.WorkerDown:
+    """The script has left its loop after this step, and ended."""
+    end = {"kind": FailureKind.PROCESS_EXIT, "detail": "the script ended", "exit_code": 0, "final": True}
+    return msg.WorkerDown(worker=w(node), applied=step, **end)  # pyright: ignore[reportArgumentType]
+
+
+def test_scripts_that_have_left_their_loops_at_a_swap_fail_the_job_too() -> None:
+    """n3 waits for a state that no process has any longer."""
+    one = job(2)
+    take(one, 1, BAD)
+    swap_at(one, 2, BAD)
+    for node in NODES:
+        one.tell(node, left(node, 2))
+    one.report("n3", None, msg.Phase.ENTERING, fresh=True)
+    assert one.machine.record.outcome == "failed"
+    assert "the last good step is 0" in failed(one)[0]

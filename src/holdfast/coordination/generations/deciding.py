@@ -411,10 +411,10 @@ class Deciding:
         for node, senders in by_node.items():
             history.note_failure(node, senders)
         nodes = dict.fromkeys(map(node_of, plan.workers))
-        anew = decision is None or decision.kind is DecisionKind.START
+        initial = decision is None or decision.applied == 0
         return StateTransfers(
-            # The initial state is nobody's alone: no member counts more than another.
-            lacking=frozenset() if anew else lacking,
+            # Every worker can make the initial state, so a member that has it does not count more than another.
+            lacking=frozenset() if initial else lacking,
             failed=failed,
             exhausted={receiver for receiver in failed if history.tries(node_of(receiver)) >= TRANSFER_TRIES},
             suspects=[node for node in nodes if history.is_suspect(node)],
@@ -438,7 +438,10 @@ class Deciding:
             self._closing.renewed()
             verdict = self._nearest(verdict)
         if went_through(verdict, self._turn, self._progress):
-            self._ending.done()
+            if why := self._progress.skipped_too_often(self._config.spec.recovery.max_skipped_steps):
+                self._ending.failed(why)
+            else:
+                self._ending.done()
             return
         if isinstance(verdict, NothingLeft):
             self._ending.failed(self._failures.explain(verdict.why))
@@ -532,6 +535,9 @@ class Deciding:
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
         self._absences.replace_workers(idle, "the node waits for its turn")
+        # A script that has raised saves nothing as a part of a replica group, and what it still sends must not count.
+        others = [info.id for info in turn.members.workers() if plan.rank(info.id) is None]
+        self._raisers.release(self._raisers.among(others))
         for info in turn.members.workers():
             turn.members.finish(info, finished=False)
         self._newcomers.taken_in()

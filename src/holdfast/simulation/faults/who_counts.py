@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.coordination.generations.assignment import share_of
+from holdfast.coordination.nodes.membership import Membership
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.record import Record
 from holdfast.simulation.world import World
@@ -37,6 +38,20 @@ class WhoCounts:
         self.expelled = (self.expelled - again) | gone
         self._members = frozenset(record.plan.workers if record.plan is not None else ()) | owed
         return again
+
+
+def still_known(expelled: Iterable[str], members: Membership, world: World) -> str:
+    """Return what is wrong if the coordinator still listens to an expelled worker, "" if it does not.
+
+    A worker that never heard of its generation has the initial state, and may come back like a newcomer.
+    """
+    for worker in expelled:
+        if members.worker(worker) is None or members.nodes[node_of(worker)].aside:
+            continue
+        process = world.worker(worker)
+        if process is not None and process.machine.generation > 0:
+            return f"{worker} was expelled, and the coordinator still listens to it"
+    return ""
 
 
 def wrongly_moved(before: Record, record: Record) -> str:
