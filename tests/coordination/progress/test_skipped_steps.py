@@ -158,13 +158,16 @@ def test_loops_that_end_at_a_swap_do_not_end_the_job_well_after_too_many_skipped
     assert [event.reason for event in one.events if isinstance(event, ev.JobFinished)] == ["completed"] * (at_most - 2)
 
 
-def test_members_that_have_not_entered_may_still_roll_back() -> None:
-    one = job(2)
+def test_a_job_that_is_started_again_is_not_judged_before_it_rolls_back() -> None:
+    """It was killed while it saved, and its record has the plan under which too many steps were skipped."""
+    one = job(2, saves=True)
     take(one, 1, BAD)
-    swap_at(one, 2, BAD)
-    finish(one, 2, *NODES)
-    assert failed(one) == []
-    assert one.machine.parts.stopping.stop is None
+    take(one, 2, BAD)
+    assert one.machine.parts.closing.under_way
+    one.boot()
+    one.tick(0.1)
+    assert one.machine.record.plan is not None
+    assert not one.machine.parts.closing.under_way
 
 
 def left(node: str, step: int) -> msg.WorkerDown:
