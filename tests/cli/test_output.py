@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 
@@ -53,3 +54,12 @@ def test_a_command_that_writes_to_a_full_disk_ends_with_one_line(
     assert ended.value.code == EXIT_FAILED
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "holdfast: rows.csv: No space left on device; make room, or write elsewhere"
+
+
+def test_the_log_has_the_time_of_day_as_events_have_it() -> None:
+    program = (
+        "import logging; from holdfast.cli.output import start_log; start_log('info');"
+        "logging.getLogger('holdfast.coordinator').info('job %s begins', 'j')"
+    )
+    said = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=True).stderr
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} job j begins\n", said)

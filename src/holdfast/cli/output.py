@@ -118,14 +118,17 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def start_log(default: str, *, times: bool = True) -> None:
-    """Log to stderr, as much as the user's variable says, else `default`.
+def start_log(default: str) -> None:
+    """Log to stderr, with the time of day as events have it; as much as the user's variable says, else `default`.
 
     Raises:
         BadInputError: the variable names no level.
     """
-    line = "%(asctime)s %(name)s: %(message)s" if times else "%(name)s: %(message)s"
-    logging.basicConfig(level=log_level(os.environ, default).upper(), format=line)
+    formatter = logging.Formatter("%(asctime)s %(message)s")
+    formatter.default_time_format, formatter.default_msec_format = "%H:%M:%S", "%s.%03d"
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=log_level(os.environ, default).upper(), handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else it logs every request, such as those to etcd
 
 

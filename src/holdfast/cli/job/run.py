@@ -133,7 +133,7 @@ def run(
     Ends with 0 when the job is done, 1 when it failed, 2 for bad input, 75 when it was ended from outside, 130 after
     Ctrl-C.
     """
-    start_log(_LOG, times=False)
+    start_log(_LOG)
     given = given_job(script, args or (), options.set or (), spec, as_module=as_module)
     shown = Shown(plain=options.plain, as_json=as_json, verbose=options.verbose)
     if trace.availability is not None:
