@@ -9,10 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from holdfast.cli.history.memory_plot import draw_memory, newest_change
+from holdfast.cli.history.memory_plot import draw_memory, newest_change, plot_memory
 from holdfast.cli.history.report import print_report
 from holdfast.cli.history.report_plot import plot_events
 from holdfast.cli.job.progress import stamped
+from holdfast.errors import BadInputError
 from holdfast.observability.report import committed_steps, make_report
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.memory import MemoryOfNode, MemorySample
@@ -115,7 +116,7 @@ def test_a_missing_step_is_seen() -> None:
     assert make_report([step(1, 1.0), step(3, 2.0)]).gaps == 1
 
 
-def test_the_picture_has_who_left_joined_and_stayed_in_the_newest_move(tmp_path: Path) -> None:
+def test_the_picture_of_memory_has_who_left_joined_and_stayed_in_the_newest_move(tmp_path: Path) -> None:
     def held(node: str, role: str) -> MemoryOfNode:
         samples = tuple(MemorySample(ago_s=float(5 - at), memory=at << 20, sent=at) for at in range(5))
         return MemoryOfNode(node=node, role=role, peak=4 << 20, samples=samples)
@@ -126,8 +127,26 @@ def test_the_picture_has_who_left_joined_and_stayed_in_the_newest_move(tmp_path:
     assert newest_change([move, loss]) is move
     figure = Figure()
     draw_memory(figure, move, 0.0)
-    rates, memory = figure.axes
+    memory, rates = figure.axes
     assert [text.get_text() for text in memory.get_legend().get_texts()] == ["a leaves", "s joins", "b stays"]
     assert (memory.get_ylabel(), rates.get_ylabel().split("\n")[0]) == ("memory, MB", "state, MB per second")
-    plot_events([made("job_started"), step(1, 1.0), step(2, 2.0), move], tmp_path / "plot.png")
+    plot_memory([made("job_started"), move], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+    with pytest.raises(BadInputError, match="no samples of memory"):
+        plot_memory([made("job_started")], tmp_path / "plot.png")
+
+
+def test_each_line_of_the_picture_is_in_a_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr("holdfast.cli.history.report_plot.save_figure", lambda figure, *_: drawn.append(figure))
+    started = made("generation_started", 0.5, members=("a", "b"), world_size=2)
+    failed = made("failure_detected", 1.5, node="b")
+    plot_events([made("job_started"), started, step(1, 1.0), failed, step(2, 2.0)], tmp_path / "plot.png")
+    (figure,) = drawn
+    assert [axes.get_ylabel() for axes in figure.axes] == ["samples per second", "nodes", "seconds per step", "loss"]
+    for axes in figure.axes:
+        names = [text.get_text() for text in axes.get_legend().get_texts()]
+        marks = 1  # the dashed line of the failure, which has its name beside it
+        assert len(axes.get_lines()) == len(names) + marks
+        assert not any(name.startswith("_") for name in names)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["b fails"]

@@ -17,7 +17,7 @@ from holdfast.cli.examples import example_file
 from holdfast.cli.output import say
 from holdfast.errors import BadInputError
 from holdfast.observability.event_lines import read_events
-from holdfast.protocol.events import JobStarted, StepCommitted
+from holdfast.protocol.events import GenerationStarted, JobStarted, StepCommitted
 
 #: with this model a step of four workers takes about 0.2 s on two cores
 MODEL = ("--layers", "4", "--dim", "64", "--hidden", "128", "--context", "32")
@@ -65,7 +65,8 @@ def _kill_and_add_a_node(events: Path, steps: int, is_running: Callable[[], bool
     A command that fails, for example because the job has ended, prints why.
     """
     started = _await_event(events, lambda event: isinstance(event, JobStarted), is_running)
-    if not isinstance(started, JobStarted):
+    trains = _await_event(events, lambda event: isinstance(event, GenerationStarted), is_running)
+    if not isinstance(started, JobStarted) or trains is None:
         return  # the job's own output says why
     address = ("--address", started.url)
     kill_at, join_at = steps // 2, steps // 2 + steps // 8

@@ -72,7 +72,7 @@ OPTIONS = {
     "events": {*SERVER, "--follow", "--after", "--json"},
     "logs": {*SERVER, "--follow", "--node", "--json"},
     "explain": {*SERVER, "--json"},
-    "report": {*SERVER, "--plot", "--json"},
+    "report": {*SERVER, "--plot", "--plot-memory", "--json"},
     "audit": {*SERVER, "--json"},
     "export": {*SERVER, "--format", "--output", "--follow", "--json"},
     "scale": {*SERVER, "--json"},

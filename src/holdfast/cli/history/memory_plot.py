@@ -1,49 +1,63 @@
-"""What leavers, joiners and stayers held and moved around a change of the members (TrainMover, Figure 19)."""
+"""The picture of a change of the members: memory and moved state of its nodes (TrainMover, Figure 19)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from holdfast.cli.history.plot_style import BLUE, GREEN, GREY, RED, add_legend, new_figure, save_figure
+from holdfast.errors import BadInputError
 from holdfast.protocol.events import MemorySampled, ReadEvent
 from holdfast.protocol.messages.memory import MemoryOfNode
 
-_COLOURS = {"leaver": "#c0392b", "joiner": "#27803b", "stayer": "#1f5fa8"}
+_COLOURS = {"leaver": RED, "joiner": GREEN, "stayer": BLUE}
 _VERBS = {"leaver": "leaves", "joiner": "joins", "stayer": "stays"}
 _MB = 1e6
 
 
+def plot_memory(events: Sequence[ReadEvent], path: Path) -> None:
+    """Draw the newest change of the members into a PNG: memory of each node, and the state it sent and received.
+
+    Raises:
+        BadInputError: no change was sampled, or the file cannot be written.
+    """
+    change = newest_change(events)
+    if change is None:
+        raise BadInputError(
+            f"--plot-memory {path}: there are no samples of memory: no node has joined, left or failed yet, or all "
+            "have failed since"
+        )
+    figure = new_figure(f"{change.job}: memory around the end of generation {change.since_generation}", height_inches=6)
+    draw_memory(figure, change, start=events[0].time)
+    save_figure(figure, path, "--plot-memory")
+
+
 def newest_change(events: Sequence[ReadEvent]) -> MemorySampled | None:
-    """Return the newest change whose memory is known, of those where somebody takes another's place if there is one."""
+    """Return the newest change with samples; if a node has taken another's place, the newest one of those."""
     sampled = [event for event in events if isinstance(event, MemorySampled)]
     moves = [event for event in sampled if {"leaver", "joiner"} <= {node.role for node in event.nodes}]
     return max(moves or sampled, key=lambda event: event.time, default=None)
 
 
 def draw_memory(figure: Any, change: MemorySampled, start: float) -> None:
-    """Draw state bytes per second, and below them memory, by node; `start`: of the job, unix seconds."""
-    rates, held = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
+    """Draw each node's memory, and below it its state's bytes per second; `start`: of the job, unix seconds."""
+    memory, moved = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     at = change.time - start
     for node in change.nodes:
-        colour, name = _COLOURS.get(node.role, "#555555"), f"{node.node} {_VERBS.get(node.role, node.role)}"
+        colour, name = _COLOURS.get(node.role, GREY), f"{node.node} {_VERBS.get(node.role, node.role)}"
         seconds = [at - sample.ago_s for sample in node.samples]
-        held.plot(seconds, [sample.memory / _MB for sample in node.samples], color=colour, linewidth=1.4, label=name)
+        memory.plot(seconds, [sample.memory / _MB for sample in node.samples], color=colour, linewidth=1.4, label=name)
         for way, sign in (("sent", 1.0), ("received", -1.0)):
-            moved = [sign * rate / _MB for rate in _rates(node, way)]
-            rates.step(seconds[1:], moved, where="pre", color=colour, linewidth=1.4)
-    rates.axhline(0.0, color="#999999", linewidth=0.8)
-    rates.set_ylabel("state, MB per second\n(up: sent, down: received)")
-    rates.set_title(
-        f"the nodes' workers around the end of generation {change.since_generation}", fontsize=10, loc="left"
-    )
-    held.set_ylabel("memory, MB")
-    held.set_xlabel("seconds since the job's start")
-    for axes in (rates, held):
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    # (above its panel: memory may be high anywhere within)
-    held.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=5, fontsize=8, frameon=False)
+            rates = [sign * rate / _MB for rate in _rates(node, way)]
+            moved.step(seconds[1:], rates, where="pre", color=colour, linewidth=1.4, label=name if sign > 0 else None)
+    moved.axhline(0.0, color=GREY, linewidth=0.8)
+    memory.set_ylabel("memory, MB")
+    moved.set_ylabel("state, MB per second\n(up: sent, down: received)")
+    moved.set_xlabel("seconds since the start of the job")
+    for axes in (memory, moved):
+        add_legend(axes)
 
 
 def _rates(node: MemoryOfNode, way: str) -> list[float]:

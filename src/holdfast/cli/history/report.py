@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.connection import Server
+from holdfast.cli.history import memory_plot
 from holdfast.cli.history.report_plot import plot_events
 from holdfast.cli.job.look import EventsFile, events_of
 from holdfast.cli.job.progress import loss_text
@@ -29,7 +30,8 @@ def register(app: typer.Typer) -> None:
 
 def report(
     events: EventsFile = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG for throughput, step time, loss, memory.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG for throughput, nodes, step times, loss.")] = None,
+    plot_memory: Annotated[Path | None, typer.Option(help="PNG for the memory in the newest change of nodes.")] = None,
     as_json: AsJson = False,
     *,
     server: Server,
@@ -39,12 +41,14 @@ def report(
     summary = make_report(read)
     if plot is not None:
         plot_events(read, plot)
+    if plot_memory is not None:
+        memory_plot.plot_memory(read, plot_memory)
     if as_json:
         print_json(asdict(summary))
         return
     print_report(summary, Console())
-    if plot is not None:
-        say(f"plot: {plot}")
+    for picture in filter(None, (plot, plot_memory)):
+        say(f"plot: {picture}")
 
 
 def print_report(summary: JobReport, console: Console) -> None:

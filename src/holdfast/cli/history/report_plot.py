@@ -1,4 +1,4 @@
-"""The picture of a job: throughput, step times and loss over time, with what happened marked; memory in a change."""
+"""The picture of a job: throughput, nodes, step times and loss over time, with the events that changed them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.history.memory_plot import draw_memory, newest_change
+from holdfast.cli.history.plot_style import BLUE, BROWN, GREEN, GREY, RED, add_legend, new_figure, save_figure
+from holdfast.cli.output import seconds_in_words
 from holdfast.errors import BadInputError
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.accounts.usual_steps import FAILED, LATE
@@ -26,54 +27,62 @@ from holdfast.protocol.events import (
 
 #: steps over which throughput is averaged
 WINDOW = 8
-#: of more nodes than these there is a number
+#: If more nodes join at once, their number is shown.
 _NAMED_AT_MOST = 4
-_LOST, _JOINED, _OTHER = "#c0392b", "#27803b", "#7f6a00"
+#: labels of events are written in so many rows, one after the other
+_LABEL_ROWS = 3
 
 
 def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
-    """Draw throughput, step times (Unicron, Figure 6) and loss over time into a PNG.
-
-    Below, where it is known: the newest change of the members, what workers held and moved (TrainMover, Figure 19).
+    """Draw throughput, nodes, step times (Unicron, Figure 6) and loss over time into a PNG.
 
     Raises:
         BadInputError: there are too few steps to draw, or the file cannot be written.
     """
-    # Imported here: it costs most of a second, and no other command needs it.
-    from matplotlib.figure import Figure
-
     steps = committed_steps(events)
     if len(steps) < 2:
         raise BadInputError(f"{len(steps)} committed steps are too few for a plot: let the job run a little")
     start = events[0].time
-    seconds = [step.time - start for step in steps]
-    change = newest_change(events)
-    figure: Any = Figure(figsize=(10, 7.6 if change is None else 12.6), layout="constrained")
-    upper = figure
-    if change is not None:
-        upper, lower = figure.subfigures(2, 1, height_ratios=(7.6, 5))
-        draw_memory(lower, change, start)
-    top, middle, bottom = upper.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
+    figure = new_figure(
+        f"{steps[-1].job}: {len(steps)} steps in {seconds_in_words(steps[-1].time - start)}", height_inches=9.0
+    )
+    throughput, nodes, step_times, loss = figure.subplots(4, 1, sharex=True, height_ratios=(3, 1.5, 3, 2))
+    _draw_throughput(throughput, steps, start)
+    _draw_nodes(nodes, events, start, steps[-1].time)
+    _draw_step_times(step_times, events, start)
+    _draw_loss(loss, steps, start)
+    loss.set_xlabel("seconds since the start of the job")
+    for axes in (throughput, nodes, step_times, loss):
+        add_legend(axes)
+    _mark_events((throughput, nodes, step_times, loss), events, start)
+    save_figure(figure, path, "--plot")
+
+
+def _draw_throughput(axes: Any, steps: Sequence[StepCommitted], start: float) -> None:
     rates = _throughput(steps)
-    top.plot(seconds[1:], rates, color="#1f5fa8", linewidth=1.6)
-    top.set_ylabel("samples per second")
-    top.set_ylim(0, 1.3 * max(rates))  # room for the names of what happened
-    bottom.plot(seconds, [nan if step.loss is None else step.loss for step in steps], color="#333333", linewidth=1.2)
-    bottom.set_ylabel("loss")
-    bottom.set_xlabel("seconds since the job's start")
-    _draw_step_times(middle, events, start)
-    _mark((top, middle, bottom), events, start)
-    for axes in (top, middle, bottom):
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"--plot {path} cannot be written: {error}") from None
+    seconds = [step.time - start for step in steps[1:]]
+    axes.plot(seconds, rates, color=BLUE, linewidth=1.6, label=f"all nodes together, mean of {WINDOW} steps")
+    axes.set_ylabel("samples per second")
+    axes.set_ylim(0, 1.35 * max(rates))  # room for the names of the events
+
+
+def _draw_nodes(axes: Any, events: Sequence[ReadEvent], start: float, end: float) -> None:
+    """Draw how many nodes train, from each generation to the next."""
+    from matplotlib.ticker import MaxNLocator
+
+    started = [event for event in events if isinstance(event, GenerationStarted)]
+    seconds = [event.time - start for event in started]
+    counts = [len(event.members) for event in started]
+    if started:
+        seconds, counts = [*seconds, end - start], [*counts, counts[-1]]
+    axes.step(seconds, counts, where="post", color=GREEN, label="nodes that train")
+    axes.set_ylim(0, 1.2 * max(counts, default=1))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+    axes.set_ylabel("nodes")
 
 
 def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> None:
-    """Draw each step's seconds, and beside them the usual ones of its world, known at its time: once, 1.1x and 3x."""
+    """Draw the seconds of each step, and what is usual, late and failed for the nodes that trained then."""
     from matplotlib.ticker import LogLocator
 
     ledger = TimeLedger()
@@ -83,11 +92,11 @@ def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> No
         if isinstance(event, StepCommitted) and event.step_s > 0:
             timed.append((event.time - start, event.step_s, ledger.usual.of(event.world_size) or nan))
     seconds, taken, usual = ([one[place] for one in timed] for place in range(3))
-    axes.plot(seconds, taken, ".", color="#1f5fa8", markersize=3)
+    axes.plot(seconds, taken, ".", color=BLUE, markersize=3, label="one step")
     for factor, colour, name in (
-        (1.0, "#999999", "usual"),
-        (LATE, _OTHER, f"{LATE:g}x"),
-        (FAILED, _LOST, f"{FAILED:g}x"),
+        (1.0, GREY, "usual for these nodes"),
+        (LATE, BROWN, f"late ({LATE:g} x usual)"),
+        (FAILED, RED, f"failed ({FAILED:g} x usual)"),
     ):
         axes.plot(seconds, [factor * one for one in usual], color=colour, linewidth=1.0, label=name)
     axes.set_yscale("log")
@@ -95,11 +104,17 @@ def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> No
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
     axes.set_ylabel("seconds per step")
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, fontsize=8, frameon=False)
+
+
+def _draw_loss(axes: Any, steps: Sequence[StepCommitted], start: float) -> None:
+    losses = [nan if step.loss is None else step.loss for step in steps]
+    seconds = [step.time - start for step in steps]
+    axes.plot(seconds, losses, color="#333333", linewidth=1.2, label="loss of the global batch")
+    axes.set_ylabel("loss")
 
 
 def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
-    """Samples per second at each step but the first, over the last few steps."""
+    """Return the samples per second at each step but the first, over the last few steps."""
     rates: list[float] = []
     for place in range(1, len(steps)):
         first = max(0, place - WINDOW)
@@ -108,10 +123,10 @@ def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
     return rates
 
 
-def _mark(panels: tuple[Any, ...], events: Sequence[ReadEvent], start: float) -> None:
-    """Draw a line for each loss and arrival, with its name above the plot; the first world's arrivals are no news."""
+def _mark_events(panels: tuple[Any, ...], events: Sequence[ReadEvent], start: float) -> None:
+    """Draw a line for each failure, newcomer and change, with its name at the top; not for the nodes of the start."""
     begun = next((event.time for event in events if isinstance(event, GenerationStarted)), start)
-    height = 0
+    row = 0
     for event in events:
         label, colour = _label(event)
         if label is None or (isinstance(event, NodesJoined) and event.time <= begun):
@@ -122,12 +137,12 @@ def _mark(panels: tuple[Any, ...], events: Sequence[ReadEvent], start: float) ->
             label,
             (event.time - start, 1.0),
             xycoords=("data", "axes fraction"),
-            xytext=(3, -12 - 13 * (height % 3)),
+            xytext=(3, -12 - 13 * (row % _LABEL_ROWS)),
             textcoords="offset points",
             color=colour,
             fontsize=9,
         )
-        height += 1
+        row += 1
 
 
 def _who_joins(names: Sequence[str]) -> str:
@@ -139,16 +154,16 @@ def _who_joins(names: Sequence[str]) -> str:
 def _label(event: ReadEvent) -> tuple[str | None, str]:
     match event:
         case FailureDetected():
-            return f"{event.node} lost", _LOST
+            return f"{event.node} fails", RED
         case NodesJoined():
-            return _who_joins(event.names), _JOINED
+            return _who_joins(event.names), GREEN
         case RolledBack():
-            return f"back to step {event.to_step}", _LOST
+            return f"back to step {event.to_step}", RED
         case CoordinatorRestarted():
-            return "coordinator restarted", _OTHER
+            return "new coordinator", BROWN
         case Rebalanced():
-            return "experts moved", _OTHER
+            return "experts move", BROWN
         case JobWaiting():
-            return "waits for nodes", _LOST
+            return "waits for nodes", RED
         case _:
-            return None, _OTHER
+            return None, BROWN
