@@ -19,6 +19,12 @@ from holdfast.simulation.schedules.shrinking import failure
         27_329_148_880,  # who had just left was asked to leave once more, and the job's size was less for ever
         27_833_017_767,  # a process of who leaves has only come, and is all that the others could begin with
         28_135_585_524,  # who was to come again with fresh workers came as a standby: the job waited for it for ever
+        28_311_999_808,  # a standby begins alone while the member's fresh process comes up: one of them must wait
+        35_815_298_932,  # the same while the members are absent: the one that comes later must wait
+        34_756_269_588,  # a recalled member is lost, and a standby takes its place before a granted node has come
+        34_959_601_458,  # the pool recalls a standby that has just taken a moved node's place: it is no standby
+        34_339_334_250,  # a moved node takes its place back at once, as the node that has it is told to end
+        34_571_947_226,  # the coordinator ends during a move, and the member with the place comes back last
     ],
 )
 def test_what_was_found_stays_mended(number: int) -> None:

@@ -51,7 +51,7 @@ class Reserved(Job):
         self.connect(msgspec.structs.replace(hello(node), grant=grant, standby=standby))
         self.say(attach(w(node)))
 
-    def train(self, *, warm: bool = True) -> Reserved:
+    def train(self, *, warm: bool = True, steps: int = 1) -> Reserved:
         self.boot()
         self.shares()
         for node, grant in (("n0", 1), ("n1", 2)):
@@ -61,7 +61,8 @@ class Reserved(Job):
             self.say(msg.Entered(worker=w(node), generation=1, applied=0))
         if warm:
             self.say(msg.Warmed(worker=w("s0"), seconds=0.5))
-        self.step(1, "n0", "n1")
+        for step in range(1, steps + 1):
+            self.step(step, "n0", "n1")
         return self
 
     @property

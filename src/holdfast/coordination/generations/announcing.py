@@ -111,7 +111,7 @@ class Newcomers:
     def tell(self) -> None:
         """Say who has come, before anything that concerns them is said; whoever is gone again has not come."""
         turn, here = self._turn, self._turn.members.nodes
-        came = [node for node in self._waiting if here.get(node.name) is node]
+        came = {node.name: node for node in self._waiting if here.get(node.name) is node and not node.aside}.values()
         self._waiting.clear()
         if came:
             self._told_at = turn.now

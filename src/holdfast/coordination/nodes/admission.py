@@ -74,7 +74,7 @@ class Admission:
         self._namesakes.pop(hello.node, None)
         self._ladder.came(hello.node)
         self._tenant.takes(hello.node)
-        waits = self._standbys.waits(hello) and self._tenant.may_wait(hello.node)
+        waits = self._tenant.is_standby(hello)
         if not turn.record.script_digest and not waits:
             turn.change(script_digest=hello.digest)
         node = turn.members.add(hello, connection, turn.now, standby=waits)

@@ -416,6 +416,14 @@ class Departures:
             self._stopping.forget(worker)
         return workers
 
+    def set_aside(self, name: str) -> None:
+        """Make a node that has no place a standby, because another node has the place for which it came."""
+        node = self._turn.members.nodes[name]
+        self._absences.lost(name)
+        if node.told or node.returning:
+            self._turn.emit(NodeLeft, node=name, reason=MOVED, detail="another node has taken its place")
+        self._standbys.returned(node, warm=False)
+
     # ---- whether it can be ----
 
     def _rest(self, names: Collection[str], without: Collection[str] = ()) -> list[str]:

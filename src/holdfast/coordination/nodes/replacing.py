@@ -242,6 +242,8 @@ class Replacing:
         turn, members = self._turn, self._turn.members
         beside = turn.record.beside(workers_by_node(plan).keys() | members.nodes.keys())
         drained = {one.node for one in turn.record.drained} | beside.keys()
+        if turn.record.held is not None:
+            drained.update(turn.record.held.to_leave)  # The pool has given their places to others.
         places = [name for name in workers_by_node(plan) if name not in drained]
         taken = {whose for name, (whose, _) in self._stand_ins.items() if self._stands_in(name)}
         gone = [name for name in places if name not in members.nodes or name in without]

@@ -80,7 +80,7 @@ class Standbys:
         self._warm_ups[node.name] = _WarmUp()
         self._awaited.discard(node.name)
         known = self._entry(node.name)
-        if known is None or known.agent_pid != node.agent_pid:
+        if known is None or known.promoted or known.agent_pid != node.agent_pid:
             self._write(Standby(node=node.name, agent_pid=node.agent_pid))
 
     def ready(self, name: str) -> bool:

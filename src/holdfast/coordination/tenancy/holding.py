@@ -5,7 +5,7 @@ What it has given back it never takes again, however often it is told of it by s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -37,6 +37,7 @@ def hear(held: Held, shares: JobShares, now: float) -> Held:
         grants=grants,
         returned=held.returned & told,
         wish=shares.wish,
+        places=sum(number not in shares.standbys | shares.leaving for number in shares.grants.values()),
         failure_rate=shares.failure_rate or held.failure_rate,
     )
 
@@ -86,13 +87,27 @@ def update_roles(held: Held, nodes: Mapping[str, bool], joining: Mapping[str, st
     of both change in one write. Otherwise the pool would count one node too many and recall a third one.
 
     Args:
-        nodes: the connected nodes whose roles may have changed; True if the node is a standby.
+        nodes: the members and connected nodes whose roles may have changed; True if the node is a standby.
         joining: standbys that join to take another node's place, with that node.
     """
-    counted = {name for name, grant in held.grants.items() if not (grant.standby or grant.leaving)}
-    waiting = {name for name, leaver in joining.items() if leaver in counted and not nodes.get(leaver, False)}
+    counted = {name for name, grant in held.grants.items() if not (nodes.get(name, grant.standby) or grant.leaving)}
+    waiting = {name for name, leaver in joining.items() if leaver in counted}
     roles = {node: waits or node in waiting for node, waits in nodes.items() if node in held.grants}
     return set_roles(held, roles)
+
+
+def select_surplus(held: Held, candidates: Iterable[str]) -> list[str]:
+    """Return the first of these nodes, as many as the job counts as training beyond the places that the pool gave it.
+
+    A standby takes a place without asking the pool. Its place is that of a lost node, of a leaver, or else of a node
+    that has no place at the moment. The last one must then wait, or the pool would recall a node that trains.
+    """
+    surplus = held.training - held.places if held.places is not None else 0
+    if surplus <= 0:
+        return []
+    grants = held.grants
+    counted = [node for node in candidates if not (grants[node].standby or grants[node].leaving)]
+    return counted[:surplus]
 
 
 def set_roles(held: Held, roles: Mapping[str, bool]) -> Held:

@@ -24,7 +24,18 @@ from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.replacing import Replacing
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
-from holdfast.coordination.tenancy.holding import awaited, give_back, hear, joined, overdue, report, stand, update_roles
+from holdfast.coordination.tenancy.holding import (
+    awaited,
+    give_back,
+    hear,
+    joined,
+    overdue,
+    report,
+    select_surplus,
+    set_roles,
+    stand,
+    update_roles,
+)
 from holdfast.coordination.tenancy.pacing import Pacing
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_ENDED
@@ -53,11 +64,12 @@ class _Listed:
     to_leave: tuple[str, ...]
     #: whose nodes wait
     waiting: frozenset[str]
+    training: int
 
     @staticmethod
     def of_held(held: Held) -> _Listed:
         waiting = frozenset(node for node, grant in held.grants.items() if grant.standby)
-        return _Listed(held, held.to_leave, waiting)
+        return _Listed(held, held.to_leave, waiting, held.training)
 
 
 class Tenant:
@@ -160,10 +172,12 @@ class Tenant:
             self._write(came)
         return True
 
-    def may_wait(self, node: str) -> bool:
-        """Tell whether a node that is let in may be a standby: in a pool, one that was granted as such, and waits."""
+    def is_standby(self, hello: Hello) -> bool:
+        """Whether a node that is let in waits as a standby: in a pool its grant says so, else the node itself."""
         held = self._held
-        return held is None or (node in held.grants and held.grants[node].standby)
+        if held is None:
+            return self._standbys.waits(hello)
+        return held.grants[hello.node].standby and not self._turn.planned_on(hello.node)
 
     def refuse(self, node: str, why: str) -> None:
         """A node does not fit the job: the pool is not to offer it again, as it is."""
@@ -189,6 +203,8 @@ class Tenant:
             if self._ending.over is not None:
                 held = self._ended(held)
             held = self._with_current_roles(held)
+            if self._ending.over is None and held.wish == "run":
+                held = self._without_surplus(held)
             if held.anew and self._turn.record.plan is not None:
                 held = msgspec.structs.replace(held, anew=False)  # (if it is lost now, that is a loss)
             self._write(held)
@@ -207,15 +223,40 @@ class Tenant:
         return give_back(held, gone)
 
     def _with_current_roles(self, held: Held) -> Held:
-        """Return the grants with the roles that the connected nodes have now."""
+        """Return the grants with the roles that the members and the other connected nodes have now."""
         here, standbys = self._turn.members.nodes, self._turn.members.standbys
         waiting, joining = self._list(held).waiting, self._joining
         if waiting == standbys.keys() and not joining:
             return held
         differ = ((waiting ^ standbys.keys()) | joining.keys()) - self._called
-        # A standby that has joined and leaves again before it has a place never counts.
-        differ -= {one.node for one in self._turn.record.leaving if one.node in waiting - standbys.keys()}
-        return update_roles(held, {node: here[node].standby for node in differ if node in here}, joining)
+        planned = self._turn.nodes_planned
+        roles = {node: node in standbys for node in differ if node in here or node in planned}
+        return update_roles(held, roles, joining)
+
+    def _without_surplus(self, held: Held) -> Held:
+        """Return the grants with at most as many nodes that train as the pool has given the job places.
+
+        A node without a place is a standby from then on: at once if it is connected, else when it comes. A standby that
+        has joined next to a leaver, and leaves again before it has the place, only counts as one until it has left.
+        """
+        if held.places is None or self._list(held).training <= held.places:
+            return held
+        turn, written = self._turn, self._held
+        before = written.waiting if written is not None else frozenset[int]()
+        leaving = {one.node for one in turn.record.leaving}
+        leaving_again = [node for node, grant in held.grants.items() if node in leaving and grant.number in before]
+        placed = turn.nodes_planned | leaving | self._joining.keys() | self._called
+        idle = sorted(held.grants.keys() - placed, key=lambda node: self._usefulness(held, node))
+        surplus = select_surplus(held, [*leaving_again, *idle])
+        for node in surplus:
+            if node in turn.members.nodes and node not in leaving:
+                self._departures.set_aside(node)
+        return set_roles(held, dict.fromkeys(surplus, True))
+
+    def _usefulness(self, held: Held, name: str) -> tuple[bool, bool, int]:
+        """Return a sort key: nodes that are complete last, absent ones first, and the newest grants before others."""
+        node = self._turn.members.nodes.get(name)
+        return node is not None and node.complete, node is not None, -held.grants[name].number
 
     @property
     def _joining(self) -> dict[str, str]:

@@ -42,6 +42,8 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     failure_rate: float = 0.0
     anew: bool = False
+    #: how many nodes train by the pool's newest word; None before the first one
+    places: int | None = None
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -52,6 +54,11 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def waiting(self) -> frozenset[int]:
         """The grants held by whose nodes no place is filled."""
         return frozenset(grant.number for grant in self.grants.values() if grant.standby)
+
+    @property
+    def training(self) -> int:
+        """The number of grants whose nodes count as ones that train, without those that the pool wants back."""
+        return sum(not (grant.standby or grant.leaving) for grant in self.grants.values())
 
     @property
     def to_leave(self) -> tuple[str, ...]:

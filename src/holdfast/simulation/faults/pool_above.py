@@ -59,6 +59,8 @@ class PoolAbove:
         self._refused: frozenset[str] = frozenset()
         self._known: set[str] = set()
         self._said: list[JobShares] = []
+        #: by version of the pool's word: how many nodes of the job train by it
+        self._training: dict[int, int] = {}
         self._held: frozenset[int] = frozenset()
         self._written = Held(submission=SUBMISSION)
         #: how many nodes the pool's decisions let train, as far as the job has heard
@@ -193,6 +195,7 @@ class PoolAbove:
             stranded=bool(self._refused) and self._known <= self._refused,
         )
         self._said.append(shares)
+        self._training[self._version] = len(set(grants.values()) - self._standbys - self._leaving)
         self._tell(shares)
 
     def _tell(self, shares: JobShares) -> None:
@@ -222,6 +225,8 @@ class PoolAbove:
             raise InvariantError(f"a job that is {held.standing} holds grants: {held}")
         before, self._written = self._written, held
         self._counts_no_node_twice(before, held)
+        if held.standing == "going" and not record.outcome:
+            self._counts_no_idle_node_too_many(held, record)
         for plan in (record.plan, record.pending) if held.standing == "going" else ():
             if plan is not None and plan is record.plan:
                 self._nobody_waits_who_trains(plan, held, record)
@@ -245,6 +250,19 @@ class PoolAbove:
         counted = sum(grant.came and not grant.leaving for grant in trains)
         if len(called) < len(promoted) and counted > self._places:
             raise InvariantError(f"{counted} nodes count as training, on {self._places} places: {before}, {held}")
+
+    def _counts_no_idle_node_too_many(self, held: Held, record: Record) -> None:
+        """Check that the job counts more nodes than the pool's newest word only if all of them have places.
+
+        The pool recalls a node for each one too many. A node without a place must be a standby then.
+        """
+        surplus = held.training - self._training.get(held.heard, held.training)
+        plans = [plan.workers for plan in (record.plan, record.pending) if plan is not None]
+        placed = {node_of(worker) for workers in plans for worker in workers}
+        placed |= {name for one in record.leaving for name in (one.node, one.beside)}
+        counted = {node for node, grant in held.grants.items() if not (grant.standby or grant.leaving)}
+        if surplus > 0 and (idle := counted - placed):
+            raise InvariantError(f"{sorted(idle)} count as training without places, {surplus} too many: {record}")
 
     def _nobody_waits_who_trains(self, plan: GenerationPlan, held: Held, record: Record) -> None:
         """Check that the pool takes no member for a standby, unless it joins next to a node whose place it takes."""

@@ -1,0 +1,203 @@
+"""A pool's job counts no more nodes as training than the pool has given it places: who has no place is a standby."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import attach, hello, w
+from pooled_job import Reserved, reserved
+
+from holdfast.coordination.inputs import MoveNodes
+from holdfast.coordination.tenancy.holding import select_surplus, update_roles
+from holdfast.protocol.events import NodeLeft, NodesJoined
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.pool.held import Held, HeldGrant
+
+
+def _most_that_train(job: Reserved) -> int:
+    """Return how many nodes the job's record has counted as training at most."""
+    return max(record.held.training for record in job.records if record.held is not None)
+
+
+def _begun_by_a_standby(*, here: bool) -> Reserved:
+    """All processes have failed before the first step, and the standby is the first to begin again, alone.
+
+    Args:
+        here: the agents of both members are back, without a process.
+    """
+    job = reserved().train(warm=False, steps=0)
+    for node in ("n0", "n1"):
+        job.tell(node, msg.WorkerDown(worker=w(node), kind=FailureKind.PROCESS_EXIT, exit_code=1, detail=""))
+    for node, grant in (("n0", 1), ("n1", 2)) if here else ():
+        job.connect(msgspec.structs.replace(hello(node), grant=grant))
+    job.connect(msgspec.structs.replace(hello("s0"), grant=3, standby=True))
+    job.say(attach(w("s0", "b")))
+    assert job.members == (w("s0", "b"),)
+    return job
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_node_whose_place_a_standby_has_taken_is_a_standby(here: bool) -> None:
+    job = _begun_by_a_standby(here=here)
+    assert job.held.waiting == {2}
+    assert job.told[-1].standbys == {2}
+    assert _most_that_train(job) == 2, "the pool would recall a node for the third one"
+    if not here:
+        job.connect(msgspec.structs.replace(hello("n1"), grant=2))
+    assert list(job.machine.members.standbys) == ["n1"]
+
+
+def test_a_node_whose_place_a_standby_has_taken_does_not_join_and_the_other_one_does() -> None:
+    job = _begun_by_a_standby(here=True)
+    job.say(msg.Entered(worker=w("s0", "b"), generation=job.machine.record.generation, applied=0))
+    for node in ("n0", "n1"):
+        job.say(attach(w(node, "b")))
+    job.tick(0.2)
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert set(pending.workers) == {w("s0", "b"), w("n0", "b")}
+    assert list(job.machine.members.standbys) == ["n1"]
+    assert not [event for event in job.events if isinstance(event, NodesJoined) and "n1" in event.names][1:]
+
+
+def test_a_node_that_the_pool_calls_joins_again() -> None:
+    job = _begun_by_a_standby(here=True)
+    job.shares(standbys=(), called=("n1",))
+    assert job.held.waiting == frozenset()
+    assert job.held.training == job.held.places == 3
+
+
+def test_a_node_that_is_granted_for_a_lost_one_waits_if_a_standby_was_faster() -> None:
+    """The pool has heard of the loss before the standby had the place, and gives the job another node."""
+    job = reserved().train()
+    job.lose("n1")
+    job.shares(n0=1, s0=3, n2=4)
+    job.report("n0", 1)
+    assert job.members == (w("n0"), w("s0"))
+    assert job.held.waiting == {4}
+    job.comes("n2", 4)
+    assert list(job.machine.members.standbys) == ["n2"], "its grant says that it waits"
+    assert job.held.waiting == {4}
+
+
+def test_a_promoted_standby_that_comes_again_while_its_grant_says_standby_waits() -> None:
+    """It was lost on its way next to the leaver: it warms up again, and joins again."""
+    job = reserved().train()
+    job.feed(MoveNodes(("n1",)))
+    assert job.machine.record.pending is not None
+    job.lose("s0")
+    job.shares(n0=1, n1=2, s0=4, standbys=(4,))
+    job.connect(msgspec.structs.replace(hello("s0"), grant=4, session="0000000f"))
+    job.say(attach(w("s0", "b")))
+    assert list(job.machine.members.standbys) == ["s0"]
+    (entry,) = job.machine.record.standbys
+    assert not entry.promoted
+    assert _most_that_train(job) == 2
+
+
+def test_no_standby_takes_the_place_of_a_lost_node_that_the_pool_wants_back() -> None:
+    job = reserved().train()
+    job.shares(leaving=(2,))
+    job.lose("n1")
+    job.report("n0", 1)
+    assert job.members == (w("n0"),)
+    assert job.held.waiting == {3}
+
+
+def test_a_standby_that_has_a_place_counts_although_the_pool_wants_it_back() -> None:
+    """The pool takes it for a standby until it hears that the moved node waits."""
+    job = reserved().train()
+    job.feed(MoveNodes(("n1",)))
+    job.join("s0", step=2)
+    job.step(3, "n0", "n1", "s0", generation=2)
+    for node in ("n0", "n1", "s0"):
+        job.report(node, 3)
+    job.shares(leaving=(3,))
+    assert job.held.waiting == {3}, "n1 may be needed still"
+    for node in ("n0", "s0"):
+        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
+    job.step(4, "n0", "s0", generation=3)
+    job.step(5, "n0", "s0", generation=3)
+    assert job.held.waiting == {2}
+
+
+def test_a_node_that_had_joined_leaves_when_it_becomes_a_standby() -> None:
+    job = reserved().train()
+    job.shares(n0=1, n1=2, s0=3, n2=4, n3=5)
+    job.comes("n2", 4)
+    job.comes("n3", 5)
+    departures = job.machine.parts.departures
+    departures.set_aside("n2")
+    departures.set_aside("n3")
+    job.tick(1.0)
+    told = [event for event in job.events if isinstance(event, NodesJoined | NodeLeft)][-2:]
+    assert [type(event) for event in told] == [NodesJoined, NodeLeft]
+    assert isinstance(told[0], NodesJoined)
+    assert told[0].names == ("n2",), "n3 was not reported yet"
+    assert told[1] == NodeLeft(**{**msgspec.structs.asdict(told[1]), "node": "n2", "reason": "moved"})
+
+
+def test_a_member_counts_although_it_is_not_back_after_a_restart_of_the_coordinator() -> None:
+    """The node whose place it has taken comes back first, without its process: it is a standby at once."""
+    job = reserved().train()
+    job.feed(MoveNodes(("n1",)))
+    job.join("s0", step=2)
+    job.step(3, "n0", "n1", "s0", generation=2)
+    for node in ("n0", "n1", "s0"):
+        job.report(node, 3)
+    job.boot(takeover=True)
+    assert job.held.waiting == {3}
+    job.connect(msgspec.structs.replace(hello("n1"), grant=2))
+    assert not job.machine.record.leaving
+    assert "s0" not in job.machine.members.nodes
+    assert job.held.waiting == {2}
+
+
+def _held(places: int | None, **standby: bool) -> Held:
+    grants = {
+        node: HeldGrant(number=number, since=0.0, came=True, standby=waits)
+        for number, (node, waits) in enumerate(standby.items(), 1)
+    }
+    return Held(submission=1, grants=grants, places=places)
+
+
+def test_a_node_that_joins_next_to_one_that_has_just_taken_its_place_waits() -> None:
+    """A moved node takes its place back in the same turn: the roles of both stay."""
+    held = update_roles(_held(2, a=False, b=False, s=True), {"a": False, "s": False}, {"a": "s"})
+    assert held.waiting == {1}
+
+
+def test_as_many_wait_as_there_are_too_many() -> None:
+    held = _held(2, a=False, b=False, c=False, d=False, s=True)
+    assert select_surplus(held, ["s", "d", "c", "b"]) == ["d", "c"]
+    assert select_surplus(msgspec.structs.replace(held, places=4), ["d"]) == []
+
+
+def test_a_record_without_a_word_of_the_pool_has_no_surplus() -> None:
+    assert select_surplus(_held(None, a=False), ["a"]) == []
+
+
+def test_a_standby_that_leaves_again_before_it_has_a_place_counts_as_one() -> None:
+    """Another standby joins in its stead: three nodes train for a moment, and one of them is about to go."""
+    job = reserved()
+    job.boot()
+    standbys = {"s0": 3, "s1": 4, "s2": 5}
+    job.shares(standbys=(3, 4, 5), n0=1, n1=2, **standbys)
+    for node, grant in (("n0", 1), ("n1", 2)):
+        job.comes(node, grant)
+    for node, grant in standbys.items():
+        job.connect(msgspec.structs.replace(hello(node, session=f"{grant:08x}"), grant=grant, standby=True))
+        job.say(attach(w(node)))
+    for node in ("n0", "n1"):
+        job.say(msg.Entered(worker=w(node), generation=1, applied=0))
+    job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+    job.step(1, "n0", "n1")
+    job.feed(MoveNodes(("n1",)))
+    job.join("s0", step=2)
+    job.tell("s0", msg.EndNotice(grace_s=600.0))
+    job.join(step=3)
+    job.say(msg.Warmed(worker=w("s1"), seconds=0.5))
+    assert [(one.node, one.beside) for one in job.machine.record.leaving] == [("n1", "s1"), ("s0", "")]
+    assert job.held.waiting == {3, 4, 5}
+    assert _most_that_train(job) == 2
