@@ -20,26 +20,26 @@ def _most_that_train(job: Reserved) -> int:
     return max(record.held.training for record in job.records if record.held is not None)
 
 
-def _begun_by_a_standby(*, here: bool) -> Reserved:
+def _begun_by_a_standby(*here: str) -> Reserved:
     """All processes have failed before the first step, and the standby is the first to begin again, alone.
 
     Args:
-        here: the agents of both members are back, without a process.
+        here: the members whose agents are back, without a process.
     """
     job = reserved().train(warm=False, steps=0)
     for node in ("n0", "n1"):
         job.tell(node, msg.WorkerDown(worker=w(node), kind=FailureKind.PROCESS_EXIT, exit_code=1, detail=""))
-    for node, grant in (("n0", 1), ("n1", 2)) if here else ():
-        job.connect(msgspec.structs.replace(hello(node), grant=grant))
+    for node in here:
+        job.connect(msgspec.structs.replace(hello(node), grant={"n0": 1, "n1": 2}[node]))
     job.connect(msgspec.structs.replace(hello("s0"), grant=3, standby=True))
     job.say(attach(w("s0", "b")))
     assert job.members == (w("s0", "b"),)
     return job
 
 
-@pytest.mark.parametrize("here", [True, False])
-def test_a_node_whose_place_a_standby_has_taken_is_a_standby(here: bool) -> None:
-    job = _begun_by_a_standby(here=here)
+@pytest.mark.parametrize("here", [("n0", "n1"), ()])
+def test_a_node_whose_place_a_standby_has_taken_is_a_standby(here: tuple[str, ...]) -> None:
+    job = _begun_by_a_standby(*here)
     assert job.held.waiting == {2}
     assert job.told[-1].standbys == {2}
     assert _most_that_train(job) == 2, "the pool would recall a node for the third one"
@@ -48,8 +48,12 @@ def test_a_node_whose_place_a_standby_has_taken_is_a_standby(here: bool) -> None
     assert list(job.machine.members.standbys) == ["n1"]
 
 
+def test_a_node_that_is_here_keeps_its_role_before_one_that_may_never_come() -> None:
+    assert _begun_by_a_standby("n1").held.waiting == {1}
+
+
 def test_a_node_whose_place_a_standby_has_taken_does_not_join_and_the_other_one_does() -> None:
-    job = _begun_by_a_standby(here=True)
+    job = _begun_by_a_standby("n0", "n1")
     job.say(msg.Entered(worker=w("s0", "b"), generation=job.machine.record.generation, applied=0))
     for node in ("n0", "n1"):
         job.say(attach(w(node, "b")))
@@ -62,7 +66,7 @@ def test_a_node_whose_place_a_standby_has_taken_does_not_join_and_the_other_one_
 
 
 def test_a_node_that_the_pool_calls_joins_again() -> None:
-    job = _begun_by_a_standby(here=True)
+    job = _begun_by_a_standby("n0", "n1")
     job.shares(standbys=(), called=("n1",))
     assert job.held.waiting == frozenset()
     assert job.held.training == job.held.places == 3
