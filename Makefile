@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo chaos lint types bench-recovery bench-redone bench-move bench-rebalance bench-pool bench-pool-scale bench-waf bench-pace bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-snapshots bench-exact bench-step bench-loaders bench-abandon \
-	bench-outer bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
+	bench-outer bench-reduction bench-detect bench-gpu gpu-check bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-agreement bench-layouts bench-trees bench-layouts-peer bench-control-plane bench-gallery bench-fleet figures-lazarus figures-unicron \
 	fuzz every-write mutants explore soak
 
@@ -195,6 +195,11 @@ bench-layer-time: install
 # token dispatch on a GPU: kernels beside a device copy, one layer beside plain ones
 bench-gpu: install
 	$(BIN)/python benchmarks/dispatch_gpu.py
+
+# Check holdfast on a GPU, in at most eight minutes (docs/gpu.md). GPU_CHECK: its options.
+GPU_CHECK ?=
+gpu-check: install
+	$(BIN)/python -m benchmarks.gpu_check $(GPU_CHECK)
 
 # the speed of planning: placement for 128 nodes, the dispatch schedule for 1,024 ranks
 bench-planning: install

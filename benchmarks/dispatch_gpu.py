@@ -6,7 +6,7 @@
 3. One MoE layer, forward and backward, all experts on one GPU: ours with Triton's kernels and with torch's, a plain
    loop over the experts, and `grouped_mm` with torch's own permutation. All four must agree before they are timed.
 
-Results go to `benchmarks/results/`, named after the machine's GPU. Without a GPU it says so and exits 2;
+Results go to `benchmarks/results/dispatch-<gpu>.json`. Without a GPU it says so and exits 2;
 `--device cpu` tries all of it on small sizes (with `TRITON_INTERPRET=1` in Triton's interpreter), and means nothing.
 
     python benchmarks/dispatch_gpu.py [--tokens 8192] [--dim 4096] [--repeats 50] [--device cpu]
@@ -129,14 +129,15 @@ def bench_kernels(args: argparse.Namespace) -> list[dict[str, Any]]:
 # ---- the plan ----
 
 
-def bench_plan(args: argparse.Namespace) -> list[dict[str, Any]]:
+def plan_question(args: argparse.Namespace) -> Question:
+    """Return a dispatch to plan; the same for the same arguments."""
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.full(args.experts, 0.5))
     assigned: list[IntArray] = [rng.choice(args.experts, args.tokens, p=shares) for _ in range(RANKS)]
     tokens = np.stack([np.bincount(mine, minlength=args.experts) for mine in assigned], axis=1)
     replicas = rng.integers(0, 2, (args.experts, RANKS))
     replicas[np.arange(args.experts), rng.integers(0, RANKS, args.experts)] += 1
-    question = Question(
+    return Question(
         assigned_A=from_array(assigned[0]).to(args.device),
         tokens_EN=from_array(tokens).to(args.device),
         replicas=replicas,
@@ -144,6 +145,10 @@ def bench_plan(args: argparse.Namespace) -> list[dict[str, Any]]:
         row_experts=np.flatnonzero(replicas[:, 0]).tolist(),
         scheme=Interval(),
     )
+
+
+def bench_plan(args: argparse.Namespace) -> list[dict[str, Any]]:
+    question = plan_question(args)
     print(f"The plan of {args.tokens} assignments a rank, {args.experts} experts, {RANKS} ranks:")
     results: list[dict[str, Any]] = []
     for kernels in makers(args.device):
@@ -254,7 +259,7 @@ def main() -> None:
         "layer": bench_layer(args),
     }
     args.results.mkdir(parents=True, exist_ok=True)
-    path = args.results / f"{re.sub('[^a-z0-9]+', '-', machine.lower())}.json"
+    path = args.results / f"dispatch-{re.sub('[^a-z0-9]+', '-', machine.lower())}.json"
     path.write_text(json.dumps(results, indent=1) + "\n")
     print(f"written to {path}")
 

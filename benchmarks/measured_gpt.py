@@ -59,6 +59,8 @@ def main() -> None:
     model = GPT(options.layers, options.dim, options.heads, options.context).to(job.device, dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     norm = None if options.no_clipping else 1.0
+    if options.compile:
+        model.compile()  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
     data = Bytes(read_text(None), options.context)
     job.protect(model, optimizer, data, global_batch=32, micro_batch=4, max_grad_norm=norm)
     done = 0
@@ -68,6 +70,8 @@ def main() -> None:
             for batch in step.micro_batches():
                 step.backward(loss_of(model, batch))
                 count += 1
+            if job.device.type == "cuda":
+                torch.cuda.synchronize()  # or the time would be that of launching kernels
             own = Attempt(
                 step=step.number,
                 shadow=step.shadow,
@@ -80,7 +84,7 @@ def main() -> None:
             done = step.number if step.apply() else done
     if job.rank == 0 and done == options.steps:  # (who has become a standby has no state any more)
         parameters = [parameter.detach().double().flatten() for parameter in model.parameters()]
-        np.save(options.folder / PARAMETERS, torch.cat(parameters).numpy())
+        np.save(options.folder / PARAMETERS, torch.cat(parameters).cpu().numpy())
 
 
 def attempts_of(folder: Path, node: str) -> Iterator[Attempt]:
@@ -112,6 +116,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=16)
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     parser.add_argument("--no-clipping", action="store_true", help="of the gradient's norm")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile")
     return parser.parse_args()
 
 

@@ -14,8 +14,9 @@ from places import ROOT
 def test_workers_get_no_secret_and_no_place_of_another_launcher() -> None:
     given = {"PATH": "/bin", env.TOKEN: "s", env.TOKEN_FILE: "f", env.LOG: "debug", "RANK": "1", "WORLD_SIZE": "2"}
     given |= {"MASTER_ADDR": "h", "MASTER_PORT": "1", env.WORKER: "{}", env.LOADER: "0"}
-    assert env.for_workers(given) == {"PATH": "/bin", env.LOG: "debug", "OMP_NUM_THREADS": "1"}
-    assert env.for_workers({"OMP_NUM_THREADS": "7"}) == {"OMP_NUM_THREADS": "7"}
+    defaults = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    assert env.for_workers(given) == {"PATH": "/bin", env.LOG: "debug", **defaults}
+    assert env.for_workers({"OMP_NUM_THREADS": "7"}) == {**defaults, "OMP_NUM_THREADS": "7"}
 
 
 def test_how_much_is_logged() -> None:

@@ -33,11 +33,16 @@ LOADER = "HOLDFAST_LOADER"
 #: what no worker gets: secrets, and the places that other launchers have given to the process that starts it
 _NOT_FOR_WORKERS = {TOKEN, TOKEN_FILE, WORKER, LOADER, "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
+_WORKER_DEFAULTS = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+
 
 def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what workers get of an environment: one thread each, unless the user says otherwise (as torchrun does)."""
+    """Return the environment of workers: that of their job without secrets, with defaults that the user can override.
+
+    As with torchrun, a worker has one thread. NCCL's watchdog must not end a worker whose communicator is aborted.
+    """
     kept = {name: value for name, value in environment.items() if name not in _NOT_FOR_WORKERS}
-    return {"OMP_NUM_THREADS": "1", **kept}
+    return {**_WORKER_DEFAULTS, **kept}
 
 
 def log_level(environment: Mapping[str, str], default: str = "") -> str:

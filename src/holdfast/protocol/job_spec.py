@@ -22,6 +22,8 @@ PATH_OR_URL = {"path": True, "url": True}
 
 RESTART_ALL = "restart-all"
 AUTO = "auto"
+#: the library that exchanges CUDA tensors between workers
+Backend = Literal["auto", "nccl", "gloo"]
 #: of a node's processes, within `coordination.failures.budget.WINDOW_S`
 MAX_RESTARTS = 5
 #: steps in a row with gradients that are not finite, before the job fails
@@ -318,6 +320,13 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 4
     workers_per_node: Annotated[int, Meta(ge=1, le=1024, description="Worker processes on each node.")] = 1
+    backend: Annotated[
+        Backend,
+        Meta(
+            description="Library that exchanges CUDA tensors between workers. gloo: through host memory; several "
+            "workers can share a GPU. auto: nccl, or gloo if torch has no NCCL."
+        ),
+    ] = AUTO
     sizes: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=MOST)], ...],
         Meta(description="In a pool: the numbers of nodes that the job can run on, where not all up to max_nodes do."),

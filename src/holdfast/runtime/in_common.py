@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 import numpy
@@ -19,7 +19,7 @@ _LISTED_CHARACTERS = 8000
 
 def in_common(workload: Workload, device: torch.device, *, checkpoint_every: int | str) -> dict[str, str]:
     """Return it by name; of a model that is spread over a unit's places it says the same in all of them."""
-    software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": version("scipy")}
+    software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": _scipy_version()}
     state, order = workload.state.capture().manifest.in_all_places, workload.loader.order
     everything = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=16).hexdigest()
     tensors = ", ".join(
@@ -44,3 +44,11 @@ def in_common(workload: Workload, device: torch.device, *, checkpoint_every: int
         config |= {"experts": experts.experts, "expert tensors": experts.specs()}
         config["hash of the first experts (call torch.manual_seed before the model is made)"] = experts.fingerprint()
     return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
+
+
+def _scipy_version() -> str:
+    """Return scipy's version. Only a few features need it, so a job without them runs where it is missing."""
+    try:
+        return version("scipy")
+    except PackageNotFoundError:
+        return "not installed"

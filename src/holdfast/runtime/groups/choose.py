@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
+from holdfast.errors import BadInputError
 from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO, levels_of
+from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, LocalCommunicator
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.hierarchical import build_hierarchical
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.gloo import build_gloo
 from holdfast.runtime.groups.transports.nccl import build_nccl
+from holdfast.runtime.groups.transports.staged import StagedCommunicator
 
 
 def build_communicator(
@@ -28,6 +32,7 @@ def build_communicator(
     members: Sequence[int] | None = None,
     name: str = "",
     any_to_any: bool = True,
+    backend: Backend = AUTO,
     host: str = "127.0.0.1",
     timeout_s: float = 120.0,
     build_timeout_s: float = 10.0,
@@ -43,6 +48,7 @@ def build_communicator(
         nodes: of each member, the node it is on.
         members, name: as of `build_gloo`.
         any_to_any: tokens, or experts, are to go from any rank to any other.
+        backend: the library that exchanges CUDA tensors; "gloo" stages them through host memory.
         flat_up_to, fan_out: see planning.levels.
     """
     if len(nodes) == 1:
@@ -50,7 +56,7 @@ def build_communicator(
     times = {"timeout_s": timeout_s, "build_timeout_s": build_timeout_s}
     ranks = range(len(nodes)) if members is None else members
     place = ranks.index(rank)
-    if device.type == "cuda":
+    if uses_nccl(device, backend):
         return build_nccl(
             board,
             place,
@@ -72,5 +78,36 @@ def build_communicator(
 
     levels = levels_of(nodes, place, flat_up_to=flat_up_to, fan_out=fan_out)
     if len(levels.owners) == 1:
-        return build("", levels.groups[0])
-    return build_hierarchical(build, board, levels, place, len(nodes), any_to_any=any_to_any, halt=halt)
+        communicator = build("", levels.groups[0])
+    else:
+        communicator = build_hierarchical(build, board, levels, place, len(nodes), any_to_any=any_to_any, halt=halt)
+    return communicator if device.type == "cpu" else StagedCommunicator(communicator, device)
+
+
+def uses_nccl(device: torch.device, backend: Backend) -> bool:
+    """Return whether NCCL exchanges the tensors of this device."""
+    if device.type != "cuda":
+        return False
+    return dist.is_nccl_available() if backend == AUTO else backend == "nccl"
+
+
+def device_of(local_rank: int, backend: Backend) -> torch.device:
+    """Return the device of a worker: its GPU, or the CPU if there is none.
+
+    With "gloo", the workers of a node may outnumber its GPUs and share them. The current device is set, so that the
+    memory and the streams that torch uses without being told are this worker's.
+
+    Raises:
+        BadInputError: NCCL would need another GPU for this worker.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    if local_rank >= gpus and uses_nccl(torch.device("cuda"), backend):
+        raise BadInputError(
+            f"worker {local_rank} of this node has no GPU: the node has {gpus}, and NCCL needs one for each worker; "
+            "start fewer workers per node, or share the GPUs with --set backend=gloo"
+        )
+    device = torch.device("cuda", local_rank % gpus)
+    torch.cuda.set_device(device)
+    return device

@@ -103,6 +103,16 @@ def _of_replica(mesh: Any, replica: ReplicaMesh) -> bool:
     return all(id(group) in ours for group in groups)
 
 
+def _mesh_infos(module: FSDPModule) -> list[Any]:
+    """Return over which mesh FSDP2 has cut each group of this module's parameters."""
+    untyped: Any = module
+    state = untyped._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return [group.mesh_info for group in state._fsdp_param_groups]
+    group = state._fsdp_param_group  # torch 2.11 and before: one group, or none
+    return [] if group is None else [group.mesh_info]
+
+
 def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     """Look whether FSDP2 has cut each module along `shard` alone.
 
@@ -114,8 +124,7 @@ def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     for name, module in named_modules(model):
         if not isinstance(module, FSDPModule):
             continue
-        untyped: Any = module
-        for info in (one.mesh_info for one in untyped._get_fsdp_state()._fsdp_param_groups):
+        for info in _mesh_infos(module):
             cut, alike = (getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate"))
             said = f"module {uncompiled(name)!r}" if name else "the model"
             if any(group is not None and id(group) not in ours and group.size() > 1 for group in (cut, alike)):

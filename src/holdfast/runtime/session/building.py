@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from holdfast.planning.levels import FLAT_UP_TO
+from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.groups.at_once import at_once
 from holdfast.runtime.groups.choose import build_communicator
@@ -25,9 +26,10 @@ logger = logging.getLogger(__name__)
 class GroupBuilder:
     """Builds the groups of one worker, and keeps those that are given up until their operations have ended."""
 
-    def __init__(self, device: torch.device, host: str) -> None:
+    def __init__(self, device: torch.device, host: str, backend: Backend = AUTO) -> None:
         """Build groups on a device, reached at an address."""
         self._device = device
+        self._backend: Backend = backend
         self._host = host
         self._graveyard = Graveyard()
 
@@ -72,6 +74,7 @@ class GroupBuilder:
             generation=plan.generation,
             graveyard=self._graveyard,
             any_to_any=any_to_any,
+            backend=self._backend,
             host=self._host,
             halt=resources.halt,
             # (whoever computes nothing has come for another's place: it changes no order in which the others add up)

@@ -23,7 +23,7 @@ from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.environment import LOADER, log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit, Wish
-from holdfast.protocol.job_spec import AUTO
+from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.checkpoints.who_saves import saver_of
@@ -35,6 +35,7 @@ from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.emulation import emulate
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
+from holdfast.runtime.groups.choose import device_of
 from holdfast.runtime.in_common import in_common
 from holdfast.runtime.layouts.place import WHOLE_UNIT
 from holdfast.runtime.layouts.starting import Start, materialize
@@ -102,16 +103,17 @@ class Job:
         self._after_apply: Callable[[Step], None] | None = None
         self._step: Step | None = None
         local, self._zygote = (settings.local_rank, settings.zygote) if settings else (0, "")
+        self._backend: Backend = settings.spec.backend if settings else AUTO
         #: where the model belongs
-        self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+        self.device = device_of(local, self._backend)
         self._link: WorkerLink | None = None
         self._met = Met(WHOLE, None)
         if settings and self._layouts:
             self._link = WorkerLink(settings.socket)
-            self._met = meet_under(self._link, settings.worker, self._layouts, self.device)
+            self._met = meet_under(self._link, settings.worker, self._layouts, self.device, backend=self._backend)
         elif settings and only is not None and only.places > 1:
             self._link = WorkerLink(settings.socket)
-            self._met = Met(only, form_unit(self._link, settings.worker, only, self.device))
+            self._met = Met(only, form_unit(self._link, settings.worker, only, self.device, backend=self._backend))
         self._spread = SpreadModel(self._met.unit, self.device, self._layouts) if layout is not None else None
 
     @property
@@ -401,7 +403,7 @@ class Job:
             identity,
             link=link,
             workload=workload,
-            groups=GroupBuilder(self.device, identity.host),
+            groups=GroupBuilder(self.device, identity.host, self._backend),
             faults=faults,
             clock=SystemClock(),
             saver=saver_of(storage, settings, identity.worker, self._checkpoint_every, link.send, faults, workload),

@@ -2,7 +2,7 @@
 
 Not run where it was written: there were no two GPUs. It relies on documented behaviour only: works are polled through
 their CUDA events, and aborting the communicators ends what is under way on the device. The process must run with
-TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (the agent sets it), or NCCL's watchdog ends the process on an error.
+TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (`environment.for_workers` sets it), or NCCL's watchdog ends the process on an error.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from holdfast.errors import HoldfastError
+from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.layouts.layout import DIMENSIONS, Layout
 from holdfast.protocol.names import key_of
 from holdfast.runtime.groups.choose import build_communicator
@@ -25,7 +26,13 @@ _HELLO = "here"
 
 
 def build_groups(
-    board: Board, layout: Layout, place: int, device: torch.device, *, timeout_s: float = BUILD_S
+    board: Board,
+    layout: Layout,
+    place: int,
+    device: torch.device,
+    *,
+    backend: Backend = AUTO,
+    timeout_s: float = BUILD_S,
 ) -> Mapping[str, Communicator]:
     """Build the groups of a place, together with the others of its unit; those of one place alone are left out.
 
@@ -54,6 +61,7 @@ def build_groups(
                 name=f"{dimension}-{members[0]}/",
                 generation=0,
                 graveyard=graveyard,
+                backend=backend,
                 host=_HERE,
                 timeout_s=OPERATION_S,
                 build_timeout_s=max(deadline - time.monotonic(), 1.0),

@@ -13,6 +13,7 @@ import torch
 from holdfast.control.link.unit.page import Proposals
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.errors import BadInputError, HoldfastError
+from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.layouts.unit_words import (
@@ -60,7 +61,9 @@ class Met(NamedTuple):
     snapshots: str = ""
 
 
-def meet_under(link: WorkerLink, worker: str, layouts: Layouts, device: torch.device) -> Met:
+def meet_under(
+    link: WorkerLink, worker: str, layouts: Layouts, device: torch.device, *, backend: Backend = AUTO
+) -> Met:
     """Meet the other places of this worker's unit under that of these layouts which is in force; blocks.
 
     Raises:
@@ -71,12 +74,18 @@ def meet_under(link: WorkerLink, worker: str, layouts: Layouts, device: torch.de
     link.send(JoinUnit(worker=worker, layouts=layouts))
     formed = meeting.formed()
     layout = formed.layout
-    unit = _built(link, meeting, formed, worker, layout, device, BUILD_S) if layout.places > 1 else None
+    unit = _built(link, meeting, formed, worker, layout, device, backend, BUILD_S) if layout.places > 1 else None
     return Met(layout, unit, formed.snapshots)
 
 
 def form_unit(
-    link: WorkerLink, worker: str, layout: Layout, device: torch.device, *, build_timeout_s: float = BUILD_S
+    link: WorkerLink,
+    worker: str,
+    layout: Layout,
+    device: torch.device,
+    *,
+    backend: Backend = AUTO,
+    build_timeout_s: float = BUILD_S,
 ) -> Unit:
     """Meet the other places of this worker's unit, through its agent, and build the unit's groups; blocks.
 
@@ -93,7 +102,7 @@ def form_unit(
     meeting = _Meeting()
     link.meet(meeting.hear, meeting.lost)
     link.send(JoinUnit(worker=worker, layout=layout))
-    return _built(link, meeting, meeting.formed(), worker, layout, device, build_timeout_s)
+    return _built(link, meeting, meeting.formed(), worker, layout, device, backend, build_timeout_s)
 
 
 def _built(
@@ -103,6 +112,7 @@ def _built(
     worker: str,
     layout: Layout,
     device: torch.device,
+    backend: Backend,
     build_timeout_s: float,
 ) -> Unit:
     """Build the groups of a unit that is formed."""
@@ -112,7 +122,7 @@ def _built(
     except OSError as error:
         raise HoldfastError(f"the memory for a unit's proposals cannot be opened: {error}") from None
     board = meeting.board(lambda keys: link.send(UnitPost(worker=worker, unit=formed.unit, keys=keys)))
-    groups = build_groups(board, layout, place, device, timeout_s=build_timeout_s)
+    groups = build_groups(board, layout, place, device, backend=backend, timeout_s=build_timeout_s)
     return Unit(name=formed.unit, layout=layout, place=place, groups=groups, proposals=proposals)
 
 

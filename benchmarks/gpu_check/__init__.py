@@ -1,0 +1,1 @@
+"""One command that checks holdfast on a GPU; see docs/gpu.md."""

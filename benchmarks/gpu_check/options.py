@@ -1,0 +1,44 @@
+"""The options of a check and its result, as they travel between the runner and the process of a check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+#: What a check has measured, by name; must be JSON.
+Figures: TypeAlias = dict[str, Any]
+Device = Literal["cuda", "cpu"]
+
+#: exit code of a check that cannot run on this machine
+NOT_POSSIBLE = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """The options of one check."""
+
+    device: Device
+    #: small sizes and few repetitions
+    quick: bool
+    #: an empty folder for the check's files
+    folder: Path
+
+    @property
+    def is_small(self) -> bool:
+        """Whether sizes must be small: on a CPU, figures mean nothing."""
+        return self.quick or self.device == "cpu"
+
+
+class NotPossibleError(Exception):
+    """This machine lacks something that the check needs; the message names it."""
+
+
+class CheckFailedError(Exception):
+    """A result is wrong; the message has the value and the bound."""
+
+
+def require(holds: bool, problem: str) -> None:
+    """Raise `CheckFailedError` with this problem unless the condition holds."""
+    if not holds:
+        raise CheckFailedError(problem)

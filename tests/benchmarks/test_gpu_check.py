@@ -1,0 +1,173 @@
+"""The GPU check: a check that fails, hangs or crashes never stops the others, and results are written after each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.gpu_check.options import NotPossibleError
+from benchmarks.gpu_check.report import as_markdown, write_results
+from benchmarks.gpu_check.runner import FAILED, NOT_RUN, PASSED, Check, Outcome, run_check, run_checks
+from benchmarks.gpu_check.wheels import unpack_wheels
+
+from places import ROOT
+
+GOOD = "print('working'); print('{\"step_s\": 0.5}')"
+
+
+def check(code: str, name: str = "one", limit_s: float = 30.0) -> Check:
+    return Check(name=name, question="?", limit_s=limit_s, command=(sys.executable, "-c", code))
+
+
+def outcome_of(code: str, folder: Path, limit_s: float = 30.0) -> Outcome:
+    return run_check(check(code), limit_s=limit_s, environment=os.environ, folder=folder)
+
+
+def test_figures_are_the_last_line(tmp_path: Path) -> None:
+    outcome = outcome_of(GOOD, tmp_path)
+    assert (outcome.status, outcome.reason, outcome.figures, outcome.output) == (PASSED, "", {"step_s": 0.5}, "")
+
+
+def test_a_failing_check_keeps_its_figures_and_the_end_of_its_output(tmp_path: Path) -> None:
+    figures = json.dumps({"a": 1, "problem": "too slow"})
+    code = f"import sys; print('x' * 100_000); print('the end'); print({figures!r}); sys.exit(1)"
+    outcome = outcome_of(code, tmp_path)
+    assert (outcome.status, outcome.reason, outcome.figures) == (FAILED, "too slow", {"a": 1})
+    assert "the end" in outcome.output
+    assert len(outcome.output) <= 6000
+
+
+def test_a_traceback_without_figures(tmp_path: Path) -> None:
+    outcome = outcome_of("raise ValueError('broken')", tmp_path)
+    assert (outcome.status, outcome.reason) == (FAILED, "exit code 1")
+    assert "ValueError: broken" in outcome.output
+
+
+def test_a_check_that_prints_no_figures_has_failed(tmp_path: Path) -> None:
+    outcome = outcome_of("print('nothing measured')", tmp_path)
+    assert (outcome.status, outcome.reason) == (FAILED, "printed no figures")
+
+
+def test_a_crash_names_the_signal(tmp_path: Path) -> None:
+    outcome = outcome_of("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", tmp_path)
+    assert (outcome.status, outcome.reason) == (FAILED, "was killed by SIGSEGV")
+
+
+def test_a_hanging_check_is_ended_with_its_children(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('child', child.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    outcome = outcome_of(code, tmp_path, limit_s=2.0)
+    assert (outcome.status, outcome.reason) == (FAILED, "took longer than 2 s")
+    child = int(outcome.output.split()[1])
+    stat = Path(f"/proc/{child}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_a_check_that_is_not_possible_was_not_run(tmp_path: Path) -> None:
+    outcome = outcome_of('import sys; print(\'{"problem": "no NCCL"}\'); sys.exit(3)', tmp_path)
+    assert (outcome.status, outcome.reason, outcome.output) == (NOT_RUN, "no NCCL", "")
+
+
+def test_results_come_after_each_check_and_no_failure_stops_the_rest(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def on_outcome(outcomes: Sequence[Outcome]) -> str:
+        seen.append([outcome.status for outcome in outcomes])
+        return ""
+
+    checks = [check("import os; os.abort()", "crashes"), check(GOOD, "works")]
+    run_checks(checks, budget_s=60.0, environment=os.environ, folder=tmp_path, on_outcome=on_outcome)
+    assert seen == [[FAILED], [FAILED, PASSED]]
+
+
+def test_a_check_that_does_not_fit_into_the_budget_is_not_run(tmp_path: Path) -> None:
+    times = iter([0.0, 1.0, 55.0, 55.0])
+    checks = [check(GOOD, "first"), check(GOOD, "long", limit_s=100.0), check(GOOD, "short", limit_s=5.0)]
+    outcomes = run_checks(
+        checks,
+        budget_s=60.0,
+        environment=os.environ,
+        folder=tmp_path,
+        on_outcome=lambda outcomes: "",
+        clock=lambda: next(times),
+    )
+    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [
+        (PASSED, ""),
+        (NOT_RUN, "no time left"),
+        (PASSED, ""),
+    ]
+
+
+def test_a_reason_to_stop_is_that_of_all_further_checks(tmp_path: Path) -> None:
+    checks = [check(GOOD, "first"), check(GOOD, "second")]
+    outcomes = run_checks(
+        checks, budget_s=60.0, environment=os.environ, folder=tmp_path, on_outcome=lambda outcomes: "there is no GPU"
+    )
+    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [(PASSED, ""), (NOT_RUN, "there is no GPU")]
+
+
+def test_results_replace_those_before(tmp_path: Path) -> None:
+    machine = {"gpu": "NVIDIA H100 80GB", "versions": {"torch": "2.11"}}
+    outcome = Outcome(name="one", question="?", status=FAILED, reason="a | b", figures={"step": {"s": 0.123456}})
+    for _ in range(2):
+        path = write_results(tmp_path, machine, [outcome])
+    assert path.name == "gpu-check-nvidia-h100-80gb.json"
+    assert json.loads(path.read_text())["checks"][0]["figures"] == {"step": {"s": 0.123456}}
+    assert path.with_suffix(".md").read_text() == as_markdown(machine, [outcome])
+    assert "| one | failed: a \\| b | step s 0.1235 |" in path.with_suffix(".md").read_text()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_wheels_are_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "thing-1-py3-none-any.whl", "w") as archive:
+        archive.writestr("thing/__init__.py", "")
+    assert unpack_wheels(tmp_path, tmp_path / "target") == 1
+    assert (tmp_path / "target" / "thing" / "__init__.py").exists()
+    with pytest.raises(NotPossibleError, match="has no wheels"):
+        unpack_wheels(tmp_path / "target", tmp_path)
+
+
+def gpu_check(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--out", str(out), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
+    done = gpu_check(tmp_path, "--only", "nccl")
+    assert done.returncode == 2, done.stdout
+    (path,) = tmp_path.glob("*.json")
+    machine, nccl = json.loads(path.read_text())["checks"]
+    assert machine["status"] == nccl["status"] == NOT_RUN
+    assert machine["reason"] == nccl["reason"] != ""
+
+
+def test_the_checks_work_on_a_cpu(tmp_path: Path) -> None:
+    """The other checks are tried by `make soak`: their jobs take a minute."""
+    done = gpu_check(
+        tmp_path, "--device", "cpu", "--quick", *(f"--only={name}" for name in ("training", "nccl", "errors"))
+    )
+    assert done.returncode == 0, done.stdout
+    assert statuses(tmp_path) == {"machine": PASSED, "training": PASSED, "nccl": PASSED, "errors": PASSED}
+
+
+@pytest.mark.soak
+def test_all_checks_work_on_a_cpu(tmp_path: Path) -> None:
+    done = gpu_check(tmp_path, "--device", "cpu", "--quick")
+    assert done.returncode == 0, done.stdout
+    assert set(statuses(tmp_path).values()) == {PASSED}
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    return {one["name"]: one["status"] for one in json.loads((folder / "gpu-check-cpu.json").read_text())["checks"]}
