@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.options import NotPossibleError
-from benchmarks.gpu_check.report import as_markdown, write_results
+from benchmarks.gpu_check.report import as_markdown, copy_logs, write_results
 from benchmarks.gpu_check.runner import FAILED, Check, Outcome, check_command, run_checks
 from benchmarks.gpu_check.wheels import unpack_wheels
 
@@ -33,9 +33,9 @@ CHECKS = (
     ("nccl", "Can NCCL groups be built, swapped and aborted?", 60.0),
     ("errors", "Which class has a CUDA error in one worker, and what happens to the other workers?", 120.0),
     ("dispatch", "Do Triton's kernels agree with torch's, and how fast are they?", 90.0),
-    ("snapshots", "What do snapshots, checkpoints and the transfer of state cost?", 120.0),
-    ("warming", "How long does a new worker's first step take, cold and warm?", 120.0),
+    ("snapshots", "What do snapshots, checkpoints and the transfer of state cost?", 150.0),
     ("fsdp", "Do two workers that share a model with FSDP2 train as one?", 90.0),
+    ("warming", "How long does a new worker's first step take, cold and warm?", 180.0),
 )
 
 
@@ -54,12 +54,15 @@ def main() -> int:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
         given.out = given.out.resolve()
+        given.logs = given.logs and given.logs.resolve()
         written = given.out
 
         def on_outcome(outcomes: Sequence[Outcome]) -> str:
             nonlocal written
             latest = outcomes[-1]
             print(f"{latest.name}: {latest.status} {latest.reason} ({latest.seconds:.1f} s)", flush=True)
+            if given.logs is not None:
+                copy_logs(folder, latest.name, given.logs)
             written = write_results(given.out, _machine(outcomes, given.device), outcomes)
             no_device = latest.name == MACHINE and not latest.figures.get("usable", False)
             return latest.reason or "the device cannot be used" if no_device else ""
@@ -121,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
     parser.add_argument("--wheels", type=Path, help="folder with the wheels that this machine lacks (gpu_wheels.sh)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the results")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="folder for the events and the output of all jobs")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all checks together")
     return parser
 

@@ -35,7 +35,7 @@ def main() -> int:
         importlib.import_module(f"benchmarks.gpu_check.checks.{given.module}").run(options, figures)
     except NotPossibleError as error:
         figures["problem"], code = str(error), NOT_POSSIBLE
-    except Exception as error:  # noqa: BLE001 - whatever a check raises is its result
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a check raises is its result
         traceback.print_exc()
         figures["problem"], code = f"{type(error).__name__}: {error}".splitlines()[0], 1
     sys.stderr.flush()

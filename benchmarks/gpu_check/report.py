@@ -13,6 +13,9 @@ from typing import Any
 from benchmarks.gpu_check.options import Figures
 from benchmarks.gpu_check.runner import Outcome
 
+#: Bytes of each log file that are kept.
+LOG_BYTES = 4_000_000
+
 
 def write_results(folder: Path, machine: Mapping[str, Any], outcomes: Sequence[Outcome]) -> Path:
     """Write `gpu-check-<device>.json` and the same as a table beside it; return the path of the JSON file.
@@ -27,6 +30,14 @@ def write_results(folder: Path, machine: Mapping[str, Any], outcomes: Sequence[O
     _replace(path, json.dumps(results, indent=1) + "\n")
     _replace(path.with_suffix(".md"), as_markdown(machine, outcomes))
     return path
+
+
+def copy_logs(folder: Path, check: str, logs: Path) -> None:
+    """Copy the events and the output of a check's jobs, the end of each."""
+    for path in (*(folder / check).glob("*/events.jsonl"), *(folder / check).glob("*/output.txt")):
+        target = logs / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes()[-LOG_BYTES:])
 
 
 def as_markdown(machine: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.gpu_check.options import NOT_POSSIBLE, Figures
 
 #: Characters of a failed check's output that the results keep.
-OUTPUT_CHARACTERS = 6000
+OUTPUT_CHARACTERS = 16_000
 #: Time for a check to end its own child processes after SIGTERM, before SIGKILL.
 GRACE_S = 8.0
 #: A check starts only if at least this share of its time limit is left of the budget.
@@ -112,8 +112,9 @@ def run_check(check: Check, *, limit_s: float, environment: Mapping[str, str], f
     status = PASSED if not reason else FAILED
     if code == NOT_POSSIBLE:
         status = NOT_RUN
-    if code != 0 and "problem" in figures:
-        reason = str(figures.pop("problem"))
+    problem = str(figures.pop("problem", ""))
+    if code > 0 and problem:
+        reason = problem
     return Outcome(
         name=check.name,
         question=check.question,

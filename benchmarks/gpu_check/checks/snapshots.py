@@ -26,7 +26,7 @@ def run(options: Options, figures: Figures) -> None:
     in_memory = _free(SHARED_MEMORY) > ROOM * nbytes
     folder = SHARED_MEMORY if in_memory else options.folder
     figures["state_gb"], figures["snapshots_in"] = nbytes / 1e9, str(SHARED_MEMORY) if in_memory else "a folder on disk"
-    sizes = ("--layers", str(layers), "--dim", str(dim), "--heads", "4", "--context", str(context))
+    sizes = ("--layers", str(layers), "--dim", str(dim), "--heads", str(dim // 64), "--context", str(context))
     batches = ("--global-batch", "8", "--micro-batch", "4")
     command = (
         *("--nodes", "1", *SHARED_GPU, "--snapshot-every", "10", "--snapshot-dir", str(folder)),
