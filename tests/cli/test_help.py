@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.cli import command_table as table
 from holdfast.cli.help import COMMON, EXAMPLES
 
 
@@ -48,6 +51,24 @@ def test_every_command_has_two_examples_with_options_that_exist(words: str) -> N
         assert example.startswith(f"holdfast {words}")
         given = shlex.split(example.removeprefix(f"holdfast {words}").split(" -- ")[0].split("train.py")[0])
         assert {word for word in given if re.match(r"--?[a-z]", word)} <= known
+
+
+@pytest.mark.parametrize("name", table.COMMANDS)
+def test_the_table_has_the_first_sentence_of_each_commands_help(name: str) -> None:
+    command: Any = typer.main.get_command(app)
+    found = command.get_command(None, name)
+    assert found.help.split("\n\n")[0].split(". ")[0].rstrip(".").replace("\n", " ") == table.COMMANDS[name].summary
+
+
+def test_help_imports_no_module_of_a_command() -> None:
+    program = "import sys; from holdfast.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    shown = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
+    assert "Start here:" in shown.stdout
+    ours = {name for name in shown.stderr.split() if name.startswith("holdfast.")}
+    packages = ("holdfast.cli", "holdfast.errors", "holdfast.environment", "holdfast.units")
+    assert not [name for name in ours if not name.startswith(packages)]
+    assert not ours & {f"holdfast.cli.{row.module}" for row in table.COMMANDS.values()}
+    assert "asyncio" not in shown.stderr.split(), "it alone takes as long as all of this"
 
 
 @pytest.mark.parametrize("words", COMMON)

@@ -27,7 +27,7 @@ _POLL_S = 0.5
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("demo", rich_help_panel="Start here")(demo)
+    app.command("demo")(demo)
 
 
 def demo(

@@ -25,7 +25,7 @@ app = HelpfulTyper(cls=HelpfulGroup, help="List and copy example training script
 
 def register(to: typer.Typer) -> None:
     """Add this module's commands."""
-    to.add_typer(app, name="examples", rich_help_panel="Start here")
+    to.add_typer(app, name="examples")
 
 
 @app.command("list")

@@ -124,13 +124,18 @@ class HelpfulGroup(TyperGroup):
         """Write the list of commands."""
         formatter.write("\n".join(_group_lines(self, ctx)) + "\n")
 
+    def rows(self, ctx: Any) -> list[tuple[str, str, str]]:
+        """Return name, panel and help of each command."""
+        found: list[tuple[str, Any]] = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        return [(name, "Commands", inspect.cleandoc(command.help or "")) for name, command in found]
+
 
 class HelpfulTyper(typer.Typer):
     """A Typer application with these pages for its commands."""
 
-    def command(self, name: str | None = None, *, rich_help_panel: str | None = None, **settings: Any) -> Any:
+    def command(self, name: str | None = None, **settings: Any) -> Any:
         """Register a command, and give it the option --help-all."""
-        register = super().command(name, cls=HelpfulCommand, rich_help_panel=rich_help_panel, **settings)
+        register = super().command(name, cls=HelpfulCommand, **settings)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             register(_with_help_all(function))
@@ -215,11 +220,8 @@ def _group_lines(group: Any, ctx: Any) -> Iterator[str]:
     yield ""
     yield inspect.cleandoc(group.help or "").split("\n\n")[0]
     panels: dict[str, list[str]] = {}
-    for name in group.list_commands(ctx):
-        command = group.get_command(ctx, name)
-        panel = getattr(command, "rich_help_panel", None)
-        title = panel if isinstance(panel, str) and panel else "Commands"
-        panels.setdefault(title, []).append(_line(name, inspect.cleandoc(command.help or "")))
+    for name, panel, text in group.rows(ctx):
+        panels.setdefault(panel, []).append(_line(name, text))
     for title, lines in panels.items():
         yield f"\n{title}:"
         yield from lines

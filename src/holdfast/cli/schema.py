@@ -22,7 +22,7 @@ _SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("schema", rich_help_panel="Test")(schema)
+    app.command("schema")(schema)
 
 
 def schema(

@@ -17,7 +17,7 @@ group = HelpfulTyper(
 
 def register(app: typer.Typer) -> None:
     """Add the group of commands to the command line."""
-    app.add_typer(group, rich_help_panel="Plan")
+    app.add_typer(group)
 
 
 @group.callback()

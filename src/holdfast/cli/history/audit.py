@@ -22,7 +22,7 @@ MOST = 20
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("audit", rich_help_panel="Afterwards")(grouped(audit))
+    app.command("audit")(grouped(audit))
 
 
 def audit(events: EventsFile = None, as_json: AsJson = False, *, server: Server) -> None:

@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
     group.command("list")(grouped(list_all))
     group.command("verify")(grouped(verify))
     group.command("export")(grouped(export))
-    app.add_typer(group, rich_help_panel="Afterwards")
+    app.add_typer(group)
 
 
 def list_all(directory: Place, as_json: AsJson = False) -> None:

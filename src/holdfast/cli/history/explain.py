@@ -40,7 +40,7 @@ _SEVERITIES = {1: "the node is out", 2: "a process is", 3: "nobody is: the same 
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("explain", rich_help_panel="Look")(grouped(explain_command))
+    app.command("explain")(grouped(explain_command))
 
 
 def explain_command(

@@ -18,7 +18,7 @@ from holdfast.protocol.events import StepCommitted
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("export", rich_help_panel="Afterwards")(grouped(export))
+    app.command("export")(grouped(export))
 
 
 def export(

@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("logs", rich_help_panel="Look")(grouped(logs))
+    app.command("logs")(grouped(logs))
 
 
 def logs(

@@ -25,7 +25,7 @@ from holdfast.observability.report import JobReport, make_report
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("report", rich_help_panel="Afterwards")(grouped(report))
+    app.command("report")(grouped(report))
 
 
 def report(

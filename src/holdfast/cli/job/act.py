@@ -27,11 +27,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would move, 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("scale", rich_help_panel="Act")(grouped(scale))
-    app.command("move", rich_help_panel="Act")(grouped(move))
-    app.command("drain", rich_help_panel="Act")(grouped(drain))
-    app.command("undrain", rich_help_panel="Act")(grouped(undrain))
-    app.command("inject", rich_help_panel="Test")(grouped(inject))
+    app.command("scale")(grouped(scale))
+    app.command("move")(grouped(move))
+    app.command("drain")(grouped(drain))
+    app.command("undrain")(grouped(undrain))
+    app.command("inject")(grouped(inject))
 
 
 def scale(

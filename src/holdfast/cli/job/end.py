@@ -25,8 +25,8 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once: do not 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("stop", rich_help_panel="Act")(grouped(stop))
-    app.command("checkpoint", rich_help_panel="Act")(grouped(checkpoint))
+    app.command("stop")(grouped(stop))
+    app.command("checkpoint")(grouped(checkpoint))
 
 
 def stop(

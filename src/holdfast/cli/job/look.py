@@ -29,7 +29,7 @@ EventsFile = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("events", rich_help_panel="Look")(grouped(events))
+    app.command("events")(grouped(events))
 
 
 def events(

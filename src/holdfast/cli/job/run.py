@@ -110,7 +110,7 @@ def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     # What follows SCRIPT belongs to the script, options included.
     settings = {"allow_interspersed_args": False}
-    app.command("run", context_settings=settings, rich_help_panel="Run")(grouped(run))
+    app.command("run", context_settings=settings)(grouped(run))
 
 
 def run(

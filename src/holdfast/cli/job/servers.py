@@ -89,9 +89,9 @@ _OF_POOLED_NODES = ("workers_per_node", "recovery.grace", "output.log_dir")
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("coordinator", rich_help_panel="Serve")(grouped(coordinator))
+    app.command("coordinator")(grouped(coordinator))
     settings = {"allow_interspersed_args": False}
-    app.command("agent", context_settings=settings, rich_help_panel="Serve")(grouped(agent))
+    app.command("agent", context_settings=settings)(grouped(agent))
 
 
 def coordinator(

@@ -27,7 +27,7 @@ Answer = Mapping[str, Any]
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("status", rich_help_panel="Look")(grouped(status))
+    app.command("status")(grouped(status))
 
 
 def status(

@@ -32,7 +32,7 @@ _INTERRUPTED = "it was interrupted"
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("calibrate", rich_help_panel="Run")(grouped(calibrate))
+    app.command("calibrate")(grouped(calibrate))
 
 
 def calibrate(

@@ -37,11 +37,11 @@ def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     # What follows SCRIPT belongs to the script, options included.
     settings = {"allow_interspersed_args": False}
-    app.command("submit", context_settings=settings, rich_help_panel="Run")(grouped(submit))
-    app.command("jobs", rich_help_panel="Look")(grouped(jobs))
-    app.command("suspend", rich_help_panel="Act")(grouped(suspend))
-    app.command("resume", rich_help_panel="Act")(grouped(resume))
-    app.command("update", rich_help_panel="Act")(grouped(update))
+    app.command("submit", context_settings=settings)(grouped(submit))
+    app.command("jobs")(grouped(jobs))
+    app.command("suspend")(grouped(suspend))
+    app.command("resume")(grouped(resume))
+    app.command("update")(grouped(update))
 
 
 def submit(

@@ -20,7 +20,7 @@ from holdfast.errors import RefusedError
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("nodes", rich_help_panel="Look")(grouped(nodes))
+    app.command("nodes")(grouped(nodes))
 
 
 def nodes(as_json: AsJson = False, *, server: Server) -> None:

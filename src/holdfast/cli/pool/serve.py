@@ -29,7 +29,7 @@ _MOST_GRANT = 10**9
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("pool", rich_help_panel="Serve")(grouped(pool))
+    app.command("pool")(grouped(pool))
 
 
 @dataclass(frozen=True, kw_only=True)

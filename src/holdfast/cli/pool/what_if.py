@@ -25,7 +25,7 @@ _MOST_ADDED = 1 << 16
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("whatif", rich_help_panel="Look")(grouped(whatif))
+    app.command("whatif")(grouped(whatif))
 
 
 def whatif(

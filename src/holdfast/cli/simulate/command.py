@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("simulate", rich_help_panel="Plan")(grouped(simulate))
+    app.command("simulate")(grouped(simulate))
 
 
 def simulate(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typer
+
 from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.options import grouped
 from holdfast.cli.spares import fit, map, plan, validate
@@ -12,10 +14,14 @@ app = HelpfulTyper(
     help="Plan the number and kind of spares.",
     no_args_is_help=True,
     add_completion=False,
-    rich_help_panel="Plan",
 )
 
 app.command("plan")(grouped(plan.plan))
 app.command("map")(map.best_map)
 app.command("validate")(validate.validate)
 app.command("fit")(fit.fit)
+
+
+def register(to: typer.Typer) -> None:
+    """Add this module's group of commands."""
+    to.add_typer(app, name="spares")
