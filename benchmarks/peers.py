@@ -1,14 +1,13 @@
-"""How long torchrun is down when a worker is killed, with the model of `benchmarks/recovery.py`.
+"""How long torchrun and torchft are down when a worker is killed, with the model of `benchmarks/recovery.py`.
 
-One torchrun agent with four workers: DDP over gloo, a checkpoint every 10 steps, restarts allowed. Down = from the
-SIGKILL of one worker to the first step after it that all four have done, less the median step. torchft is measured
-too where it is installed (it is not a dependency).
+torchrun: one agent with four workers, DDP over gloo, a checkpoint every 10 steps, restarts allowed. Down = from the
+SIGKILL of one worker to the first step after it that all four have done, less the median step. torchft: see
+`torchft_peer.py`; it is measured if it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import os
@@ -22,10 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
+import torchft_peer
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 CHECKPOINT_EVERY = 10
 WORLD = 4
+#: torchft's default, and the shortest with which a slow step of this machine is no failure
+TORCHFT_TIMEOUTS_S = (60.0, 2.0)
 CONTEXT = 16
 
 
@@ -53,9 +56,27 @@ def main() -> int:
         f"torchrun, 1 agent x {WORLD} workers: down less the median step {statistics.median(down):.2f} s "
         f"({min(down):.2f}..{max(down):.2f}), {options.kills} runs; steps lost {statistics.median(lost):.0f}"
     )
-    if importlib.util.find_spec("torchft") is None:
-        print("torchft: not installed, not measured")
+    measure_torchft(options.kills)
     return 0
+
+
+def measure_torchft(kills: int) -> None:
+    """Print what a kill and a return cost with torchft, for each of its timeouts."""
+    if not torchft_peer.is_installed():
+        print("torchft: not measured, because it is not installed (pip install torchft-nightly)")
+        return
+    for timeout_s in TORCHFT_TIMEOUTS_S:
+        costs: list[torchft_peer.KillCost] = []
+        for _ in range(kills):
+            costs.append(torchft_peer.kill_one(timeout_s))
+            print(f"torchft, timeouts of {timeout_s:g} s: {costs[-1]}", flush=True)
+        down, join = [cost.down_s for cost in costs], [cost.join_s for cost in costs]
+        print(
+            f"torchft, {torchft_peer.GROUPS} replica groups, timeouts of {timeout_s:g} s: down less the median step "
+            f"{statistics.median(down):.2f} s ({min(down):.2f}..{max(down):.2f}), {kills} runs; steps discarded "
+            f"{statistics.median(cost.discarded for cost in costs):.0f}; the step of a join takes longer by "
+            f"{statistics.median(join):.2f} s ({min(join):.2f}..{max(join):.2f})"
+        )
 
 
 def torchrun_kill() -> tuple[float, int]:
