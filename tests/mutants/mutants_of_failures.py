@@ -22,6 +22,13 @@ TRANSFERS = "coordination/nodes/transfers.py"
 
 FAILURE_MUTANTS = (
     Mutant(
+        name="begins_again_with_fewer_nodes",
+        file="coordination/nodes/replacing.py",
+        old="        return max(record.wanted, 1) if spec.recovery.waits_for_nodes else 1\n",
+        new="        return 1\n",
+        why="a job that waits for lost nodes waits also if all of them were lost",
+    ),
+    Mutant(
         name="raisers_are_let_go_at_once",
         file=DECIDING,
         old="        return None if not whole or lost_of(self._turn.record, others, reports) else others\n",

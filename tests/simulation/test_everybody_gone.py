@@ -102,3 +102,15 @@ def test_a_standby_that_follows_nobody_makes_no_room_for_who_leaves(seed: int) -
 def test_whoever_is_lost_as_another_follows_it_leaves_no_place_empty(seed: int) -> None:
     """A drained node was killed once its standby was a member: the others had as many places as before."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+
+
+@pytest.mark.parametrize("seed", [26410957701])
+def test_a_job_that_waits_begins_again_with_as_many_nodes_as_it_had(seed: int) -> None:
+    """Nobody had a whole state, so all workers were started again: the first node that came back trained alone."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+
+
+@pytest.mark.parametrize("seed", [21077257678])
+def test_a_job_whose_drained_node_had_room_for_experts_waits_for_another_one(seed: int) -> None:
+    """The other node with the state was killed: the newcomer alone has no room for all experts."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"

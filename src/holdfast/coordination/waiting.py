@@ -55,7 +55,7 @@ class Waiting:
             return Need(nodes=missing, expert_slots=0, why="it goes on with as many nodes as before")
         if record.plan is not None and not (broken and lacks_slots(turn, config)):
             return None
-        if (away := parts.replacing.needed - members.complete_nodes) > 0 and record.in_memory:
+        if (away := parts.replacing.needed - members.complete_nodes) > 0 and config.spec.recovery.waits_for_nodes:
             return Need(nodes=away, expert_slots=0, why="it goes on with as many nodes as before")
         why = "too few nodes are left for all experts" if members.regular else "no node is left"
         if config.spec.experiments.static_experts:

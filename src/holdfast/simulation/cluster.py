@@ -133,7 +133,7 @@ class SimCluster:
         if record is None:
             return False
         deserted = record.generation > 0 and not any(agent.alive for agent in self.agents.values())
-        lacks = self._lacks_nodes or self._lacks_reach or self._lacks_refused
+        lacks = self._lacks_nodes or self._lacks_room or self._lacks_reach or self._lacks_refused
         return lacks or deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
 
     @property
@@ -141,6 +141,16 @@ class SimCluster:
         """A job that is to have as many nodes as before says that it waits for some."""
         shell = self.coordinator
         return self.places.waits and shell is not None and shell.alive and shell.machine.waiting.need is not None
+
+    @property
+    def _lacks_room(self) -> bool:
+        """A job whose nodes were drained can have too little room for its experts once another one is lost."""
+        shell, record, plan = self.coordinator, self.world.store.record, self.plan
+        if shell is None or not shell.alive or record is None or shell.machine.waiting.need is None:
+            return False
+        away = {one.node for one in (*record.drained, *record.leaving)}
+        here = [agent.name for agent in self.agents.values() if agent.alive and agent.name not in away]
+        return bool(away) and len(here) < max(plan.nodes_for_experts, -(-plan.ep_size // plan.workers_per_node))
 
     @property
     def _lacks_refused(self) -> bool:
@@ -166,7 +176,7 @@ class SimCluster:
 
     def _help(self) -> None:
         """Bring what the job waits for."""
-        if self._lacks_nodes or self._lacks_reach or self._lacks_refused:
+        if self._lacks_nodes or self._lacks_room or self._lacks_reach or self._lacks_refused:
             self.injector.bring_one()
         elif any(agent.alive for agent in self.agents.values()):
             self.undrain()

@@ -13,6 +13,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
+from holdfast.protocol.record import KnownCheckpoint
 
 Policy = Literal["auto", "standby", "shrink", "wait", "restart-all"]
 
@@ -320,6 +321,27 @@ def test_a_later_coordinator_knows_whose_place_was_taken() -> None:
     kept = (attach(w("s0")), msg.Warmed(worker=w("s0"), seconds=0.5), msg.Begun(worker=w("s0"), generation=2))
     job.connect(msgspec.structs.replace(hello("s0", kept=kept), standby=True))
     assert not job.machine.members.standbys
+
+
+@pytest.mark.parametrize(("policy", "begins_with"), [("wait", 3), ("shrink", 1)])
+def test_a_job_that_waits_begins_again_with_as_many_nodes_as_it_had(policy: Policy, begins_with: int) -> None:
+    """All nodes are lost, and there is a checkpoint: the first node that comes back trains alone only with shrink."""
+    job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure=policy))).start()
+    job.step(1)
+    job.machine.turn.change(checkpoints=(KnownCheckpoint(step=1, name="step-1"),))
+    names = ("n0", "n1", "n2")
+    for name in names:
+        job.lose(name)
+    for place, name in enumerate(names, start=1):
+        job.tick(0.5)
+        job.connect(msgspec.structs.replace(hello(name), session="cafecafe", agent_pid=777))
+        job.say(attach(w(name, "b")))
+        job.tick(0.5)
+        assert (job.machine.record.generation > 1) == (place >= begins_with)
+        if place < begins_with:
+            assert job.machine.waiting.need is not None
+            assert job.machine.waiting.need.nodes == begins_with - place
+    assert len(members(job)) == begins_with
 
 
 def test_where_nobody_is_left_it_goes_on_alone() -> None:

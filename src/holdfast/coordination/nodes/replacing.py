@@ -189,11 +189,11 @@ class Replacing:
 
     @property
     def needed(self) -> int:
-        """How many nodes a job begins with; after a change of layout the others may wait for those that are lost."""
+        """How many nodes a job begins with; one that waits for lost nodes begins again with as many as it had."""
         record, spec = self._turn.record, self._config.spec
         if not record.generation:
             return spec.nodes_to_begin
-        return record.wanted if record.in_memory and spec.recovery.waits_for_nodes else 1
+        return max(record.wanted, 1) if spec.recovery.waits_for_nodes else 1
 
     def take_over(self) -> None:
         """Nobody is left, or too few are: whoever is here goes on with the job."""
