@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -62,5 +64,28 @@ def test_what_cannot_be_copied_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"no example 'nope': `holdfast examples list`"):
         examples("copy", "nope")
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInputError, match=r"cannot be written: .*; give another --to DIR"):
-        examples("copy", "gan", "--to", str(tmp_path / "file"))
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("d" * 300)):
+        with pytest.raises(BadInputError, match=r"cannot be written: .*; give another --to DIR"):
+            examples("copy", "gan", "--to", str(folder))
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "gan.py").symlink_to(tmp_path / "elsewhere.py")
+    with pytest.raises(BadInputError, match=r"gan.py exists and differs"):
+        examples("copy", "gan", "--to", str(tmp_path))
+    assert not (tmp_path / "elsewhere.py").exists()
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    examples("copy", "gan", "--to", str(tmp_path))
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(BadInputError, match=r"gan.py cannot be written: Permission denied; give another --to DIR"):
+        examples("copy", "gan", "--to", str(tmp_path))
+
+
+def test_the_command_to_run_a_copy_can_be_pasted(tmp_path: Path) -> None:
+    *_, command = examples("copy", "gan", "--to", str(tmp_path / "my scripts")).splitlines()
+    assert shlex.split(command) == ["holdfast", "run", "--nodes", "2", str(tmp_path / "my scripts" / "gan.py")]

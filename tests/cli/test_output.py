@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from holdfast import cli
-from holdfast.errors import EXIT_FAILED
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 
 _JOB = """
 import sys
@@ -63,3 +63,53 @@ def test_the_log_has_the_time_of_day_as_events_have_it() -> None:
     )
     said = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=True).stderr
     assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} job j begins\n", said)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_text_that_the_terminal_cannot_show_is_printed_as_far_as_it_can(encoding: str) -> None:
+    program = (
+        "from holdfast.cli.output import lasting_output, open_standard_streams; open_standard_streams()\n"
+        "with lasting_output() as say: say('node-0 failed: \\u4e2d\\udcff')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    shown = "\u4e2d" if encoding == "utf-8" else "?"
+    assert ended.stdout.decode(encoding) == f"node-0 failed: {shown}?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["stauts"], "No such command 'stauts'. Did you mean 'status'? See --help"),
+        (["spares", "paln"], "No such command 'paln'. Did you mean 'plan'? See --help"),
+        (["demo", "--steps", "3"], "Input should be greater than or equal to 16, not '3'; see --help"),
+        (["run", "--port", "x", "train.py"], "unable to parse string as an integer, not 'x'; see --help"),
+    ],
+)
+def test_bad_words_are_named_with_the_remedy(
+    words: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["holdfast", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == EXIT_BAD_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("holdfast: ")
+    assert line.endswith(complaint)
+
+
+@pytest.mark.parametrize("group", ["", "examples", "checkpoints", "experts", "spares"])
+def test_a_group_without_a_command_prints_its_page(
+    group: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["holdfast", *group.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == EXIT_BAD_INPUT
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith("Usage: ")
+    assert "Options:" in others

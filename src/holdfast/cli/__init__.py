@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.exceptions import TyperException
@@ -18,7 +18,6 @@ app = HelpfulTyper(
     name="holdfast",
     cls=Commands,
     help="Keeps large PyTorch training jobs running through failures.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
@@ -49,8 +48,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except TyperException as error:  # an option or a command that there is not, or one that lacks its value
-        message = error.format_message()
-        _end(f"{message.rstrip('.')}; see --help" if message else "", error.exit_code)
+        _end(_bad_words(error), error.exit_code)
     except HoldfastError as error:
         _end(str(error), error.exit_code)
     except BaseException as error:
@@ -62,6 +60,17 @@ def main() -> None:
         traceback.print_exc()
         _end("this is a mistake of ours: please report it with the lines above", EXIT_OUR_FAULT)
     raise SystemExit(code)
+
+
+def _bad_words(error: TyperException) -> str:
+    """Return what is wrong with the command line: the problem, the value, and where to look."""
+    message = error.format_message()
+    if not message:
+        return ""
+    cause: Any = error.__cause__
+    if details := getattr(cause, "errors", None):  # Typer's message lacks the value, which pydantic's error has.
+        message = f"{message.rstrip('.')}, not {str(details()[0]['input'])!r}"
+    return f"{message} See --help" if message.endswith("?") else f"{message.rstrip('.')}; see --help"
 
 
 def _end(complaint: str, code: int) -> NoReturn:

@@ -63,15 +63,16 @@ class Commands(HelpfulGroup):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._loaded: dict[str, Any] = {}
+        #: None until the command is used. Typer suggests these names for one that does not exist.
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in COMMANDS and cmd_name not in self._loaded:
-            self._loaded[cmd_name] = _load(cmd_name)
-        return self._loaded.get(cmd_name)
+        if cmd_name in COMMANDS and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _load(cmd_name)
+        return self.commands.get(cmd_name)
 
     def rows(self, ctx: Any) -> list[tuple[str, str, str]]:
         return [(name, row.panel, row.summary) for name, row in COMMANDS.items()]

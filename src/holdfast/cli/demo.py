@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ import typer
 from holdfast.cli.examples import example_file
 from holdfast.cli.output import say
 from holdfast.errors import BadInputError
-from holdfast.observability.event_lines import read_events
+from holdfast.observability.event_lines import NoEventError, decode_event, read_events
 from holdfast.protocol.events import GenerationStarted, JobStarted, StepCommitted
 
 #: with this model a step of four workers takes about 0.2 s on two cores
@@ -37,12 +37,12 @@ def demo(
     ),
 ) -> None:
     """Train with four nodes on this machine for a minute. One is killed half-way, and a new one joins."""
+    events, picture = out / "demo.jsonl", out / "demo.png"
     try:
         out.mkdir(parents=True, exist_ok=True)
+        _remove_earlier_demo(events, picture)
     except OSError as error:
-        raise BadInputError(f"--out {out} is not a folder that can be written: {error.strerror}") from None
-    events = out / "demo.jsonl"
-    events.unlink(missing_ok=True)
+        raise BadInputError(f"--out {out}: {error.filename}: {error.strerror}; give another folder") from None
     command = (*_HOLDFAST, "run", "--nodes", "4", "--allow-faults", "--events", str(events))
     # Several workers share the machine's cores, so each one computes with one thread.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
@@ -54,9 +54,36 @@ def demo(
     except KeyboardInterrupt:  # the job has received the same signal, and ends in good order
         code = job.wait()
     if code == 0:
-        subprocess.run((*_HOLDFAST, "report", str(events), "--plot", str(out / "demo.png")), check=True)
-        say(f"\nThe picture: {out / 'demo.png'}. The events: {events}.")
+        code = subprocess.run((*_HOLDFAST, "report", str(events), "--plot", str(picture)), check=False).returncode
+    if code == 0:
+        say(f"\nThe picture: {picture}. The events: {events}.")
     raise typer.Exit(code)
+
+
+def _remove_earlier_demo(events: Path, picture: Path) -> None:
+    """Remove the files of an earlier demo.
+
+    Raises:
+        BadInputError: a file with such a name is not from an earlier demo.
+    """
+    for file, is_from_demo in ((events, _begins_with_event(events)), (picture, events.exists())):
+        if (file.exists() or file.is_symlink()) and not (is_from_demo and file.is_file()):
+            raise BadInputError(f"{file} is not from an earlier demo: move it, or give another folder with --out DIR")
+    picture.unlink(missing_ok=True)
+    events.unlink(missing_ok=True)
+
+
+def _begins_with_event(file: Path) -> bool:
+    """Whether a file is empty, or its first line is an event."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as stream:
+        line = stream.readline()
+    try:
+        decode_event(line)
+    except NoEventError:
+        return not line
+    return True
 
 
 def _kill_and_add_a_node(events: Path, steps: int, is_running: Callable[[], bool]) -> None:
@@ -64,22 +91,29 @@ def _kill_and_add_a_node(events: Path, steps: int, is_running: Callable[[], bool
 
     A command that fails, for example because the job has ended, prints why.
     """
-    started = _await_event(events, lambda event: isinstance(event, JobStarted), is_running)
-    trains = _await_event(events, lambda event: isinstance(event, GenerationStarted), is_running)
+    started = await_event(events, lambda event: isinstance(event, JobStarted), is_running)
+    trains = await_event(events, lambda event: isinstance(event, GenerationStarted), is_running)
     if not isinstance(started, JobStarted) or trains is None:
         return  # the job's own output says why
     address = ("--address", started.url)
     kill_at, join_at = steps // 2, steps // 2 + steps // 8
     subprocess.run((*_HOLDFAST, "inject", "kill", "node-1", "--step", str(kill_at), *address), check=False)
-    if _await_event(events, lambda event: isinstance(event, StepCommitted) and event.step >= join_at, is_running):
+    if await_event(events, lambda event: isinstance(event, StepCommitted) and event.step >= join_at, is_running):
         subprocess.run((*_HOLDFAST, "scale", "+1", *address), check=False)
 
 
-def _await_event(events: Path, is_wanted: Callable[[object], bool], is_running: Callable[[], bool]) -> object | None:
+def await_event(events: Path, is_wanted: Callable[[object], bool], is_running: Callable[[], bool]) -> object | None:
     """Return the first wanted event of a job, or None if the job ends without one."""
     while True:
         running = is_running()
-        found = next(filter(is_wanted, read_events(events) if events.exists() else ()), None)
+        found = next(filter(is_wanted, _events_so_far(events)), None)
         if found is not None or not running:
             return found
         time.sleep(_POLL_S)
+
+
+def _events_so_far(file: Path) -> Sequence[object]:
+    try:
+        return read_events(file)
+    except BadInputError:  # There is no file yet, or no event in it.
+        return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ _TOOLS = {"changed_lines"}
 #: the same script without holdfast, for comparison, has this after its name
 PLAIN = "_plain"
 
-app = HelpfulTyper(cls=HelpfulGroup, help="List and copy example training scripts.", no_args_is_help=True)
+app = HelpfulTyper(cls=HelpfulGroup, help="List and copy example training scripts.")
 
 
 def register(to: typer.Typer) -> None:
@@ -56,24 +57,36 @@ def copy_example(
     files = [source, *imported_files(source)]
     plain = source.with_name(f"{source.stem}{PLAIN}.py")
     if plain.exists():
-        files = sorted({*files, plain, *imported_files(plain)}, key=lambda file: file != source)
+        files = sorted({*files, plain, *imported_files(plain)}, key=lambda file: (file != source, file))
     targets = [to / file.relative_to(source.parent) for file in files]
-    for file, target in zip(files, targets, strict=True):
-        if target.exists() and not (target.is_file() and target.read_bytes() == file.read_bytes()):
-            raise BadInputError(f"{target} exists and differs: move it, or copy into another folder with --to DIR")
-    for file, target in zip(files, targets, strict=True):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-        except OSError as error:
-            raise BadInputError(f"{target} cannot be written: {error.strerror}; give another --to DIR") from None
+    try:
+        _copy_files(files, targets)
+    except OSError as error:
+        raise BadInputError(f"{error.filename} cannot be written: {error.strerror}; give another --to DIR") from None
     if as_json:
         print_json({"copied": [str(target) for target in targets]})
         return
     for target in targets:
         say(str(target))
     if source.suffix == ".py":
-        say(f"\nholdfast run --nodes 2 {targets[0]}")
+        say(f"\nholdfast run --nodes 2 {shlex.quote(str(targets[0]))}")
+
+
+def _copy_files(files: Sequence[Path], targets: Sequence[Path]) -> None:
+    """Copy files, unless one of the targets exists with another content.
+
+    Raises:
+        BadInputError: such a target exists; nothing has been copied.
+    """
+    missing: list[tuple[Path, Path]] = []
+    for file, target in zip(files, targets, strict=True):
+        if not target.exists() and not target.is_symlink():  # A link to a missing file does not "exist".
+            missing.append((file, target))
+        elif not target.is_file() or target.read_bytes() != file.read_bytes():
+            raise BadInputError(f"{target} exists and differs: move it, or copy into another folder with --to DIR")
+    for file, target in missing:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
 
 
 def examples_folder() -> Path:

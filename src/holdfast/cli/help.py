@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from holdfast.errors import EXIT_BAD_INPUT
+
 #: columns of a page
 COLUMNS = 80
 #: columns of the names of options and commands
@@ -119,6 +121,13 @@ class HelpfulCommand(TyperCommand):
 
 class HelpfulGroup(TyperGroup):
     """A group of commands, listed by panel with one line each."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words of a command line. Without any, print the list of commands as an error."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help(), err=True)
+            raise typer.Exit(EXIT_BAD_INPUT)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""

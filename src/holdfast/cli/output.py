@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import math
@@ -16,15 +17,19 @@ import typer
 from holdfast.cli.options import OUTPUT
 from holdfast.environment import log_level
 
+#: A longer duration, or one that is not a number, is not printed.
+_LONGEST_S = 1e13
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON on stdout, and all else on stderr.", rich_help_panel=OUTPUT)
 ]
 
 
 def open_standard_streams() -> None:
-    """Open to nowhere what is closed of stdin, stdout and stderr.
+    """Open the closed ones of stdin, stdout and stderr to /dev/null, and let stdout take any text.
 
-    Else the next file that is opened gets the number, and with it all that this process and its children print.
+    Otherwise the next file that is opened gets the number of the closed one, with everything that is printed. And a
+    character that the terminal's encoding lacks would end the job; it is printed as a question mark.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -33,6 +38,8 @@ def open_standard_streams() -> None:
             nowhere = os.open(os.devnull, os.O_RDWR)  # (which takes the lowest number that is free: this one)
             os.set_inheritable(nowhere, True)
             setattr(sys, name, os.fdopen(nowhere, "w" if number else "r"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def say(line: str) -> None:
@@ -133,7 +140,9 @@ def start_log(default: str) -> None:
 
 
 def seconds_in_words(seconds: float) -> str:
-    """Return a duration with one or two units, such as "0.2 s", "75 s" or "2 h 5 min"."""
+    """Return a duration with one or two units, such as "0.2 s", "75 s" or "2 h 5 min"; "-" if it is not a number."""
+    if not abs(seconds) < _LONGEST_S:
+        return "-"
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.cli.history.report import print_report
-from holdfast.cli.job.live import JobPicture, LiveProgress, render
+from holdfast.cli.job.live import JobPicture, LiveProgress, can_animate, render
 from holdfast.cli.job.progress import PlainProgress, describe, stamped
 from holdfast.observability.event_lines import decode_event
 from holdfast.observability.report import make_report
@@ -102,6 +102,17 @@ def test_no_line_of_the_panel_wraps(width: int) -> None:
 
 def test_an_empty_picture_can_be_drawn() -> None:
     assert "step 0" in drawn(JobPicture())
+
+
+@pytest.mark.parametrize(("term", "animated"), [("xterm", True), ("dumb", False), ("unknown", False)])
+def test_a_dumb_terminal_gets_plain_lines(term: str, animated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", term)
+    assert can_animate() is animated
+    monkeypatch.setattr(terminal, "isatty", lambda: False)
+    assert not can_animate()
 
 
 def test_the_live_view_takes_events_while_it_draws() -> None:

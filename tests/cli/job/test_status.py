@@ -125,6 +125,9 @@ def test_the_snapshot_and_the_period_of_checkpoints_are_shown() -> None:
         (3599, "1 h 0 min"),
         (7500, "2 h 5 min"),
         (2e5, "2 days"),
+        (float("inf"), "-"),
+        (float("nan"), "-"),
+        (1e300, "-"),
     ],
 )
 def test_durations_have_at_most_two_units(seconds: float, words: str) -> None:

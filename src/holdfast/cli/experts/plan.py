@@ -11,7 +11,7 @@ from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.output import AsJson
 
 group = HelpfulTyper(
-    cls=HelpfulGroup, name="experts", help="Plan the placement of experts on nodes.", no_args_is_help=True
+    cls=HelpfulGroup, name="experts", help="Plan the placement of experts on nodes."
 )
 
 

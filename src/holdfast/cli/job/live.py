@@ -200,6 +200,11 @@ class LiveProgress:
         return render(self.picture, on_ctrl_c=self._on_ctrl_c)
 
 
+def can_animate() -> bool:
+    """Whether stdout is a terminal that can redraw a panel; one with TERM=dumb cannot."""
+    return sys.stdout.isatty() and not Console(force_terminal=True).is_dumb_terminal
+
+
 @contextlib.contextmanager
 def terminal_apart() -> Generator[tuple[Console, Callable[[Callable[[str], None]], None]]]:
     """Keep the terminal for a console alone. Everything else that is printed arrives as lines.
@@ -223,7 +228,7 @@ def terminal_apart() -> Generator[tuple[Console, Callable[[Callable[[str], None]
         thread.start()
 
     try:
-        with os.fdopen(os.dup(kept[0]), "w") as terminal:
+        with os.fdopen(os.dup(kept[0]), "w", encoding=sys.stdout.encoding, errors="replace") as terminal:
             yield Console(file=terminal), begin
             _restore(kept)
             for thread in reader:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.job.live import LiveProgress, terminal_apart
+from holdfast.cli.job.live import LiveProgress, can_animate, terminal_apart
 from holdfast.cli.job.progress import PlainProgress
 from holdfast.cli.output import lasting_output, warn
 from holdfast.control.launch.settings import LaunchSettings
@@ -53,7 +52,7 @@ def run_shown(settings: LaunchSettings, job: RunJob, shown: Shown) -> int:
     with lasting_output() as say:
         if shown.as_json:
             code, failure = _run_for_json(settings, job, say, verbose=shown.verbose)
-        elif sys.stdout.isatty() and not shown.plain:
+        elif not shown.plain and can_animate():
             code, failure = _run_live(settings, job, verbose=shown.verbose)
         else:
             progress = PlainProgress(say, verbose=shown.verbose)

@@ -12,7 +12,6 @@ app = HelpfulTyper(
     cls=HelpfulGroup,
     name="spares",
     help="Plan the number and kind of spares.",
-    no_args_is_help=True,
     add_completion=False,
 )
 
