@@ -13,7 +13,7 @@ from rich.console import Console
 
 from holdfast.cli.history.report import print_report
 from holdfast.cli.job.live import JobPicture, LiveProgress, can_animate, render
-from holdfast.cli.job.progress import PlainProgress, describe, stamped
+from holdfast.cli.job.progress import PlainProgress, describe, loss_text, stamped
 from holdfast.observability.event_lines import decode_event
 from holdfast.observability.report import make_report
 from holdfast.protocol.events import NodesJoined, ReadEvent
@@ -215,6 +215,39 @@ def test_plain_progress_has_the_last_step_and_the_time_left_if_they_are_known() 
     assert lines[-1].endswith("step 41 of 100: loss 2.5000, 128.0 samples/s, 4 workers, 15 s left")
     progress(step(100, time=2000.0, last_step=100))
     assert lines[-1].endswith("step 100 of 100: loss 2.5000, 64.0 samples/s, 4 workers")
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [(None, "-"), (2.5, "2.5000"), (0.0, "0.0000"), (1e-6, "1.000e-06"), (-1e300, "-1.000e+300"), (float("nan"), "nan")],
+)
+def test_a_loss_of_any_size_is_short(loss: float | None, words: str) -> None:
+    assert loss_text(loss) == words
+
+
+def test_odd_steps_are_shown_without_a_time_left() -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append)
+    steps = [step(1, 0.0, 0.0, 9), step(2, 20.0, 1e300, 10**18), step(9, 40.0, 0.5, 3), step(9, 60.0, float("nan"), 99)]
+    for one in steps:
+        progress(one)
+        assert "left" not in drawn(picture([one]))
+    assert len(lines) == len(steps)
+    assert not [line for line in lines if "left" in line]
+
+
+def test_after_a_rollback_the_time_left_counts_the_lost_steps_again() -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append)
+    for one in (step(90, 0.0, 1.0, 100), step(50, 20.0, 1.0, 100)):
+        progress(one)
+    assert [line.split(", ")[-1] for line in lines] == ["10 s left", "50 s left"]
+
+
+def test_a_node_in_the_panel_is_one_line_whatever_its_state_holds() -> None:
+    lines = drawn(picture([event("node_left", node="node-0", reason="a\nb\x1b[31m")])).splitlines()
+    assert not [line for line in lines if line and line[0] not in "╭│╰"]
+    assert "\x1b" not in "".join(lines)
 
 
 @pytest.mark.parametrize("verbose", [True, False])

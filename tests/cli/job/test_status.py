@@ -89,7 +89,34 @@ def test_a_job_without_nodes_and_steps_is_shown() -> None:
 
 def test_a_narrow_terminal_shows_each_node() -> None:
     lines = shown(40)
-    assert all(any(line.startswith(f"node-{number}") for line in lines) for number in range(4))
+    assert lines[3:] == [
+        "node-0     done      0     12345677",
+        "node-1     leaving   1     12345678",
+        "node-2     training  2-3   12345678",
+        "node-3     joining   -     -",
+        "standby-0  standby   -     -",
+        "standby-0: warm",
+        "node-1: gives its place to standby-0, waits for a commit",
+        "node-2: slow: computing takes rank 3 2.0x as long",
+    ]
+
+
+def test_a_long_name_hides_no_other_column() -> None:
+    long = [node("train-gpt-worker-" + "x" * 40 + str(number), worker(number, 100 + number)) for number in range(2)]
+    for width in (40, 80):
+        lines = shown(width, nodes=long, leaving=[], paces=[])[3:]
+        for number, line in enumerate(lines):
+            assert line.startswith("t")
+            assert line.split()[0].endswith(f"xx{number}")
+            assert line.split()[1:4] == ["training", str(number), str(100 + number)]
+    assert long[1]["node"] in "\n".join(shown(80, nodes=long, wide=True))
+
+
+def test_wide_cuts_nothing_off() -> None:
+    many = [worker(rank, 12_345_678) for rank in range(64)]
+    lines = shown(80, nodes=[node("node-0", *many, zone="z" * 40, standby="warm" * 20)], leaving=[], wide=True)
+    assert not [line for line in lines if "…" in line]
+    assert len([line for line in lines if line.startswith("node-0")]) == 1
 
 
 def test_slow_workers_are_named() -> None:

@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.job.progress import DETAILS, PlainProgress, loss_text, stamped
+from holdfast.cli.job.progress import DETAILS, PlainProgress, count_workers, loss_text, stamped
 from holdfast.cli.output import on_one_line, seconds_in_words
 from holdfast.protocol.events import (
     CoordinatorRestarted,
@@ -84,8 +84,8 @@ class JobPicture:
     def seconds_left(self) -> float | None:
         """How long the rest of the job takes at the speed of the last steps, or None if that is not known."""
         seconds = sum(step.step_s for step in self.recent)
-        known = self.last_step > 0 and seconds > 0
-        return seconds / len(self.recent) * max(self.last_step - self.step, 0) if known else None
+        known = self.last_step > self.step and seconds > 0
+        return seconds / len(self.recent) * (self.last_step - self.step) if known else None
 
     def take(self, event: ReadEvent) -> None:
         """Change with an event."""
@@ -133,14 +133,14 @@ def render(picture: JobPicture, *, on_ctrl_c: str = "") -> RenderableType:
         f"step {picture.step}{f' of {last}' if last else ''}",
         f"loss {loss_text(picture.loss)}",
         f"{picture.samples_per_s:.1f} samples/s",
-        f"{picture.world} worker{'' if picture.world == 1 else 's'}",
+        count_workers(picture.world),
     ]
     if last:
         bar = Table.grid(expand=True)
         bar.add_row(ProgressBar(total=last, completed=min(picture.step, last)))
         lines.append(bar)
-    if (left_s := picture.seconds_left) is not None:
-        facts.append(f"{seconds_in_words(left_s)} left")
+    if (left_s := picture.seconds_left) is not None and (left := seconds_in_words(left_s)) != "-":
+        facts.append(f"{left} left")
     lines.append(_short("   ".join(facts), "bold"))
     for state in dict.fromkeys(picture.nodes.values()):
         names = [name for name, its in picture.nodes.items() if its == state]
@@ -157,7 +157,7 @@ def render(picture: JobPicture, *, on_ctrl_c: str = "") -> RenderableType:
 
 def _short(text: str, style: str) -> Text:
     """Return one line, which is cut off where the panel ends: a line that wraps would stay on the screen."""
-    return Text(text, style, no_wrap=True, overflow="ellipsis")
+    return Text(on_one_line(text), style, no_wrap=True, overflow="ellipsis")
 
 
 class LiveProgress:

@@ -15,8 +15,15 @@ E = TypeVar("E", bound=ev.Event)
 
 
 def loss_text(loss: float | None) -> str:
-    """Return a loss as people read it; JSON has null for what is no number, or known to nobody any more."""
-    return "-" if loss is None else f"{loss:.4f}"
+    """Return a loss in at most 10 characters; "-" for None, which is NaN in JSON, or a loss that no worker knows."""
+    if loss is None:
+        return "-"
+    return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"
+
+
+def count_workers(number: int) -> str:
+    """Return the number of workers, such as "1 worker"."""
+    return f"{number} worker{'' if number == 1 else 's'}"
 
 
 #: of more nodes than these there is a number
@@ -51,7 +58,7 @@ def _failed(event: ev.FailureDetected) -> str:
 
 def _committed(event: StepCommitted) -> str:
     rate = f"{event.samples / event.step_s:.1f}" if event.step_s > 0 else "-"
-    return f"step {event.step}: loss {loss_text(event.loss)}, {rate} samples/s, {event.world_size} workers"
+    return f"step {event.step}: loss {loss_text(event.loss)}, {rate} samples/s, {count_workers(event.world_size)}"
 
 
 def _recovered(event: ev.Recovered) -> str:
@@ -146,7 +153,7 @@ _WORDS = dict(
         _line(ev.StoreReturned, lambda e: f"the store answers again: for {e.away_s:.1f} s nothing could be decided"),
         _line(
             ev.GenerationStarted,
-            lambda e: f"generation {e.generation}: {e.world_size} workers on {_nodes(e.members)} ({e.reason})",
+            lambda e: f"generation {e.generation}: {count_workers(e.world_size)} on {_nodes(e.members)} ({e.reason})",
         ),
         _line(StepCommitted, _committed),
         _line(ev.StepSkipped, lambda e: f"step {e.step} was skipped ({e.in_a_row} in a row): {e.why}"),
@@ -272,11 +279,12 @@ class PlainProgress:
             return
         self._next_step_at = event.time + self._every_s
         rate = f"{self._samples / self._seconds:.1f}" if self._seconds > 0 else "-"
-        nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}" if self._nodes else f"{event.world_size} workers"
+        nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}" if self._nodes else count_workers(event.world_size)
         step = f"step {event.step} of {event.last_step}" if event.last_step else f"step {event.step}"
         facts = [f"{step}: loss {loss_text(event.loss)}", f"{rate} samples/s", nodes]
         if event.last_step > event.step and self._seconds > 0:
             left_s = self._seconds / self._steps * (event.last_step - event.step)
-            facts.append(f"{seconds_in_words(left_s)} left")
+            if (left := seconds_in_words(left_s)) != "-":
+                facts.append(f"{left} left")
         self._say(f"{time_of_day(event.time)} {', '.join(facts)}")
         self._steps, self._samples, self._seconds = 0, 0, 0.0

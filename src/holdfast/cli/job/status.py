@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.progress import time_of_day
+from holdfast.cli.job.progress import loss_text, time_of_day
 from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, seconds_in_words
@@ -21,6 +21,13 @@ from holdfast.protocol.names import node_of
 
 #: a worker that takes this many times as long as the others is reported as slow
 SLOW = 1.5
+
+#: characters of a node's name that are shown in a narrow terminal, too
+_SHORTEST_NAME = 12
+#: A terminal with fewer columns has no room for the time of the last word and the note.
+_NARROW = 60
+#: columns of a line of --wide, at most
+_WIDE = 4096
 
 Answer = Mapping[str, Any]
 
@@ -50,8 +57,14 @@ def print_status(answer: Answer, console: Console, *, wide: bool) -> None:
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if answer.get("nodes"):
+        table = _node_table(answer, columns=None if wide else console.width)
+        if wide:  # A line that the terminal wraps is better than values that are cut off.
+            console.width = max(console.width, _WIDE)
         console.print()
-        console.print(_node_table(answer, wide=wide))
+        console.print(table)
+        if console.width < _NARROW:
+            for name, notes in _notes(answer).items():
+                console.print(f"{name}: {'; '.join(notes)}", markup=False, highlight=False, soft_wrap=True)
     if not wide:
         return
     console.print()
@@ -75,7 +88,7 @@ def _summary(answer: Answer) -> Iterator[str]:
         last = answer.get("last_step")
         facts.append(f"step {answer['step']} of {last}" if last else f"step {answer['step']}")
     if answer.get("loss") is not None:
-        facts.append(f"loss {answer['loss']:.4f}")
+        facts.append(f"loss {loss_text(answer['loss'])}")
     if workers := answer.get("world_size"):
         facts.append(f"{workers} worker{'s' if workers > 1 else ''}")
     yield ", ".join(facts)
@@ -117,28 +130,46 @@ def quarantined(answer: Answer) -> Iterator[str]:
 # ---- the nodes ----
 
 
-def _node_table(answer: Answer, *, wide: bool) -> Table:
-    """Return one row for each node: members by rank, then standbys and others."""
-    names = ["node", "state", "rank", "step", "last word"]
+def _node_table(answer: Answer, *, columns: int | None) -> Table:
+    """Return one row for each node: members by rank, then standbys and others.
+
+    Args:
+        columns: The terminal's width. None adds all facts, and shows names in full.
+    """
+    wide, narrow = columns is None, columns is not None and columns < _NARROW
+    longest_name = None if columns is None else max(columns * 3 // 10, _SHORTEST_NAME)
+    names = ["node", "state", "rank", "step", *([] if narrow else ["last word"])]
     more = ["rack", "zone", "agent pid", "worker pids", "failure rate"] if wide else []
-    table = Table(*names, *more, "note", box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[:-1]:
+    table = Table(*names, *more, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns:
         column.no_wrap = True
+    if not narrow:
+        table.add_column("note")
     notes = _notes(answer)
     for node in sorted(answer["nodes"], key=_order):
         workers: Sequence[Answer] = node.get("workers") or ()
         ranks = sorted(worker["rank"] for worker in workers if worker["rank"] is not None)
         steps = {worker["step"] for worker in workers if worker["step"] is not None}
-        row = [
-            *(node["node"], _state(node, ranks), _ranks(ranks), str(max(steps)) if steps else "-"),
-            f"{seconds_in_words(node['seen_s_ago'])} ago",
-        ]
+        row = [_shorten(node["node"], longest_name), _state(node, ranks), _ranks(ranks)]
+        row.append(str(max(steps)) if steps else "-")
+        if not narrow:
+            row.append(f"{seconds_in_words(node['seen_s_ago'])} ago")
         if wide:
             pids = " ".join(str(worker["pid"]) for worker in workers)
             row += [node["rack"] or "-", node["zone"] or "-", str(node["agent_pid"]), pids or "-"]
             row += [f"{node['failure_rate']:g}"]
-        table.add_row(*map(Text, row), Text("; ".join(notes.get(node["node"], ()))))
+        if not narrow:
+            row.append("; ".join(notes.get(node["node"], ())))
+        table.add_row(*map(Text, row))
     return table
+
+
+def _shorten(name: str, longest: int | None) -> str:
+    """Return a name of at most this many characters. Its middle is cut out: its end tells nodes apart."""
+    if longest is None or len(name) <= longest:
+        return name
+    tail = longest * 2 // 3
+    return f"{name[: longest - tail - 3]}...{name[-tail:]}"
 
 
 def _order(node: Answer) -> tuple[int, str]:
