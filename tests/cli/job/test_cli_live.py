@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -219,7 +220,14 @@ def test_plain_progress_has_the_last_step_and_the_time_left_if_they_are_known() 
 
 @pytest.mark.parametrize(
     ("loss", "words"),
-    [(None, "-"), (2.5, "2.5000"), (0.0, "0.0000"), (1e-6, "1.000e-06"), (-1e300, "-1.000e+300"), (float("nan"), "nan")],
+    [
+        (None, "-"),
+        (2.5, "2.5000"),
+        (0.0, "0.0000"),
+        (1e-6, "1.000e-06"),
+        (-1e300, "-1.000e+300"),
+        (float("nan"), "nan"),
+    ],
 )
 def test_a_loss_of_any_size_is_short(loss: float | None, words: str) -> None:
     assert loss_text(loss) == words
@@ -234,6 +242,14 @@ def test_odd_steps_are_shown_without_a_time_left() -> None:
         assert "left" not in drawn(picture([one]))
     assert len(lines) == len(steps)
     assert not [line for line in lines if "left" in line]
+
+
+def test_progress_goes_on_after_a_clock_was_set_back() -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append)
+    for number, time in enumerate((5000.0, 5001.0, 100.0, 101.0, 111.0)):
+        progress(step(number, time))
+    assert [int(re.findall(r"step (\d)", line)[0]) for line in lines] == [0, 2, 4]
 
 
 def test_after_a_rollback_the_time_left_counts_the_lost_steps_again() -> None:

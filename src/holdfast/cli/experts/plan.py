@@ -10,9 +10,7 @@ import typer
 from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.output import AsJson
 
-group = HelpfulTyper(
-    cls=HelpfulGroup, name="experts", help="Plan the placement of experts on nodes."
-)
+group = HelpfulTyper(cls=HelpfulGroup, name="experts", help="Plan the placement of experts on nodes.")
 
 
 def register(app: typer.Typer) -> None:

@@ -275,11 +275,13 @@ class PlainProgress:
         self._steps += 1
         self._samples += event.samples
         self._seconds += event.step_s
-        if event.time < self._next_step_at:
-            return
+        if self._next_step_at - self._every_s <= event.time < self._next_step_at:
+            return  # An earlier time than that of the last line comes from a clock that was set back.
         self._next_step_at = event.time + self._every_s
         rate = f"{self._samples / self._seconds:.1f}" if self._seconds > 0 else "-"
-        nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}" if self._nodes else count_workers(event.world_size)
+        nodes = count_workers(event.world_size)
+        if self._nodes:
+            nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
         step = f"step {event.step} of {event.last_step}" if event.last_step else f"step {event.step}"
         facts = [f"{step}: loss {loss_text(event.loss)}", f"{rate} samples/s", nodes]
         if event.last_step > event.step and self._seconds > 0:
