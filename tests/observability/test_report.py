@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
+from typer.testing import CliRunner
 
+from holdfast.cli import app
 from holdfast.cli.history.memory_plot import draw_memory, newest_change, plot_memory
 from holdfast.cli.history.report import print_report
 from holdfast.cli.history.report_plot import plot_events
@@ -136,6 +138,16 @@ def test_the_picture_of_memory_has_who_left_joined_and_stayed_in_the_newest_move
         plot_memory([made("job_started")], tmp_path / "plot.png")
 
 
+def test_the_legend_of_many_nodes_is_short() -> None:
+    samples = tuple(MemorySample(ago_s=float(2 - at), memory=at << 20, sent=at) for at in range(2))
+    nodes = tuple(MemoryOfNode(node=f"n{number}", role="joiner", peak=1, samples=samples) for number in range(50))
+    figure = Figure()
+    draw_memory(figure, made("memory_sampled", 2.0, nodes=nodes), 0.0)
+    for axes in figure.axes:
+        names = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert names == [*(f"n{number} joins" for number in range(9)), "41 more nodes"]
+
+
 def test_each_line_of_the_picture_is_in_a_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr("holdfast.cli.history.report_plot.save_figure", lambda figure, *_: drawn.append(figure))
@@ -150,3 +162,43 @@ def test_each_line_of_the_picture_is_in_a_legend(tmp_path: Path, monkeypatch: py
         assert len(axes.get_lines()) == len(names) + marks
         assert not any(name.startswith("_") for name in names)
     assert [text.get_text() for text in figure.axes[0].texts] == ["b fails"]
+
+
+def test_many_events_are_marked_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr("holdfast.cli.history.report_plot.save_figure", lambda figure, *_: drawn.append(figure))
+    events: list[AnyEvent] = [made("job_started")]
+    for number in range(1, 41):
+        events += [made("failure_detected", number - 0.5, node=f"node-{number}"), step(number, float(number))]
+    plot_events(events, tmp_path / "plot.png")
+    throughput, *others = drawn[0].axes
+    assert not throughput.texts
+    names = [text.get_text() for text in throughput.get_legend().get_texts()]
+    assert names == ["all nodes together, mean of 8 steps", "failures, waits"]
+    assert len(throughput.collections[0].get_segments()) == 40
+    assert not [axes for axes in others if axes.collections]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"loss": None},
+        {"loss": 1e308},
+        {"samples": 0},
+        {"step_s": 0.0},
+        {"world_size": 0},
+        {"job": "$a_{"},
+    ],
+)
+def test_odd_steps_can_be_drawn(fields: dict[str, Any], tmp_path: Path) -> None:
+    generation = made("generation_started", 0.5, members=(), world_size=0)
+    plot_events([made("job_started"), generation, step(1, 1.0, **fields), step(2, 2.0, **fields)], tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 0
+
+
+def test_a_job_without_events_has_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cli.history.report.events_of", lambda *_: iter(()))
+    result = CliRunner().invoke(app, ["report"])
+    assert isinstance(result.exception, BadInputError)
+    assert "no event yet" in str(result.exception)

@@ -38,8 +38,9 @@ def open_standard_streams() -> None:
             nowhere = os.open(os.devnull, os.O_RDWR)  # (which takes the lowest number that is free: this one)
             os.set_inheritable(nowhere, True)
             setattr(sys, name, os.fdopen(nowhere, "w" if number else "r"))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    stdout: object = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper):
+        stdout.reconfigure(errors="replace")
 
 
 def say(line: str) -> None:

@@ -15,6 +15,8 @@ from holdfast.protocol.messages.memory import MemoryOfNode
 _COLOURS = {"leaver": RED, "joiner": GREEN, "stayer": BLUE}
 _VERBS = {"leaver": "leaves", "joiner": "joins", "stayer": "stays"}
 _MB = 1e6
+#: nodes in the legend
+_NAMED_AT_MOST = 9
 
 
 def plot_memory(events: Sequence[ReadEvent], path: Path) -> None:
@@ -45,8 +47,11 @@ def draw_memory(figure: Any, change: MemorySampled, start: float) -> None:
     """Draw each node's memory, and below it its state's bytes per second; `start`: of the job, unix seconds."""
     memory, moved = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     at = change.time - start
-    for node in change.nodes:
+    for number, node in enumerate(change.nodes):
         colour, name = _COLOURS.get(node.role, GREY), f"{node.node} {_VERBS.get(node.role, node.role)}"
+        if number >= _NAMED_AT_MOST:
+            more = len(change.nodes) - _NAMED_AT_MOST
+            name = f"{more} more nodes" if number == _NAMED_AT_MOST else None
         seconds = [at - sample.ago_s for sample in node.samples]
         memory.plot(seconds, [sample.memory / _MB for sample in node.samples], color=colour, linewidth=1.4, label=name)
         for way, sign in (("sent", 1.0), ("received", -1.0)):

@@ -36,6 +36,10 @@ def save_figure(figure: Any, path: Path, option: str) -> None:
     Raises:
         BadInputError: the file cannot be written.
     """
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # A name with a dollar sign is not a formula.
     try:
         figure.savefig(path, dpi=_DOTS_PER_INCH)
     except (OSError, ValueError) as error:

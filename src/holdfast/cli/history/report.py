@@ -20,6 +20,7 @@ from holdfast.cli.job.progress import loss_text
 from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
+from holdfast.errors import BadInputError
 from holdfast.observability.report import JobReport, make_report
 
 
@@ -38,6 +39,8 @@ def report(
 ) -> None:
     """Summarize a job: progress, recoveries, their cost."""
     read = list(events_of(events, server))
+    if not read:
+        raise BadInputError("the job has no event yet: try again when it has begun")
     summary = make_report(read)
     if plot is not None:
         plot_events(read, plot)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.cli.history.plot_style import BLUE, BROWN, GREEN, GREY, RED, add_legend, new_figure, save_figure
 from holdfast.cli.output import seconds_in_words
@@ -31,6 +31,10 @@ WINDOW = 8
 _NAMED_AT_MOST = 4
 #: labels of events are written in so many rows, one after the other
 _LABEL_ROWS = 3
+#: If there are more events, they have no names.
+_NAMED_MARKS = 24
+#: matplotlib cannot draw an axis that is longer.
+_LARGEST_LOSS = 1e300
 
 
 def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
@@ -52,9 +56,14 @@ def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
     _draw_step_times(step_times, events, start)
     _draw_loss(loss, steps, start)
     loss.set_xlabel("seconds since the start of the job")
-    for axes in (throughput, nodes, step_times, loss):
+    panels = (throughput, nodes, step_times, loss)
+    marks = list(_marks(events, start))
+    if len(marks) <= _NAMED_MARKS:
+        _draw_named_marks(panels, marks)
+    else:
+        _draw_many_marks(throughput, marks)
+    for axes in panels:
         add_legend(axes)
-    _mark_events((throughput, nodes, step_times, loss), events, start)
     save_figure(figure, path, "--plot")
 
 
@@ -63,7 +72,7 @@ def _draw_throughput(axes: Any, steps: Sequence[StepCommitted], start: float) ->
     seconds = [step.time - start for step in steps[1:]]
     axes.plot(seconds, rates, color=BLUE, linewidth=1.6, label=f"all nodes together, mean of {WINDOW} steps")
     axes.set_ylabel("samples per second")
-    axes.set_ylim(0, 1.35 * max(rates))  # room for the names of the events
+    axes.set_ylim(0, 1.35 * max(rates) or 1.0)  # room for the names of the events
 
 
 def _draw_nodes(axes: Any, events: Sequence[ReadEvent], start: float, end: float) -> None:
@@ -74,9 +83,9 @@ def _draw_nodes(axes: Any, events: Sequence[ReadEvent], start: float, end: float
     seconds = [event.time - start for event in started]
     counts = [len(event.members) for event in started]
     if started:
-        seconds, counts = [*seconds, end - start], [*counts, counts[-1]]
+        seconds, counts = [*seconds, max(end - start, seconds[-1])], [*counts, counts[-1]]
     axes.step(seconds, counts, where="post", color=GREEN, label="nodes that train")
-    axes.set_ylim(0, 1.2 * max(counts, default=1))
+    axes.set_ylim(0, 1.2 * max([*counts, 1]))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
     axes.set_ylabel("nodes")
 
@@ -107,7 +116,7 @@ def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> No
 
 
 def _draw_loss(axes: Any, steps: Sequence[StepCommitted], start: float) -> None:
-    losses = [nan if step.loss is None else step.loss for step in steps]
+    losses = [nan if step.loss is None or abs(step.loss) > _LARGEST_LOSS else step.loss for step in steps]
     seconds = [step.time - start for step in steps]
     axes.plot(seconds, losses, color="#333333", linewidth=1.2, label="loss of the global batch")
     axes.set_ylabel("loss")
@@ -123,26 +132,46 @@ def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
     return rates
 
 
-def _mark_events(panels: tuple[Any, ...], events: Sequence[ReadEvent], start: float) -> None:
-    """Draw a line for each failure, newcomer and change, with its name at the top; not for the nodes of the start."""
+class Mark(NamedTuple):
+    """An event that changed the job."""
+
+    second: float
+    label: str
+    colour: str
+
+
+def _marks(events: Sequence[ReadEvent], start: float) -> Iterator[Mark]:
+    """Yield each failure, newcomer and change, but not the nodes with which the job began."""
     begun = next((event.time for event in events if isinstance(event, GenerationStarted)), start)
-    row = 0
     for event in events:
         label, colour = _label(event)
-        if label is None or (isinstance(event, NodesJoined) and event.time <= begun):
-            continue
+        if label is not None and not (isinstance(event, NodesJoined) and event.time <= begun):
+            yield Mark(event.time - start, label, colour)
+
+
+def _draw_named_marks(panels: Sequence[Any], marks: Sequence[Mark]) -> None:
+    """Draw a line through all panels for each event, with its name at the top."""
+    for number, mark in enumerate(marks):
         for axes in panels:
-            axes.axvline(event.time - start, color=colour, linewidth=1.1, linestyle="--", alpha=0.8)
+            axes.axvline(mark.second, color=mark.colour, linewidth=1.1, linestyle="--", alpha=0.8)
         panels[0].annotate(
-            label,
-            (event.time - start, 1.0),
+            mark.label,
+            (mark.second, 1.0),
             xycoords=("data", "axes fraction"),
-            xytext=(3, -12 - 13 * (row % _LABEL_ROWS)),
+            xytext=(3, -12 - 13 * (number % _LABEL_ROWS)),
             textcoords="offset points",
-            color=colour,
+            color=mark.colour,
             fontsize=9,
         )
-        row += 1
+
+
+def _draw_many_marks(axes: Any, marks: Sequence[Mark]) -> None:
+    """Draw a short line at the top of a panel for each event: names would hide each other."""
+    for colour, name in ((RED, "failures, waits"), (GREEN, "nodes join"), (BROWN, "other changes")):
+        seconds = [mark.second for mark in marks if mark.colour == colour]
+        if seconds:
+            transform = axes.get_xaxis_transform()
+            axes.vlines(seconds, 0.92, 1.0, transform=transform, color=colour, linewidth=0.8, label=name)
 
 
 def _who_joins(names: Sequence[str]) -> str:
