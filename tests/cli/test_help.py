@@ -86,6 +86,34 @@ def test_the_long_page_has_every_option(words: str) -> None:
             assert all(f"{name} " in shown or f"{name}," in shown or f"{name}\n" in shown for name in parameter.opts)
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("run", "holdfast run [OPTIONS] SCRIPT|JOB.toml|MOD [ARGS]..."),
+        ("explain", "holdfast explain [OPTIONS] [SEQ] [EVENTS]"),
+        ("drain", "holdfast drain [OPTIONS] [NODE]..."),
+        ("undrain", "holdfast undrain [OPTIONS] NODE..."),
+        ("examples copy", "holdfast examples copy [OPTIONS] NAME"),
+    ],
+)
+def test_usage_has_brackets_for_arguments_that_may_be_missing(words: str, usage: str) -> None:
+    assert page(words)[0] == f"Usage: {usage}"
+
+
+def test_the_long_page_has_the_values_of_an_option() -> None:
+    lines = page("run", "--help-all")
+    place = lines.index("  --on-node-failure CHOICE  How to continue after the loss of a node")
+    assert lines[place + 1].strip() == "auto, standby, shrink, wait, restart-all"
+    assert "  --format safetensors|torch  Format of the file (default: safetensors)" in page("checkpoints export")
+    assert "  --stragglers ask|move|off  Reaction to slow nodes (default: ask)" in lines
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_no_name_is_a_piece_of_a_type(words: str) -> None:
+    names = [line.split("  ")[1] for line in page(words, "--help-all") if line.startswith("  -")]
+    assert not [name for name in names if name.count("[") != name.count("]")]
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_names_in_brackets_are_shown_without_a_backslash(words: str) -> None:
     assert "\\" not in "\n".join(page(words, "--help-all"))

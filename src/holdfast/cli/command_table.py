@@ -27,13 +27,13 @@ COMMANDS = {
     "run": TableRow("job.run", "Run", "Run a job on this machine until it ends"),
     "submit": TableRow("pool.jobs", "Run", "Submit a job to a pool"),
     "calibrate": TableRow("pool.calibrate", "Run", "Measure step times with each number of nodes"),
-    "status": TableRow("job.status", "Look", "Show where a job stands, and its nodes"),
+    "status": TableRow("job.status", "Look", "Show the progress of a job, and its nodes"),
     "events": TableRow("job.look", "Look", "Print the events of a job"),
     "logs": TableRow("history.logs", "Look", "Show the output of workers"),
     "explain": TableRow("history.explain", "Look", "Explain an event, or why the job waits"),
     "jobs": TableRow("pool.jobs", "Look", "Show the jobs of a pool and of this machine"),
     "nodes": TableRow("pool.nodes", "Look", "Show the nodes of a pool"),
-    "whatif": TableRow("pool.what_if", "Look", "Show a pool's plan if a node or job came or went"),
+    "whatif": TableRow("pool.what_if", "Look", "Forecast a pool's plan after a node or job changes"),
     "scale": TableRow("job.act", "Act", "Start further nodes, or change a pool job's limit"),
     "move": TableRow("job.act", "Act", "Replace nodes by standbys while training goes on"),
     "drain": TableRow("job.act", "Act", "Remove nodes at the end of a step"),
@@ -53,8 +53,8 @@ COMMANDS = {
     "agent": TableRow("job.servers", "Serve", "Run one node of a job"),
     "pool": TableRow("pool.serve", "Serve", "Run a pool: nodes that several jobs share"),
     "simulate": TableRow("simulate.command", "Plan", "Forecast the cost of failures for a job of any size"),
-    "experts": TableRow("experts.plan", "Plan", "Plan the placement of experts on nodes"),
-    "spares": TableRow("spares.commands", "Plan", "Plan the number and kind of spares"),
+    "experts": TableRow("experts.plan", "Plan", "Plan on which nodes the experts of a MoE model are"),
+    "spares": TableRow("spares.commands", "Plan", "Plan the number and kind of spare nodes"),
 }
 
 

@@ -52,7 +52,7 @@ class Server:
             "-j",
             metavar="NAME",
             envvar=env.JOB,
-            help="The job's name, where several run.",
+            help="The job's name, if several jobs run.",
             rich_help_panel=CONNECTION,
         ),
     ] = None

@@ -184,7 +184,7 @@ def command_page(command: Any, ctx: Any, *, everything: bool) -> str:
 
 
 def _command_lines(command: Any, ctx: Any, name: str, *, everything: bool) -> Iterator[str]:
-    yield command.get_usage(ctx)
+    yield from textwrap.wrap(_usage(command, ctx), COLUMNS, subsequent_indent=" " * 9, break_on_hyphens=False)
     paragraphs = inspect.cleandoc(command.help or "").replace("\\[", "[").split("\n\n")
     for paragraph in paragraphs if everything else paragraphs[:1]:
         yield ""
@@ -199,7 +199,7 @@ def _command_lines(command: Any, ctx: Any, name: str, *, everything: bool) -> It
     if arguments:
         yield "\nArguments:"
         for argument in arguments:
-            label = f"  {argument.metavar or argument.name.upper()}".ljust(_NAMES - 1) + " "
+            label = f"  {_argument_name(argument)}".ljust(_NAMES - 1) + " "
             yield textwrap.fill(argument.help, COLUMNS, initial_indent=label, subsequent_indent=" " * _NAMES)
     shown = options if everything else list(_common(name, options))
     panels = dict.fromkeys(getattr(option, "rich_help_panel", None) or "Options" for option in shown)
@@ -210,6 +210,8 @@ def _command_lines(command: Any, ctx: Any, name: str, *, everything: bool) -> It
         for option in shown:
             if not everything or (getattr(option, "rich_help_panel", None) or "Options") == panel:
                 yield _option_line(option, ctx)
+                if everything and (values := _hidden_values(option, ctx)):
+                    yield f"{' ' * _NAMES}{values}"
     if not everything and (more := len({option.name for option in options} - {option.name for option in shown}) - 1):
         yield f"\nMore options ({more}): holdfast {name} --help-all"
 
@@ -240,15 +242,42 @@ def _group_lines(group: Any, ctx: Any) -> Iterator[str]:
             yield _line(_names(option, ctx), (option.help or "").split(",")[0])
 
 
+def _usage(command: Any, ctx: Any) -> str:
+    """Return the form of a command line, such as `Usage: holdfast drain [OPTIONS] [NODE]...`."""
+    words = [ctx.command_path, "[OPTIONS]"]
+    for argument in command.params:
+        if argument.param_type_name == "argument":
+            name = _argument_name(argument)
+            words.append((name if argument.required else f"[{name}]") + ("..." if argument.nargs == -1 else ""))
+    return f"Usage: {' '.join(words)}"
+
+
+def _argument_name(argument: Any) -> str:
+    return (argument.metavar or argument.name.upper()).strip("[].")
+
+
 def _names(option: Any, ctx: Any) -> str:
     """Return an option's names and its value, such as `--nodes N|MIN:MAX`; `CHOICE` for a long list of values."""
     names = ", ".join(sorted({*option.opts, *option.secondary_opts}, key=len))
     if option.is_flag:
         return names
+    return f"{names} {'CHOICE' if _hidden_values(option, ctx) else _value(option, ctx)}"
+
+
+def _value(option: Any, ctx: Any) -> str:
     record = option.get_help_record(ctx)
-    metavar = option.metavar or (record[0].split()[-1].strip("<>[]").upper() if record else "")
-    long = len(names) + len(metavar) + 1 > _NAMES - 4
-    return f"{names} {'CHOICE' if '|' in metavar and long else metavar}"
+    value = option.metavar or (record[0].split()[-1].strip("<>[]") if record else "")
+    return value if option.metavar or "|" in value else value.upper()
+
+
+def _hidden_values(option: Any, ctx: Any) -> str:
+    """Return the values of an option for which its line has no room, separated by commas."""
+    if option.is_flag or "|" not in (value := _value(option, ctx)):
+        return ""
+    length = len(", ".join({*option.opts, *option.secondary_opts})) + 1 + len(value)
+    text = _first_sentence(option.help or "")
+    fits = max(length, _NAMES - 4) + len("  ") * 2 + len(text) <= COLUMNS
+    return "" if fits else value.replace("|", ", ")
 
 
 def _option_line(option: Any, ctx: Any) -> str:

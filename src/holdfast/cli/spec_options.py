@@ -21,7 +21,7 @@ NODES = "max_nodes"
 
 AsModule = Annotated[
     bool,
-    typer.Option("-m", "--module", help="What is run is a module, as `python -m` takes it.", rich_help_panel=JOB),
+    typer.Option("-m", "--module", help="Run a module, as `python -m` does.", rich_help_panel=JOB),
 ]
 
 

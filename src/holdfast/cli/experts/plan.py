@@ -10,7 +10,7 @@ import typer
 from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.output import AsJson
 
-group = HelpfulTyper(cls=HelpfulGroup, name="experts", help="Plan the placement of experts on nodes.")
+group = HelpfulTyper(cls=HelpfulGroup, name="experts", help="Plan on which nodes the experts of a MoE model are.")
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 @group.callback()
 def experts() -> None:
-    """Plan the placement of experts on nodes."""
+    """Plan on which nodes the experts of a MoE model are."""
 
 
 @group.command()

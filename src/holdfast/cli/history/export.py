@@ -30,14 +30,14 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="A file; for TensorBoard a folder.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Write new values until the job ends.")] = False,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
     """Write loss and logged values to a file.
 
-    What a roll-back undid is taken out again. A file of before is gone on with, so that a job's runs follow each other.
+    Steps that a rollback undid are removed. An existing file is continued, so that it has all runs of a job.
     """
     if output is None:
         raise BadInputError("--output is missing: give a file, or for TensorBoard a folder")

@@ -27,15 +27,17 @@ def logs(
     folder: Annotated[
         Path | None, typer.Argument(metavar="DIR", help="A job's --log-dir.", show_default="that of the job that runs")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is printed from now on.")] = False,
-    node: Annotated[list[str] | None, typer.Option(help="Only this node; repeatable.", show_default="all")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new output until Ctrl-C.")] = False,
+    node: Annotated[
+        list[str] | None, typer.Option(metavar="NODE", help="Only this node; repeatable.", show_default="all")
+    ] = None,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
     """Show the output of workers.
 
-    The files must be on this machine, or in a folder that it shares. Ends, with --follow, at Ctrl-C.
+    The files must be on this machine, or on a file system that it shares with the nodes.
     """
     place = folder or _folder_of(server)
     if not place.is_dir():

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def scale(
-    size: Annotated[str, typer.Argument(metavar="N|+N", help="To N nodes, or by N more.")],
+    size: Annotated[str, typer.Argument(metavar="N|+N", help="N: this many nodes. +N: N more.")],
     as_json: AsJson = False,
     *,
     server: Server,
@@ -170,8 +170,8 @@ def drain(
 ) -> None:
     """Remove nodes at the end of a step. Nothing is lost.
 
-    Nodes of a pool are left by their jobs, once others train in their place, and given to nobody. --rolling: all of
-    them in turn (-j: a job's), each until its agent is started again, or somebody undrains it.
+    In a pool, the jobs first replace a drained node, and then it gets no job. --rolling drains all nodes in turn (-j:
+    those of one job). Each stays drained until its agent is restarted or `holdfast undrain` names it.
     """
     if rolling == bool(nodes):
         raise BadInputError("name the nodes that are to leave, or give --rolling: one of both")

@@ -49,7 +49,7 @@ class TraceOptions:
     speed: Annotated[
         float | None,
         typer.Option(
-            help="Seconds of the trace that pass in one.", show_default=f"{_SPEED:g}", rich_help_panel=EXPERIMENTS
+            help="Seconds of the trace per second of the run.", show_default=f"{_SPEED:g}", rich_help_panel=EXPERIMENTS
         ),
     ] = None
     begin: Annotated[

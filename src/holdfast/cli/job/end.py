@@ -36,9 +36,9 @@ def stop(
     *,
     server: Server,
 ) -> None:
-    """Save the job, and end it. The exit code is 75. The same command continues the job.
+    """Save the job, and end it. Its exit code is 75. The same command continues the job.
 
-    It is saved in the folder that it keeps checkpoints in; without one it simply ends.
+    The job is saved in its --checkpoint-dir. Without this option it ends, and nothing is saved.
     """
     pool = server.of_pool()
     if pool is not None:

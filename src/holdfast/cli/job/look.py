@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 def events(
     file: EventsFile = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until the job ends.")] = False,
     after: Annotated[int, typer.Option(metavar="SEQ", help="Only events with a higher `seq` than this.")] = 0,
     as_json: AsJson = False,
     *,

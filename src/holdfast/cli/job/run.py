@@ -128,10 +128,9 @@ def run(
 ) -> None:
     """Run a job on this machine until it ends.
 
-    An option says more than --set, and that more than the job's file.
+    Precedence: command-line options, then --set, then job.toml.
 
-    Ends with 0 when the job is done, 1 when it failed, 2 for bad input, 75 when it was ended from outside, 130 after
-    Ctrl-C.
+    Exit codes: 0 the job is done, 1 it failed, 2 bad input, 75 it was stopped and can be resumed, 130 Ctrl-C.
     """
     start_log(_LOG)
     given = given_job(script, args or (), options.set or (), spec, as_module=as_module)

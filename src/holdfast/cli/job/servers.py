@@ -178,9 +178,9 @@ def agent(
 ) -> None:
     """Run one node of a job. It ends with the node's part in the job.
 
-    Without SCRIPT: one node of a pool, for whatever jobs the pool gives it to, until it is told to end.
+    Without SCRIPT it is a node of a pool, which gives it to one job after another.
 
-    It may be started before the coordinator or the pool, and waits for it.
+    An agent that starts before its coordinator or pool waits for it.
     """
     start_log("warning")
     if script is None:

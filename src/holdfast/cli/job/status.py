@@ -42,7 +42,7 @@ def status(
     wide: Annotated[bool, typer.Option("--wide", "-w", help="Add processes, racks, experts, time spent.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a job stands, and its nodes."""
+    """Show the progress of a job, and its nodes."""
     with server.client() as client:
         answer = client.status()
     if as_json:

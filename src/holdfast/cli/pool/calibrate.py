@@ -37,12 +37,12 @@ def register(app: typer.Typer) -> None:
 
 def calibrate(
     file: Annotated[str, typer.Argument(help="The job's file.", metavar="JOB.toml")],
-    nodes: Annotated[str, typer.Option("--nodes", metavar="MIN:MAX", help="With so many nodes, one after the other.")],
+    nodes: Annotated[str, typer.Option("--nodes", metavar="MIN:MAX", help="Numbers of nodes to measure.")],
     patience: Annotated[
         float, typer.Option(metavar="SECONDS", help="Longest wait for a number of nodes.", min=1.0)
     ] = 600.0,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write what was measured, as TOML.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the measured times to this TOML file.")
     ] = None,
     as_json: AsJson = False,
     *,

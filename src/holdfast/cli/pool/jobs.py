@@ -124,7 +124,7 @@ def _line(job: Mapping[str, Any]) -> str:
 
 
 def suspend(
-    force: Annotated[bool, typer.Option("--force", help="Also if it saves nothing, and starts again.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also a job without checkpoints, which will restart.")] = False,
     no_wait: NoWait = False,
     as_json: AsJson = False,
     *,
@@ -146,10 +146,10 @@ def resume(as_json: AsJson = False, *, server: Server) -> None:
 
 
 def update(
-    weight: Annotated[float | None, typer.Option(help="What the job counts beside others.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Weight of the job relative to others.")] = None,
     priority: Annotated[int | None, typer.Option(help="Jobs of higher priority get nodes first.")] = None,
-    min_nodes: Annotated[int | None, typer.Option(help="The least that the job keeps.")] = None,
-    max_nodes: Annotated[int | None, typer.Option(help="The most that it is given.")] = None,
+    min_nodes: Annotated[int | None, typer.Option(help="Fewest nodes that the job keeps.")] = None,
+    max_nodes: Annotated[int | None, typer.Option(help="Most nodes that the job gets.")] = None,
     as_json: AsJson = False,
     *,
     server: Server,

@@ -62,9 +62,7 @@ class PoolOptions:
             rich_help_panel=JOB,
         ),
     ] = False
-    local: Annotated[
-        int, typer.Option(metavar="N", help="Run so many nodes on this machine, too.", rich_help_panel=JOB)
-    ] = 0
+    local: Annotated[int, typer.Option(metavar="N", help="Also run N nodes on this machine.", rich_help_panel=JOB)] = 0
     store: Annotated[
         str,
         typer.Option(
@@ -127,7 +125,7 @@ class PoolOptions:
 def pool(*, listen: ListenOptions, options: PoolOptions) -> None:
     """Run a pool: nodes that several jobs share. It ends at Ctrl-C.
 
-    Jobs train on where it ends without its nodes; the next server of its store takes them up again.
+    Jobs continue while no pool runs. The next one with the same --store manages them again.
     """
     start_log("info")
     for noisy in ("uvicorn", "httpx"):

@@ -35,7 +35,7 @@ def whatif(
     *,
     server: Server,
 ) -> None:
-    """Show a pool's plan if a node or job came or went."""
+    """Forecast a pool's plan after a node or job changes."""
     asked = _ASKED.get(what)
     if asked is None:
         raise BadInputError(f"{what!r} is nothing that can be asked about: give {', '.join(_ASKED)}")

@@ -42,9 +42,8 @@ def simulate(
 ) -> None:
     """Forecast the cost of failures for a job of any size.
 
-    Failures and repairs of all nodes are drawn, months of them, and the job lives through them: recovering live, and
-    beside it, through the same failures, by restarts from checkpoints. With --availability: what jobs that share a pool
-    achieve through a trace, by ways to share and to recover.
+    Simulates months of random failures and repairs, once with live recovery and once with restarts from checkpoints.
+    With --availability it simulates jobs that share a pool, and compares ways to share nodes and to recover.
     """
     # Imported here: SciPy takes a quarter of a second that no other command should pay.
     from holdfast.cli.simulate.inputs import given_case

@@ -11,7 +11,7 @@ from holdfast.cli.spares import fit, map, plan, validate
 app = HelpfulTyper(
     cls=HelpfulGroup,
     name="spares",
-    help="Plan the number and kind of spares.",
+    help="Plan the number and kind of spare nodes.",
     add_completion=False,
 )
 
