@@ -485,9 +485,16 @@ MUTANTS = (
     Mutant(
         name="checkpoints_of_abandoned_steps",
         file=CHECKPOINTS,
-        old="message.term <= record.term and record.lineage <= message.generation <= record.generation",
-        new="message.term <= record.term and message.generation <= record.generation",
+        old="        return known and on_lineage(record, message)\n",
+        new="        return known\n",
         why="what was written on an abandoned lineage never counts",
+    ),
+    Mutant(
+        name="checkpoints_of_a_later_term",
+        file=CHECKPOINTS,
+        old="message.term <= record.term and message.generation",
+        new="message.generation",
+        why="a coordinator with an older store must not count what a newer one has had written",
     ),
     Mutant(
         name="checkpoints_of_steps_to_come",

@@ -356,7 +356,7 @@ class CheckpointBook:
 
     def _on_lineage(self, message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> bool:
         record = self._turn.record
-        known = message.term <= record.term and record.lineage <= message.generation <= record.generation
+        known = message.term <= record.term and message.generation <= record.generation
         return known and on_lineage(record, message)
 
     def _prune(self, nodes: Iterable[str], names: tuple[str, ...]) -> None:
