@@ -62,18 +62,20 @@ def print_report(summary: JobReport, console: Console) -> None:
         f"{summary.samples} samples{loss}",
         highlight=False,
     )
-    exact = "every step once, none missing" if not summary.gaps else f"{summary.gaps} steps missing or doubled"
+    exact = (
+        "every step counted once, none is missing" if not summary.gaps else f"{summary.gaps} steps missing or doubled"
+    )
     console.print(
-        f"usual step {summary.median_step_s * 1e3:.0f} ms; {exact}",
+        f"median step {summary.median_step_s * 1e3:.0f} ms; {exact}",
         highlight=False,
     )
     print_account(summary.time, console)
     for note in _notes(summary):
         console.print(note, highlight=False)
     if not summary.recoveries:
-        console.print("nothing failed, nobody joined", highlight=False)
+        console.print("no node failed or joined", highlight=False)
         return
-    table = Table("at", "what", "nodes", "state from", "moved", "to next step", "beyond a usual step", box=None)
+    table = Table("at", "event", "nodes", "state from", "sent", "next step after", "minus a usual step", box=None)
     for recovery in summary.recoveries:
         table.add_row(
             f"{recovery.time - summary.started:.1f} s",

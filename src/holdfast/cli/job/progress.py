@@ -80,7 +80,7 @@ def _saved(event: ev.CheckpointSaved) -> str:
 
 def _snapshot(event: ev.SnapshotSaved) -> str:
     asked, given = event.fault_threshold.asked, event.fault_threshold.given
-    few = f", on {given} nodes each where {asked} are asked for" if given < asked else ""
+    few = f", each part on {given} nodes instead of {asked}" if given < asked else ""
     return f"snapshot of step {event.step}: {event.saved_bytes / 1e6:.1f} MB in {event.save_s:.2f} s{few}"
 
 
@@ -112,7 +112,7 @@ def _output_lost(event: ev.OutputLost) -> str:
 
 def _limit(event: ev.LimitRaised) -> str:
     place = "" if event.micro_batch is None else f", micro-batch {event.micro_batch}"
-    return f"{event.phase} of step {event.step}{place} takes its time, {event.limit_s:.1f} s at most: {event.why}"
+    return f"{event.phase} of step {event.step}{place} may take up to {event.limit_s:.1f} s: {event.why}"
 
 
 def _line(kind: type[E], words: Callable[[E], str]) -> tuple[type[ev.Event], Callable[[Any], str]]:
@@ -126,8 +126,8 @@ def _held(event: ev.MemorySampled) -> str:
 
 def _stood(event: ev.StacksTaken) -> str:
     waiting = sum(worker.waits for worker in event.workers)
-    suspects = ", ".join(event.suspects) or "nobody in particular"
-    return f"stood still for {suspects}: {waiting} waited (holdfast explain {event.seq})"
+    suspects = ", ".join(event.suspects) or "no worker in particular"
+    return f"training stopped; suspected: {suspects}; {count_workers(waiting)} waited (holdfast explain {event.seq})"
 
 
 def _finished(event: ev.JobFinished) -> str:
@@ -150,7 +150,7 @@ _WORDS = dict(
         _line(ev.NodeStayed, lambda e: f"{e.node} keeps its place: {e.detail}"),
         _line(ev.NodeMoved, lambda e: f"{e.to_node} has taken the place of {e.from_node} in {e.down_s:.2f} s"),
         _line(ev.MemorySampled, _held),
-        _line(ev.StoreReturned, lambda e: f"the store answers again: for {e.away_s:.1f} s nothing could be decided"),
+        _line(ev.StoreReturned, lambda e: f"the store answers again; for {e.away_s:.1f} s no decision was possible"),
         _line(
             ev.GenerationStarted,
             lambda e: f"generation {e.generation}: {count_workers(e.world_size)} on {_nodes(e.members)} ({e.reason})",
@@ -184,7 +184,7 @@ _WORDS = dict(
         _line(ev.CheckpointRejected, lambda e: f"checkpoint {e.name} cannot be used: {e.why}"),
         _line(
             ev.JournalRepaired,
-            lambda e: f"the journal had lost lines {e.from_seq} to {e.to_seq}: mended, at step {e.to_step}",
+            lambda e: f"the journal had lost lines {e.from_seq} to {e.to_seq}; repaired at step {e.to_step}",
         ),
         _line(ev.LimitRaised, _limit),
         _line(ev.JobAtRisk, lambda e: f"at risk: {e.why}"),
@@ -196,7 +196,7 @@ _WORDS = dict(
         ),
         _line(ev.LayoutKept, lambda e: f"layout: {e.layout} stays with {e.nodes} nodes: {e.why}"),
         _line(ev.CorruptionFound, lambda e: f"{e.summary}; no worker has applied it"),
-        _line(ev.ActionRequested, lambda e: f"the {e.who} may do: {e.command}"),
+        _line(ev.ActionRequested, lambda e: f"to be done by the {e.who}: {e.command}"),
         _line(ev.JobFinished, _finished),
         _line(JobFailed, lambda e: f"failed: {e.why}"),
     )
