@@ -34,6 +34,20 @@ def test_a_job_goes_on_although_its_output_goes_to_a_full_disk() -> None:
 
 
 @pytest.mark.parametrize("both", [False, True])
+def test_a_job_goes_on_although_the_reader_of_its_output_has_gone(both: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stderr = writer if both else subprocess.PIPE
+    ended = subprocess.run([sys.executable, "-c", _JOB], stdout=writer, stderr=stderr, text=True, timeout=60)
+    os.close(writer)
+    assert ended.returncode == 7
+    if not both:
+        first, *warnings = ended.stderr.splitlines()
+        assert first == "holdfast: the output cannot be written: Broken pipe; the job goes on"
+        assert warnings == [f"warning {number}" for number in range(3)]
+
+
+@pytest.mark.parametrize("both", [False, True])
 def test_so_it_does_where_errors_cannot_be_written_either(both: bool) -> None:
     with open("/dev/full", "w") as full:
         stdout = full if both else subprocess.PIPE

@@ -49,13 +49,13 @@ def say(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Print one line now, where errors go; on a full disk it is lost."""
+    """Print one line now, where errors go. It is lost if the disk is full or the reader has closed the pipe."""
     _print_if_possible(sys.stderr, line)
 
 
 @contextlib.contextmanager
 def lasting_output() -> Generator[Callable[[str], None]]:
-    """Yield a `say` that does not fail if the output goes to a full disk; that is reported once."""
+    """Yield a `say` that does not fail on a full disk or if the reader has closed the pipe; it reports that once."""
     failed = False
 
     def say_if_possible(line: str) -> None:
@@ -73,26 +73,18 @@ def lasting_output() -> Generator[Callable[[str], None]]:
 
 
 def _print_if_possible(stream: TextIO, line: str) -> str:
-    """Print one line; return why it cannot be written, or "" if it was.
-
-    Raises:
-        BrokenPipeError: the reader has closed the pipe.
-    """
+    """Print one line; return why it cannot be written, or "" if it was."""
     try:
         print(line, file=stream, flush=True)
-    except BrokenPipeError:
-        raise
     except OSError as error:
         return error.strerror or str(error)
     return ""
 
 
 def _give_up_unwritten(number: int, stream: TextIO) -> None:
-    """Drop the output that a full disk has not taken: else Python writes it at exit, and the process fails."""
+    """Drop the output that could not be written. Otherwise Python writes it at exit, and the process fails."""
     try:
         stream.flush()
-    except BrokenPipeError:
-        pass
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
