@@ -104,6 +104,6 @@ def _notes(summary: JobReport) -> Iterator[str]:
     if failed := summary.skipped - summary.overflows:
         yield f"steps skipped because of NaN or infinite gradients, or by the script: {failed}"
     if summary.rebalances:
-        yield f"experts moved after their loads {_times(summary.rebalances)}"
+        yield f"experts were moved {_times(summary.rebalances)} to balance their load"
     if summary.redealt:
-        yield f"micro-batches were dealt out again {_times(summary.redealt)}: a node had become slow, or was fast again"
+        yield f"micro-batches were redistributed {_times(summary.redealt)}, because a node became slow or fast again"
