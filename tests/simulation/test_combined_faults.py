@@ -24,6 +24,8 @@ SCHEDULES = 60
         # Stuck or failed before other faults were fixed.
         35_000_004_972,
         35_000_005_565,
+        # A sample that no node can compute went to the same node after each roll-back, until that node was out.
+        35_104_630_457,
     ],
 )
 def test_a_schedule_that_failed_holds(seed: int) -> None:

@@ -51,3 +51,9 @@ def test_a_loop_that_ends_at_a_swap_does_not_end_the_job_well(seed: int) -> None
     outcome = SimCluster(plan_of(seed)).run()
     assert outcome.exit_code == EXIT_FAILED, f"python -m holdfast.simulation replay {seed}"
     assert "in a row were skipped" in outcome.why
+
+
+@pytest.mark.parametrize("seed", [36799543111])
+def test_quick_steps_can_end_the_loop_before_the_row_is_judged(seed: int) -> None:
+    """A simulated loop that is over does not wait for the checkpoint of the last good step."""
+    assert SimCluster(plan_of(seed)).run().exit_code == EXIT_FAILED

@@ -144,11 +144,11 @@ class SimCluster:
 
     @property
     def _lacks_room(self) -> bool:
-        """A job whose nodes were drained can have too little room for its experts once another one is lost."""
+        """A job whose nodes were drained, or are out, can have too little room for its experts once one is lost."""
         shell, record, plan = self.coordinator, self.world.store.record, self.plan
         if shell is None or not shell.alive or record is None or shell.machine.waiting.need is None:
             return False
-        away = {one.node for one in (*record.drained, *record.leaving)}
+        away = barred(record) | {one.node for one in (*record.leaving, *record.given_up)}
         here = [agent.name for agent in self.agents.values() if agent.alive and agent.name not in away]
         return bool(away) and len(here) < max(plan.nodes_for_experts, -(-plan.ep_size // plan.workers_per_node))
 

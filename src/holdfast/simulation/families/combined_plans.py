@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.simulation.families.corrupt_plans import corrupt_plan
 from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.level_plans import place_in_replica_groups
@@ -23,7 +24,7 @@ from holdfast.simulation.families.script_plans import raising_plan, stopping_pla
 from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.families.work_plans import straggler_plan, work_plan
-from holdfast.simulation.faults.plans import FaultKind, FaultPlan, interrupted_plan, power_plan, slow_plan
+from holdfast.simulation.faults.plans import FaultKind, FaultPlan, Raises, interrupted_plan, power_plan, slow_plan
 
 #: the families whose faults `layout_plan` does not draw, or draws without the rest of the family's plan
 _COMBINED = (
@@ -65,4 +66,6 @@ def combined_plan(seed: int) -> FaultPlan:
     if plan.restart:  # such a job needs all its nodes: it would wait for the one that is cut off
         lasting = FaultKind.PARTITION_FOR_GOOD
         plan = replace(plan, faults=tuple(fault for fault in plan.faults if fault.kind is not lasting))
-    return place_in_replica_groups(plan, rng, faults=plan.faults, snapshot_every=plan.snapshot_every)
+    plan = place_in_replica_groups(plan, rng, faults=plan.faults, snapshot_every=plan.snapshot_every)
+    # If no other node has the experts, each try goes back to a checkpoint, and the same node gets the sample again.
+    return replace(plan, max_restarts=min(plan.max_restarts, MAX_RESTARTS)) if plan.raises is Raises.SAMPLE else plan
