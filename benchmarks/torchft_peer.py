@@ -7,6 +7,7 @@ the others wait for up to a minute. torchft is no dependency of holdfast: instal
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import itertools
@@ -99,7 +100,7 @@ def kill_one(timeout_s: float) -> KillCost:
 
 
 def _start(folder: Path, number: int, lighthouse: str, timeout_s: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, __file__, "--group", str(folder), str(number), str(timeout_s)]
+    command = [sys.executable, __file__, "--timeout-s", str(timeout_s), "--group", str(folder), str(number)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHFT_LIGHTHOUSE": lighthouse}
     with (folder / f"output-{number}").open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env=environment)
@@ -170,5 +171,21 @@ def train(folder: Path, number: int, timeout_s: float) -> None:
     del store
 
 
+def main() -> int:
+    """Kill one replica group and print what that cost; or train as one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--timeout-s", type=float, default=2.0, help="of collectives and of the lighthouse")
+    parser.add_argument("--group", nargs=2, metavar=("FOLDER", "NUMBER"), help="train as this replica group")
+    options = parser.parse_args()
+    if options.group:
+        train(Path(options.group[0]), int(options.group[1]), options.timeout_s)
+    elif not is_installed():
+        print("torchft is not installed: pip install torchft-nightly", file=sys.stderr)
+        return 2
+    else:
+        print(kill_one(options.timeout_s))
+    return 0
+
+
 if __name__ == "__main__":
-    train(Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    sys.exit(main())
