@@ -20,6 +20,9 @@ import numpy as np
 
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 
+#: numbers of nodes for which sums are made at once
+_BLOCK = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Pick:
@@ -116,21 +119,26 @@ def alone(reward: FloatArray) -> FloatArray:
 def _add(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray, IntArray]) -> None:
     """Add a job to those before it, with a number of nodes that is worth having."""
     best, took, rest = into
-    order = worth_having(reward, preferred)
-    if not order.size:
-        return
-    sums = _shifted(before[0])[:, order] + reward[order]
-    at = sums.argmax(axis=1)
-    rows = indices(at.size)
-    best[0], took[0] = sums[rows, at], order[at]
-    sums[rows, at] = -np.inf
-    second = sums.argmax(axis=1)
-    others = _shifted(before[1])[:, order] + reward[order]
-    third = others.argmax(axis=1)
-    worse = others[rows, third] > sums[rows, second]
-    best[1] = np.where(worse, others[rows, third], sums[rows, second])
-    took[1] = np.where(worse, order[third], order[second])
-    rest[1] = worse
+    worth = worth_having(reward, preferred)
+    firsts, seconds = _shifted(before[0]), _shifted(before[1])
+    # With j nodes a job has at most j: a block of rows needs no later columns, and fits into the processor's cache.
+    for begin in range(0, reward.size, _BLOCK):
+        block = slice(begin, min(begin + _BLOCK, reward.size))
+        order = worth[worth < block.stop]
+        if not order.size:
+            continue
+        sums = firsts[block][:, order] + reward[order]
+        at = sums.argmax(axis=1)
+        rows = indices(at.size)
+        best[0, block], took[0, block] = sums[rows, at], order[at]
+        sums[rows, at] = -np.inf
+        second = sums.argmax(axis=1)
+        others = seconds[block][:, order] + reward[order]
+        third = others.argmax(axis=1)
+        worse = others[rows, third] > sums[rows, second]
+        best[1, block] = np.where(worse, others[rows, third], sums[rows, second])
+        took[1, block] = np.where(worse, order[third], order[second])
+        rest[1, block] = worse
 
 
 def _add_best(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray]) -> None:
