@@ -56,6 +56,7 @@ class Passed:
         workload: Any = SimpleNamespace(
             apply=lambda commit: self.happened.put("applied"),
             state=SimpleNamespace(watch=SimpleNamespace(note=lambda: None)),
+            loader=SimpleNamespace(last_step=None),
         )
         faults: Any = SimpleNamespace(at=lambda *_: None)
         evaluating: Any = SimpleNamespace(forget=lambda: None)
