@@ -268,3 +268,18 @@ def test_a_repair_that_does_not_fit_is_found(lies: dict[str, Any], about: About)
     found = repaired(5, **lies)
     assert named(found)[6] in (about, *(finding.about for finding in found.findings if finding.line == 6))
     assert about in {finding.about for finding in found.findings if finding.line == 6}
+
+
+def test_a_killed_coordinator_may_not_have_announced_its_newest_checkpoint() -> None:
+    """`kill -9` of the whole command came after step 3 was saved. The next run begins there."""
+    saved = made("checkpoint_saved", generation=1, step=1)
+    again = made("coordinator_restarted", term=2)
+
+    def is_doubted(to_step: int, *between: Any) -> bool:
+        back = made("rolled_back", term=2, to_step=to_step)
+        found = audit_events(told(STARTED, FIRST, step(1), saved, step(2), step(3), step(4), *between, back)).findings
+        return About.ROLL_BACK in {finding.about for finding in found}
+
+    assert not is_doubted(3, again)
+    assert is_doubted(5, again), "that step was not committed"
+    assert is_doubted(3), "the coordinator that announces checkpoints is there"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.protocol.events import (
     CheckpointSaved,
+    CoordinatorRestarted,
     JournalRepaired,
     ReadEvent,
     RolledBack,
@@ -32,6 +33,8 @@ class Lineage:
         #: the step with which this journal began, whose checkpoint another one may tell of
         self._from = 0
         self._all_known = True
+        #: the newest step before the coordinator was killed: a newer checkpoint than those that it announced may exist
+        self._last_before_kill = 0
 
     @property
     def counted(self) -> int:
@@ -49,7 +52,8 @@ class Lineage:
 
     def may_go_back_to(self, step: int) -> bool:
         """Tell whether there may be a checkpoint or a snapshot of a step, as far as the events say."""
-        return not self.begun or step <= self._from or step in self._saved or not self._all_known
+        unannounced = max(self._saved, default=0) < step <= self._last_before_kill
+        return not self.begun or step <= self._from or step in self._saved or unannounced or not self._all_known
 
     def take(self, event: ReadEvent) -> None:
         """Take in the next event."""
@@ -58,6 +62,9 @@ class Lineage:
             case StepCommitted():
                 self._proofs.append(self._proves)
                 self.begun = True
+                self._last_before_kill = 0
+            case CoordinatorRestarted():
+                self._last_before_kill = self.position.step
             case RolledBack(to_step=step):
                 self._back(before.step, step)
             case JournalRepaired(to_step=step):
