@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 CHECKPOINT_EVERY = 10
 WORLD = 4
-#: torchft's default, and the shortest with which a slow step of this machine is no failure
+#: torchft's default, and five times a step of this model on two cores; the survivors are down for about that long
 TORCHFT_TIMEOUTS_S = (60.0, 2.0)
 CONTEXT = 16
 

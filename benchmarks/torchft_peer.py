@@ -1,8 +1,8 @@
 """How long the others wait with torchft when one of four replica groups is killed, and when it comes back.
 
 A lighthouse and four processes, each a replica group of one worker, with the model of `benchmarks/recovery.py`. One is
-killed with SIGKILL and started again when the others train. Timeouts are an argument: with torchft's defaults of 60 s
-the others wait for up to a minute. torchft is no dependency of holdfast: install `torchft-nightly` to measure it.
+killed with SIGKILL, and started again when the others train. The others are down for about torchft's timeout. It is an
+argument here; the default of torchft is 60 s. Install `torchft-nightly` to measure it: holdfast does not depend on it.
 """
 
 from __future__ import annotations
