@@ -15,7 +15,7 @@ from holdfast.coordination.progress.ledger import DivergedError
 from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.commit import weight
-from holdfast.protocol.events import OutputLost
+from holdfast.protocol.events import NodeRefused, OutputLost
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 
@@ -167,7 +167,8 @@ class Hearing:
                 self._parts.standbys.unfit(node, differing)
             else:
                 self._parts.misfit = differing
-                self.turned_away(node, differing)
+                if self.turned_away(node, differing):
+                    self._turn.emit(NodeRefused, node=node.name, why=differing, address=node.address)
             return
         self._turn.members.attach(node, attach)
         self._parts.stopping.came(attach.worker)

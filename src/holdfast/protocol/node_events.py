@@ -34,9 +34,9 @@ class NodeLeft(Event, frozen=True, kw_only=True, tag_field="event", tag="node_le
 
 
 class NodeRefused(Event, frozen=True, kw_only=True, tag_field="event", tag="node_refused"):
-    """A node may not join, because the other nodes cannot reach it, or it cannot reach them.
+    """A node may not join: the other nodes cannot reach it, it cannot reach them, or it does not fit the job.
 
-    `address`: the address that it advertises. `why`: what failed, and what to do.
+    `address`: the address that it advertises. `why`: what failed or differs, and what to do.
     """
 
     node: str

@@ -88,6 +88,8 @@ def test_at_the_start_the_majority_counts_and_the_other_node_is_refused() -> Non
     assert (end.exit_code, end.alone) == (EXIT_BAD_INPUT, True)
     assert end.why.startswith("node n0 does not fit the job: part [0] of micro-batch 0 of step 1 (float32 4x8)")
     assert "torch.manual_seed" in end.why
+    (refused,) = job.said(ev.NodeRefused)
+    assert (refused.node, refused.why) == ("n0", end.why)
     assert started(job) == []
     job.lose("n0")
     assert comes(job, "n3", ONE) == []

@@ -51,6 +51,8 @@ def test_one_that_does_not_fit_has_neither_failed_nor_left(fields: dict[str, obj
     end = comes(job, "n2", **fields)
     assert (end.exit_code, end.alone) == (2, True)
     assert "node n2 does not fit the job" in end.why or "takes 2 workers" in end.why
+    (refused,) = job.said(ev.NodeRefused)
+    assert (refused.node, refused.why) == ("n2", end.why)
     if how == "its connection ends":
         job.lose("n2")
     else:

@@ -46,7 +46,7 @@ from holdfast.coordination.snapshots.nearest import nearest
 from holdfast.coordination.tenancy.holding import begins_anew
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
-from holdfast.protocol.events import CorruptionFound, RolledBack
+from holdfast.protocol.events import CorruptionFound, NodeRefused, RolledBack
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
@@ -360,6 +360,7 @@ class Deciding:
         what = next(filter(None, (difference(info.attach.data, job) for info in node.workers.values())), "")
         why = f"node {node.name} does not fit the job: {what}: {ADVICE}"
         parts.misfit = send_away(self._turn, node, why)
+        self._turn.emit(NodeRefused, node=node.name, why=why, address=node.address)
         parts.tenant.refuse(node.name, why)
         parts.departures.forget(node)
 
