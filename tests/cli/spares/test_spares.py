@@ -155,6 +155,14 @@ def test_fit_counts_node_failures_as_those_of_trays(small: str, tmp_path: Path) 
     assert all_racks["fit"] == pytest.approx(199.0)
 
 
+def test_a_node_is_not_larger_than_a_rack(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("start_s,end_s,node\n0,3600,a\n7200,14400,b\n")
+    result = CliRunner().invoke(app, ["spares", "fit", str(trace), "--nodes", "9", "--node-gpus", "73"])
+    assert "--node-gpus = 73: a rack of this cluster has 72 GPUs" in str(result.exception)
+    assert result.exit_code != 0
+
+
 def test_plan_compares_periods() -> None:
     printed = run_json("plan", EXAMPLE)["checkpoint"]
     frozen = {row["method"]: row["gamma_frozen"] for row in printed["periods"]}

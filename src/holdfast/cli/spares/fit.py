@@ -82,6 +82,11 @@ def fit(
     case = catalina() if cluster is None else read_case(cluster).case
     if node_gpus is not None and node_gpus < 1:
         raise BadInputError(f"--node-gpus = {node_gpus}: must be 1 or more")
+    if node_gpus is not None and node_gpus > case.cluster.gpus_per_rack:
+        raise BadInputError(
+            f"--node-gpus = {node_gpus}: a rack of this cluster has {case.cluster.gpus_per_rack} GPUs; "
+            "describe yours with --cluster CLUSTER.toml"
+        )
     trays = 1.0 if node_gpus is None else node_gpus / case.cluster.gpus_per_tray
     settings = SimulationSettings(replications=replications, seed=seed)
     fitted = fit_trace(record, seed=seed)
