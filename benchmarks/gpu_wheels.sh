@@ -14,5 +14,5 @@ fi
     --python-version "${2:-3.12}" --implementation cp --abi "cp$(echo "${2:-3.12}" | tr -d .)" --abi abi3 --abi none \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     --platform manylinux1_x86_64 --platform manylinux_2_5_x86_64 --platform any \
-    msgspec starlette 'uvicorn>=0.54' websockets httpx xxhash prometheus-client 'typer>=0.29' rich
+    msgspec starlette 'uvicorn>=0.54' websockets httpx xxhash prometheus-client 'typer>=0.29' rich nvidia-ml-py
 du -sh "$1"

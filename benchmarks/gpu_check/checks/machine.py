@@ -10,10 +10,25 @@ import subprocess
 import time
 from typing import Any
 
+import msgspec
 import torch
 from benchmarks.gpu_check.options import Figures, NotPossibleError, Options, require
 
-_PACKAGES = ("torch", "triton", "numpy", "msgspec", "starlette", "uvicorn", "httpx", "websockets", "typer", "xxhash")
+from holdfast.control.agent.gpus import GpuReader, load_nvml
+
+_PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "msgspec",
+    "starlette",
+    "uvicorn",
+    "httpx",
+    "websockets",
+    "typer",
+    "xxhash",
+    "nvidia-ml-py",
+)
 _QUERY = "name,driver_version,memory.total,memory.used,temperature.gpu,ecc.errors.uncorrected.volatile.total"
 #: Less free memory than this share means that another process uses the GPU.
 _FREE_SHARE = 0.9
@@ -32,6 +47,8 @@ def run(options: Options, figures: Figures) -> None:
     figures["import_s"] = time.monotonic() - began
     # Workers are forked from a process that has imported all this, and CUDA does not survive a fork.
     require(not torch.cuda.is_initialized(), "importing holdfast initializes CUDA")
+    figures["agent_reads"] = _facts_of_agent()
+    require(not torch.cuda.is_initialized(), "reading the GPUs' facts initializes CUDA")
     if options.device == "cpu":
         figures["usable"] = True
         return
@@ -53,6 +70,12 @@ def run(options: Options, figures: Figures) -> None:
     figures["shared_with_others"] = free < _FREE_SHARE * total
     figures["sum_on_device"] = float(torch.ones(1000, device="cuda").sum())
     figures["usable"] = True
+
+
+def _facts_of_agent() -> list[dict[str, Any]]:
+    """Return what an agent reports of the GPUs; [] without the driver or nvidia-ml-py."""
+    nvml = load_nvml()
+    return [] if nvml is None else [msgspec.structs.asdict(gpu) for gpu in GpuReader(nvml).read()]
 
 
 def _version(package: str) -> str:

@@ -448,7 +448,7 @@ class Coordinator:
         msg.AddressProbed: always(_probed),
         msg.Posts: while_it_goes_on(_hear),
         **dict.fromkeys((msg.AppliedSteps, msg.NodeSnapshots, msg.EndNotice, msg.MemoryTaken), while_it_goes_on(_hear)),
-        **dict.fromkeys((msg.OutputFailed, msg.ClockOffset), while_it_goes_on(_hear)),
+        **dict.fromkeys((msg.OutputFailed, msg.ClockOffset, msg.GpusRead), while_it_goes_on(_hear)),
         **dict.fromkeys((msg.Late, msg.Whereabouts, msg.Stacks, msg.OwnTimes), while_it_goes_on(_hear)),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),

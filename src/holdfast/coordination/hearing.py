@@ -34,6 +34,7 @@ Heard = (
     | msg.EndNotice
     | msg.ClockOffset
     | msg.OutputFailed
+    | msg.GpusRead
 )
 
 
@@ -64,12 +65,8 @@ class Hearing:
                 self._parts.snapshots.hold(node, message)
             case msg.EndNotice():
                 self._noticed(node, message)
-            case msg.ClockOffset():
-                # Delays of a loaded machine are no offset of its clock.
-                known = math.isfinite(message.ahead_s) and abs(message.ahead_s) > message.uncertainty_s
-                node.clock_off_s = message.ahead_s if known else 0.0
-            case msg.OutputFailed():
-                self._on_output_failed(node, message)
+            case msg.ClockOffset() | msg.GpusRead() | msg.OutputFailed():
+                self._on_machine(node, message)
         ledger, ending = self._parts.progress.ledger, self._parts.ending
         if ledger.differing and ending.over is None and (why := ledger.diverged()):
             ending.failed(f"replicas diverged: {why}")
@@ -89,6 +86,18 @@ class Hearing:
             case msg.OwnTimes():
                 inquiry.stragglers.told(node.name, message)
                 self._parts.straggling.told(node.name, message)
+
+    def _on_machine(self, node: Node, message: msg.ClockOffset | msg.GpusRead | msg.OutputFailed) -> None:
+        """Take in what an agent says of its machine."""
+        match message:
+            case msg.ClockOffset():
+                # Delays of a loaded machine are no offset of its clock.
+                known = math.isfinite(message.ahead_s) and abs(message.ahead_s) > message.uncertainty_s
+                node.clock_off_s = message.ahead_s if known else 0.0
+            case msg.GpusRead():
+                node.gpus = message.gpus
+            case msg.OutputFailed():
+                self._on_output_failed(node, message)
 
     def _on_output_failed(self, node: Node, message: msg.OutputFailed) -> None:
         """Report a file that a node cannot write, once."""
@@ -163,12 +172,7 @@ class Hearing:
         if self._parts.layouts.outdated(node, attach):
             return
         if differing := misfit(self._turn, node, attach, self._parts.failing.goes_back):
-            if node.standby:
-                self._parts.standbys.unfit(node, differing)
-            else:
-                self._parts.misfit = differing
-                if self.turned_away(node, differing):
-                    self._turn.emit(NodeRefused, node=node.name, why=differing, address=node.address)
+            self._unfit(node, differing)
             return
         self._turn.members.attach(node, attach)
         self._parts.stopping.came(attach.worker)
@@ -187,6 +191,15 @@ class Hearing:
         if not self._parts.absences.attached(node):
             self._parts.newcomers.came(node)
             self._parts.joining.arrived()
+
+    def _unfit(self, node: Node, why: str) -> None:
+        """A node was told to end because it does not fit the job."""
+        if node.standby:
+            self._parts.standbys.unfit(node, why)
+            return
+        self._parts.misfit = why
+        if self.turned_away(node, why):
+            self._turn.emit(NodeRefused, node=node.name, why=why, address=node.address)
 
     def _applied(self, node: Node, message: msg.Applied) -> None:
         record = self._turn.record

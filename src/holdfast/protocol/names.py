@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 12
+PROTOCOL = 13
 #: What msgspec raises for bytes that it cannot decode. Bad UTF-8 and deep nesting are not its own DecodeError.
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: of what is sent at a time, and of a message from a worker or an agent

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from holdfast.cli.job.status import SLOW, print_status, quarantined, saving, slow_workers
+from holdfast.cli.job.status import SLOW, gpu_problems, print_status, quarantined, saving, slow_workers
 from holdfast.cli.output import seconds_in_words
 
 
@@ -55,6 +55,32 @@ def shown(width: int = 80, *, wide: bool = False, **more: Any) -> list[str]:
     print_status({**ANSWER, **more}, console, wide=wide)
     assert isinstance(console.file, StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+GPU = {
+    "index": 3, "name": "H100", "memory_used": 3_200_000_000, "memory_total": 80_000_000_000, "temperature_c": 87,
+    "throttled": "", "ecc_errors": 0, "xids": [], "problem": "",
+}  # fmt: skip
+
+
+def test_what_is_wrong_with_a_gpu_is_a_note() -> None:
+    bad = {**GPU, "xids": (31, 79), "ecc_errors": 2, "throttled": "heat (hardware)"}
+    assert gpu_problems(GPU) == []
+    assert gpu_problems(bad) == ["Xid 31 79", "2 uncorrected ECC errors", "throttled by heat (hardware)"]
+    nodes = [node("node-0", worker(0, 7), gpus=[GPU]), node("node-1", worker(1, 7), gpus=[{**GPU, "xids": [79]}])]
+    healthy, sick = shown(nodes=nodes, leaving=[], paces=[], links=[])[-2:]
+    assert healthy.split() == ["node-0", "training", "0", "7", "0.2", "s", "ago"]
+    assert sick.endswith("GPU 3: Xid 79")
+
+
+def test_wide_lists_the_gpus() -> None:
+    lost = {**GPU, "index": 4, "memory_total": 0, "temperature_c": 0, "problem": "GPU is lost"}
+    lines = shown(wide=True, nodes=[node("node-0", worker(0, 7), gpus=[GPU, lost])], experts=None)
+    first = lines.index("node    GPU  name  memory used     temperature  problems")
+    assert lines[first + 1 : first + 3] == [
+        "node-0  3    H100  3.2 of 80.0 GB  87 C         none",
+        "node-0  4    H100  -               -            GPU is lost",
+    ]
 
 
 def test_each_node_has_one_line_in_80_columns() -> None:

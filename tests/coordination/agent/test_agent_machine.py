@@ -27,7 +27,7 @@ from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind, FailureRule, Severity
 from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.messages.agent import ClockOffset
+from holdfast.protocol.messages.agent import ClockOffset, GpusRead
 from holdfast.protocol.messages.any_side import (
     MAX_KEY_BYTES,
     MAX_MESSAGE_BYTES,
@@ -80,6 +80,7 @@ from holdfast.protocol.messages.any_side import (
     WorkerMessage,
     WorkerOrder,
 )
+from holdfast.protocol.messages.gpus import GpuFacts
 from holdfast.protocol.messages.progress import CountHang, EndHung
 
 COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
@@ -865,6 +866,17 @@ def test_who_has_just_said_something_sends_no_heartbeat() -> None:
     assert bench.machine.tick(10.06, set()) == [Say(Heartbeat())]
     bench.machine.disconnected()
     assert bench.machine.tick(20.0, set()) == []
+
+
+def test_gpus_are_reported_and_again_to_the_next_coordinator() -> None:
+    bench, read = Bench(), GpusRead(gpus=(GpuFacts(index=0),))
+    bench.machine.disconnected()
+    assert bench.machine.gpus_read(read, 1.0) == []
+    for now in (2.0, 4.0):
+        bench.machine.connected(now)
+        assert Say(read) in bench.machine.hear(welcome(1), now)
+        assert bench.machine.gpus_read(read, now + 1.0) == [Say(read)]
+        bench.machine.disconnected()
 
 
 @pytest.mark.parametrize("ahead_s", [-3.0, 0.0, 120.0])

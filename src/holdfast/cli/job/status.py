@@ -71,6 +71,9 @@ def print_status(answer: Answer, console: Console, *, wide: bool) -> None:
     for name in ("url", "coordinator_pid", "term", "generation", "events", "log_dir"):
         if answer.get(name) not in (None, ""):
             console.print(f"{name.replace('_', ' ')}: {answer[name]}", markup=False, highlight=False, soft_wrap=True)
+    if any(node.get("gpus") for node in answer.get("nodes") or ()):
+        console.print()
+        console.print(_gpu_table(answer))
     if answer.get("time"):
         console.print()
         print_account(msgspec.convert(answer["time"], TimeAccount), console)
@@ -164,6 +167,21 @@ def _node_table(answer: Answer, *, columns: int | None) -> Table:
     return table
 
 
+def _gpu_table(answer: Answer) -> Table:
+    """Return one row for each GPU that the agents can read."""
+    table = Table("node", "GPU", "name", "memory used", "temperature", "problems", box=None, pad_edge=False)
+    table.header_style = "bold"
+    for node in sorted(answer["nodes"], key=_order):
+        for gpu in node.get("gpus") or ():
+            used, total = gpu["memory_used"] / 1e9, gpu["memory_total"] / 1e9
+            heat = f"{gpu['temperature_c']} C" if gpu["temperature_c"] else "-"
+            problems = "; ".join(gpu_problems(gpu)) or "none"
+            memory = f"{used:.1f} of {total:.1f} GB" if total else "-"
+            row = (node["node"], str(gpu["index"]), gpu["name"] or "-", memory, heat, problems)
+            table.add_row(*map(Text, row))
+    return table
+
+
 def _shorten(name: str, longest: int | None) -> str:
     """Return a name of at most this many characters. Its middle is cut out: its end tells nodes apart."""
     if longest is None or len(name) <= longest:
@@ -206,7 +224,25 @@ def _notes(answer: Answer) -> dict[str, list[str]]:
         notes.setdefault(one["node"], []).append(f"{what}, waits for {one['waits_for']}")
     for node, note in slow_workers(answer):
         notes.setdefault(node, []).append(note)
+    for node in nodes:
+        for gpu in node.get("gpus") or ():
+            if problems := gpu_problems(gpu):
+                notes.setdefault(node["node"], []).append(f"GPU {gpu['index']}: {', '.join(problems)}")
     return notes
+
+
+def gpu_problems(gpu: Answer) -> list[str]:
+    """Return in words what is wrong with a GPU by the driver's account; [] if nothing is."""
+    problems: list[str] = []
+    if gpu["problem"]:
+        problems.append(gpu["problem"])
+    if gpu["xids"]:
+        problems.append(f"Xid {' '.join(map(str, gpu['xids']))}")
+    if gpu["ecc_errors"]:
+        problems.append(f"{gpu['ecc_errors']} uncorrected ECC errors")
+    if gpu["throttled"]:
+        problems.append(f"throttled by {gpu['throttled']}")
+    return problems
 
 
 def slow_workers(answer: Answer) -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from holdfast.clock import Clock, ShiftedClock, SystemClock, until_mark
 from holdfast.control.addresses import is_beside
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
+from holdfast.control.agent.gpus import watch_gpus
 from holdfast.control.agent.memory import LOOK_S, MemoryReading, MemoryRing
 from holdfast.control.agent.preflight import Preflight
 from holdfast.control.agent.reach import connection_error, serve_probes
@@ -62,11 +63,13 @@ from holdfast.protocol.layouts.unit_words import UnitWord
 from holdfast.protocol.messages.agent import (
     AddressProbed,
     CoordinatorMessage,
+    GpusRead,
     NodeFault,
     OutputFailed,
     ProbeAddress,
     WorkerDown,
 )
+from holdfast.protocol.messages.gpus import GpuFacts
 from holdfast.protocol.messages.orders import Inject
 from holdfast.protocol.messages.progress import MemoryTaken, Probe, Stacks, TakeMemory, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import CheckpointNews, WorkerMessage
@@ -169,6 +172,7 @@ class Agent:
         self._notice = Notice(settings.spec.recovery.grace)
         #: this node's link is down: fault injection
         self._silent = False
+        self._end_gpu_watch: Callable[[], None] = lambda: None
         self._wall_ahead_s = clock.time() - clock.monotonic()
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[EndAgent] = self._loop.create_future()
@@ -184,6 +188,7 @@ class Agent:
             if self.settings.spec.experiments.watch:
                 self._task(self._look())
                 self._task(self._remember())
+                self._end_gpu_watch = watch_gpus(self._on_gpus).set
             end = await self._exit
             await self.workforce.end()
         finally:
@@ -370,8 +375,16 @@ class Agent:
         """A worker's log cannot be written: report it. Any thread."""
         _log.warning("the log %s cannot be written: %s; lines are lost", file, why)
         failed = OutputFailed(file=file[-8192:], why=why)
+        self._obey_soon(lambda: self.machine.seen(failed, now=self.clock.monotonic()))
+
+    def _on_gpus(self, gpus: tuple[GpuFacts, ...]) -> None:
+        """The GPUs were read. Any thread."""
+        self._obey_soon(lambda: self.machine.gpus_read(GpusRead(gpus=gpus), self.clock.monotonic()))
+
+    def _obey_soon(self, tell: Callable[[], Iterable[AgentInstruction]]) -> None:
+        """Tell the machine something, from any thread."""
         with contextlib.suppress(RuntimeError):  # the agent has ended
-            self._loop.call_soon_threadsafe(lambda: self._obey(self.machine.seen(failed, now=self.clock.monotonic())))
+            self._loop.call_soon_threadsafe(lambda: self._obey(tell()))
 
     def _on_part(self, part: SnapshotPart) -> None:
         self._obey(self.machine.fetched(part, self.clock.monotonic()))
@@ -448,6 +461,7 @@ class Agent:
 
     async def _close(self) -> None:
         channel = self._channel
+        self._end_gpu_watch()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

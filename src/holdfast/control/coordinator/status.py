@@ -169,5 +169,6 @@ def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
         "failure_rate": coordinator.members.failure_rate(node.name),
         "agent_pid": node.agent_pid,
         "seen_s_ago": seen,
+        "gpus": [msgspec.structs.asdict(gpu) for gpu in node.gpus],
         "workers": workers,
     }

@@ -47,6 +47,7 @@ from holdfast.protocol.messages.agent import (
     CoordinatorMessage,
     EndNode,
     FromWorker,
+    GpusRead,
     HeardGeneration,
     Heartbeat,
     Kept,
@@ -118,6 +119,8 @@ class AgentMachine:
         self._restarts = Restarts()
         #: When it has said Hello last, by the agent's clock and by its wall clock (0: not known).
         self._hello_at = 0.0, 0.0
+        #: The last reading of the GPUs, None before the first.
+        self._gpus: GpusRead | None = None
         #: The workers that are being ended on trial.
         self._on_trial = set[str]()
 
@@ -167,6 +170,11 @@ class AgentMachine:
     def seen(self, *messages: Seen | OutputFailed | AddressProbed, now: float) -> list[AgentInstruction]:
         """Something was seen of the workers."""
         return [said for message in messages for said in self._tell(message, now)]
+
+    def gpus_read(self, gpus: GpusRead, now: float) -> list[AgentInstruction]:
+        """Report the GPUs, now and on each later connection."""
+        self._gpus = gpus
+        return self._tell(gpus, now)
 
     def end(self, exit_code: int, why: str) -> list[AgentInstruction]:
         """Somebody on this node wants its end."""
@@ -238,6 +246,7 @@ class AgentMachine:
         self._plans.told_anew(welcome.members)
         return [
             *self._report_clock(welcome, now),
+            *(self._tell(self._gpus, now) if self._gpus is not None else ()),
             *self._admit(),
             *self.units.informed(welcome, now),
             *self._leave_unfit(now),

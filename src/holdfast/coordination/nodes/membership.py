@@ -10,6 +10,7 @@ from types import MappingProxyType
 from holdfast.coordination.nodes.learnt_lease import WINDOW_S, LearntLease
 from holdfast.coordination.nodes.transfers import TransferHistory
 from holdfast.protocol.messages.agent import Hello, NodeSnapshots
+from holdfast.protocol.messages.gpus import GpuFacts
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.plan import GenerationPlan
@@ -75,6 +76,8 @@ class Node:
     ahead_s: float = 0.0
     #: how far its wall clock is ahead of the coordinator's, in seconds; 0 if that is not known, or as good as nothing
     clock_off_s: float = 0.0
+    #: what its GPUs said of themselves last; empty without NVIDIA's driver
+    gpus: tuple[GpuFacts, ...] = ()
     #: known from before this coordinator's start
     returning: bool = False
     #: users were told that it has come (who comes beside others waits for them a little)

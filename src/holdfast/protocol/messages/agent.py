@@ -12,6 +12,7 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import MAX_RULES, Detector, FailureKind, FailureRule
 from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.layouts.layout import Layout
+from holdfast.protocol.messages.gpus import MAX_GPUS, GpuFacts
 from holdfast.protocol.messages.orders import (
     Arm,
     CheckpointOrder,
@@ -228,6 +229,12 @@ class OutputFailed(Struct, frozen=True, kw_only=True):
     why: Text
 
 
+class GpusRead(Struct, frozen=True, kw_only=True):
+    """What the node's GPUs say of themselves; said every ten seconds if there are any, and after an Xid error."""
+
+    gpus: Annotated[tuple[GpuFacts, ...], Meta(max_length=MAX_GPUS)]
+
+
 class AddressProbed(Struct, frozen=True, kw_only=True):
     """The answer to ProbeAddress. `error`: why no connection could be made, "" if one was."""
 
@@ -249,6 +256,7 @@ AgentMessage = (
     | NodeSnapshots
     | ClockOffset
     | OutputFailed
+    | GpusRead
     | AddressProbed
     | Farewell
 )

@@ -1,4 +1,4 @@
-"""Output files that cannot be written: reported once, and nothing else."""
+"""What nodes say of their machines: files that cannot be written, reported once, and their GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from machinery import Job
 
 from holdfast.coordination.inputs import FileFailed
 from holdfast.protocol import events as ev
-from holdfast.protocol.messages.agent import OutputFailed
+from holdfast.protocol.messages.agent import GpusRead, OutputFailed
+from holdfast.protocol.messages.gpus import GpuFacts
 
 
 def test_a_log_that_a_node_cannot_write_is_reported_once_for_each_file() -> None:
@@ -23,6 +24,13 @@ def test_what_a_node_can_have_reported_is_bounded() -> None:
     for number in range(1000):
         job.tell("n0", OutputFailed(file=f"{number}", why="full"))
     assert sum(isinstance(event, ev.OutputLost) for event in job.events) == 256
+
+
+def test_what_a_node_says_of_its_gpus_is_kept() -> None:
+    job, hot = Job(nodes=2).start(), GpuFacts(index=0, temperature_c=90)
+    job.tell("n1", GpusRead(gpus=(hot,)))
+    assert {name: node.gpus for name, node in job.machine.members.nodes.items()} == {"n0": (), "n1": (hot,)}
+    assert [event for event in job.events if isinstance(event, ev.NodeLeft)] == []
 
 
 def test_the_coordinators_own_file_has_no_node() -> None:
