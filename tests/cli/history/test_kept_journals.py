@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli import app
 from holdfast.cli.connection import Server
 from holdfast.cli.history import kept_journals
 from holdfast.cli.history.explain import explain_command
-from holdfast.cli.history.kept_journals import journal_folder, kept_journal, newest_journal
-from holdfast.errors import UnreachableError
+from holdfast.cli.history.kept_journals import journal_folder, kept_journal, new_journal, newest_journal
+from holdfast.cli.job import run
+from holdfast.errors import EXIT_FAILED, UnreachableError
 from holdfast.observability.event_lines import read_events
 from holdfast.protocol.events import JobFailed, ReadEvent
 
@@ -22,7 +25,7 @@ def failed(seq: int = 1) -> JobFailed:
 
 def keep(folder: Path, job: str, *events: ReadEvent) -> list[ReadEvent]:
     passed: list[ReadEvent] = []
-    with kept_journal(folder, job, passed.append) as told:
+    with kept_journal(new_journal(folder, job), passed.append) as told:
         for event in events:
             told(event)
     return passed
@@ -42,7 +45,6 @@ def test_what_was_told_is_kept_and_passed_on(tmp_path: Path) -> None:
     assert list(read_events(path, print)) == [failed()]
     assert path.stat().st_mode & 0o077 == 0
     assert newest_journal(tmp_path / "new", "b") is None
-    assert newest_journal(tmp_path / "new", since=path.stat().st_mtime + 1000) is None
 
 
 def test_only_the_newest_are_kept_and_each_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +81,24 @@ def test_the_job_that_ended_last_is_explained_if_none_runs(
     assert str(path) in shown.err
     with pytest.raises(UnreachableError, match="no job runs on this machine"):
         explain_command(server=Server(job="other"))
+
+
+def test_a_failed_job_names_its_own_journal_beside_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two jobs of one user at the same time: the first one's message named the journal of the second."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder, script = journal_folder(os.environ), tmp_path / "train.py"
+    script.write_text("")
+
+    async def fail(settings: object, on_event: Callable[[ReadEvent], None], warn: object) -> int:
+        on_event(failed())
+        keep(folder, "other", failed())
+        return EXIT_FAILED
+
+    monkeypatch.setattr(run, "launch", fail)
+    with pytest.raises(SystemExit, match="1"):
+        app(["run", "--plain", str(script)])
+    *_, advice = capsys.readouterr().err.splitlines()
+    (own,) = folder.glob("train.*.jsonl")
+    assert advice == f"holdfast: why, and what was tried: holdfast explain {own}"

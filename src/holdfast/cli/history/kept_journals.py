@@ -29,27 +29,28 @@ def journal_folder(environment: Mapping[str, str]) -> Path:
     return Path(state or os.path.join(environment.get("HOME", "/"), ".local", "state"), "holdfast", "journals")
 
 
-def newest_journal(folder: Path, job: str | None = None, *, since: float = 0.0) -> Path | None:
-    """Return the newest journal of a job, or of any job, or None if there is none.
-
-    Args:
-        since: journals that were not written after this time (unix seconds) do not count.
-    """
+def newest_journal(folder: Path, job: str | None = None) -> Path | None:
+    """Return the newest journal of a job, or of any job, or None if there is none."""
     with contextlib.suppress(OSError):
-        times = {path: path.stat().st_mtime for path in _journals(folder, job)}
-        return max((path for path, at in times.items() if at >= since), key=lambda path: times[path], default=None)
+        return max(_journals(folder, job), key=lambda path: path.stat().st_mtime, default=None)
     return None
 
 
+def new_journal(folder: Path, job: str) -> Path:
+    """Return the path of the journal of a job that starts now in this process."""
+    return folder / f"{job}.{time.time_ns()}-{os.getpid()}.jsonl"
+
+
 @contextlib.contextmanager
-def kept_journal(
-    folder: Path, job: str, on_event: Callable[[ReadEvent], None]
-) -> Generator[Callable[[ReadEvent], None]]:
+def kept_journal(path: Path, on_event: Callable[[ReadEvent], None]) -> Generator[Callable[[ReadEvent], None]]:
     """Yield a function that writes each event to a new journal and passes it on to `on_event`; remove old journals.
 
     If the journal cannot be written, that is logged, and the job goes on without one.
+
+    Args:
+        path: As `new_journal` returns it.
     """
-    path = folder / f"{job}.{time.time_ns()}-{os.getpid()}.jsonl"
+    folder = path.parent
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.history.kept_journals import journal_folder, kept_journal, newest_journal
+from holdfast.cli.history.kept_journals import journal_folder, kept_journal, new_journal
 from holdfast.cli.job.availability import TraceOptions, run_through
 from holdfast.cli.job.show import OnEvent, Shown, run_shown, writing_to
 from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped, warn_of_misplaced
@@ -138,18 +137,18 @@ def run(
     if trace.availability is not None:
         raise typer.Exit(run_through(trace, given, options.settings, shown))
     trace.check_unused()
-    prepared, began = options.settings(given), time.time()
+    prepared = options.settings(given)
+    journal = new_journal(journal_folder(os.environ), prepared.spec.settled(os.getcwd()).name)
     warn_of_misplaced(run, "run", prepared.spec.script, args or ())
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
         settings.check()
-        folder, name = journal_folder(os.environ), settings.spec.settled(os.getcwd()).name
-        with writing_to(settings.spec.output.metrics_file, on_event) as told, kept_journal(folder, name, told) as kept:
+        with writing_to(settings.spec.output.metrics_file, on_event) as told, kept_journal(journal, told) as kept:
             return await launch(settings, kept, warn)
 
     code = run_shown(prepared, job, shown)
     if code in (EXIT_FAILED, EXIT_BAD_INPUT):
-        file = prepared.spec.output.events or newest_journal(journal_folder(os.environ), since=began)
-        if file:
+        file = prepared.spec.output.events or journal
+        if os.path.exists(file):
             warn(f"holdfast: why, and what was tried: holdfast explain {file}")
     raise typer.Exit(code)

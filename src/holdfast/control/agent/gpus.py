@@ -63,7 +63,7 @@ class GpuReader:
         self._names: dict[int, str] = {}
         for index in range(min(self._known(nvml.nvmlDeviceGetCount) or 0, MAX_GPUS)):
             self._handles[index] = self._known(nvml.nvmlDeviceGetHandleByIndex, index)
-            self._names[index] = str(self._known(nvml.nvmlDeviceGetName, self._handles[index]) or "")
+            self._names[index] = str(self._known(nvml.nvmlDeviceGetName, self._handles[index]) or "")[:256]
         self._events = self._subscribe()
 
     @property
@@ -109,7 +109,8 @@ class GpuReader:
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         except nvml.NVMLError as error:
-            return GpuFacts(index=index, name=self._names[index], xids=tuple(self._xids[index]), problem=str(error))
+            problem = str(error)[:256]
+            return GpuFacts(index=index, name=self._names[index], xids=tuple(self._xids[index]), problem=problem)
         bits = self._known(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         return GpuFacts(

@@ -6,10 +6,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.names import Count, Struct, Text
+from holdfast.protocol.names import Count, Struct
 
 #: A node reports at most this many GPUs, and this many of the newest Xid errors of each.
 MAX_GPUS, MAX_XIDS = 64, 16
+
+ShortText = Annotated[str, Meta(max_length=256)]
 
 
 class GpuFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,12 +28,12 @@ class GpuFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
         problem: Why it cannot be read, "" if it can: a GPU that is lost.
     """
 
-    index: Annotated[int, Meta(ge=0, lt=MAX_GPUS)]
-    name: Text = ""
+    index: Annotated[int, Meta(ge=0, le=MAX_GPUS - 1)]
+    name: ShortText = ""
     memory_used: Count = 0
     memory_total: Count = 0
     temperature_c: Annotated[int, Meta(ge=-273, le=1000)] = 0
-    throttled: Text = ""
+    throttled: ShortText = ""
     ecc_errors: Count = 0
     xids: Annotated[tuple[Count, ...], Meta(max_length=MAX_XIDS)] = ()
-    problem: Text = ""
+    problem: ShortText = ""
