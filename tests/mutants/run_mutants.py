@@ -29,6 +29,8 @@ QUICK_ROUNDS, ROUNDS = 4, 60
 LIMIT_S = 120
 TESTS_LIMIT_S = 600
 UNIT_TESTS = ("coordination", "protocol")
+#: exit codes of pytest with which no test has run: nothing is caught by that
+_USAGE_ERROR, _NO_TESTS = 4, 5
 
 
 class StaleMutantError(Exception):
@@ -58,17 +60,18 @@ def write(mutant: Mutant, place: Path) -> None:
 
 def caught_by(mutant: Mutant, *, quick: bool = False) -> str:
     """Return who catches a mutant, "" if nobody does. `quick`: by a few schedules, or not at all."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
         write(mutant, place)
         if mutant.tests:
             return _run_tests(mutant.tests, place)
         check = str(TESTS / "mutants" / "check_schedules.py")
-        beside = os.path.dirname(mutant.file)  # the tests of a folder lie in one of the same name
+        folder, name = os.path.split(mutant.file)
+        beside = folder or f"test_{name}"  # (the tests of a folder are in a folder of the same name)
         said = _run([check, "0", str(QUICK_ROUNDS)], place)  # (4 s of the CPU if nothing fails, less than any folder)
         if said or quick:
             return said
-        if (TESTS / beside).is_dir() and (said := _run_tests((beside,), place)):
+        if (TESTS / beside).exists() and (said := _run_tests((beside,), place)):
             return said
         said = _run_tests(UNIT_TESTS, place)
         return said or _run([check, str(QUICK_ROUNDS), str(ROUNDS)], place)
@@ -90,6 +93,8 @@ def _run(command: list[str], place: Path, limit_s: int = LIMIT_S) -> str:
         said, complaints = process.communicate()
     if process.returncode == 0:
         return ""
+    if command[1] == "pytest" and process.returncode in (_USAGE_ERROR, _NO_TESTS):
+        raise RuntimeError(f"no test has run: {said}{complaints}")
     if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"no end within {limit_s} s of the CPU"
     lines = [line for line in said.splitlines() if line.startswith(("schedule", "FAILED", "ERROR"))]

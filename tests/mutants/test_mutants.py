@@ -24,6 +24,14 @@ def test_a_mutant_that_does_not_fit_fails_loudly(tmp_path: Path) -> None:
         write(stale, tmp_path)
 
 
+def test_a_mutant_whose_tests_do_not_exist_is_not_caught() -> None:
+    mutant = Mutant(
+        name="none", file="clock.py", old="class SystemClock", new="class SystemClock", why="", tests=("no.py",)
+    )
+    with pytest.raises(RuntimeError, match="no test has run"):
+        caught_by(mutant)
+
+
 def test_without_a_mutant_nothing_is_caught() -> None:
     line = '"""What becomes of an interrupted step'
     none = Mutant(name="none", file="coordination/generations/decisions.py", old=line, new=line, why="")
