@@ -200,7 +200,11 @@ def _command_lines(command: Any, ctx: Any, name: str, *, everything: bool) -> It
         yield "\nArguments:"
         for argument in arguments:
             label = f"  {_argument_name(argument)}".ljust(_NAMES - 1) + " "
-            yield textwrap.fill(argument.help, COLUMNS, initial_indent=label, subsequent_indent=" " * _NAMES)
+            lines = argument.help.splitlines()
+            indent = " " * (_NAMES if len(lines) == 1 else _NAMES + 2)
+            for line in lines:
+                yield textwrap.fill(line, COLUMNS, initial_indent=label, subsequent_indent=indent)
+                label = " " * _NAMES
     shown = options if everything else list(_common(name, options))
     panels = dict.fromkeys(getattr(option, "rich_help_panel", None) or "Options" for option in shown)
     if not everything:

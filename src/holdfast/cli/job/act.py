@@ -270,7 +270,7 @@ def inject(
         str,
         typer.Argument(
             metavar="FAULT",
-            help="; ".join(f"{name}: {what}" for name, what in FAULTS.items()) + ".",
+            help="\n".join(f"{name}: {what}" for name, what in FAULTS.items()),
             show_default=False,
         ),
     ],
@@ -287,7 +287,11 @@ def inject(
     *,
     server: Server,
 ) -> None:
-    """Make a node fail, to see the job recover. Refused unless the job was started with --allow-faults."""
+    """Make a node fail, to see the job recover. Refused unless the job was started with --allow-faults.
+
+    With --worker, the first four faults strike one worker of the node. The other faults always strike a worker, by
+    default the first. Only `--verify-state` finds `corrupt-state`.
+    """
     with server.client() as client:
         client.inject(fault, node, worker=worker, step=step, phase=phase, times=times, by_s=by_s)
     if as_json:

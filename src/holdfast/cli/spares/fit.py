@@ -57,16 +57,17 @@ def fit(
 ) -> None:
     """Fit MTBF and MTTR to a trace of failures.
 
-    Understood are CSV files with the columns start_s,end_s,node (one line per failure; --nodes needed),
-    seconds,event,node (event add or remove, one line per change), or
-    start_s_since_1996,system,node,system_nodes,repair_min (--system needed). Times are seconds or ISO dates. An empty
+    TRACE.csv has one of these sets of columns: start_s,end_s,node (one line per failure; needs --nodes);
+    seconds,event,node (event add or remove, one line per change);
+    start_s_since_1996,system,node,system_nodes,repair_min (needs --system). Times are seconds or ISO dates. An empty
     end means that the repair has not ended.
 
-    A failure of a node counts as one of its trays, unless a column rack shows that nodes of a rack failed together, a
-    column mapped as scope says "rack", nodes failed at the same time, or --rack-share is given.
+    A failure of a node counts as the failure of one of its trays, unless the log shows that a whole rack failed: nodes
+    with the same value in the column rack, or any nodes, failed at the same time, or a column mapped as scope contains
+    "rack". --rack-share sets the share of such failures.
 
-    Real failures come in bursts and real repairs have heavy tails. So each strategy, with the spares that the closed
-    form recommends at the fitted MTBF and MTTR, is also simulated with the trace's own repairs and bursts.
+    Real failures come in bursts, and real repairs have heavy tails. Therefore each strategy is also simulated with the
+    trace's own repairs and bursts, with the spares that the closed form recommends at the fitted MTBF and MTTR.
     """
     if rack_share is not None and not 0.0 <= rack_share <= 1.0:
         raise BadInputError(f"--rack-share = {rack_share:g}: must lie between 0 and 1")

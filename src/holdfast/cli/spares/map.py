@@ -28,8 +28,9 @@ def best_map(
 ) -> None:
     """Map the best strategy over MTBF and MTTR.
 
-    Four maps, as Figures 2-5 of the sparing paper: without gains and placement; with the model gain; with the
-    hardware gain too; with placement too. The printed shares are of the (logarithmic) plane.
+    There are four maps, as in Figures 2-5 of the sparing paper: without gains and placement, with the model gain, also
+    with the hardware gain, and also with the placement. The printed numbers are each strategy's share of the map. The
+    axes are logarithmic.
     """
     if not 2 <= points <= _MOST_POINTS:
         raise BadInputError(f"--points = {points}: must be 2 or more, and at most {_MOST_POINTS:,}")

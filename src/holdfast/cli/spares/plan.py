@@ -33,15 +33,16 @@ def plan(
 ) -> None:
     r"""Recommend spares and a checkpoint period.
 
-    Evaluates every strategy: block size and working GPUs, spare blocks per zone R (stranded ones included), shares of
-    all GPUs that are spare between blocks, spare inside blocks, and stranded by placement, CETT (the share of GPU time
-    that trains), the gains, and goodput; then the best, the runner-up, and where the rest of the GPU time goes.
+    For each strategy (block size and working GPUs) it prints: the spare blocks per zone R, the shares of the GPUs that
+    are spare between blocks, spare inside blocks, or stranded by the placement, CETT (the share of the GPU time in
+    which the job trains), the gains, and the goodput. Then it names the best strategy and the second best, and shows
+    where the rest of the GPU time goes.
 
-    Says how many warm standby nodes pay for themselves, where \[standbys] or the options tell how long the job stops
-    with one and without.
+    If \[standbys] or the options contain how long a failure stops the job with a standby and without one, it prints how
+    many warm standby nodes pay for themselves.
 
-    Finds the checkpoint period that wastes least, beside Young's and Daly's, where \[checkpoint] or the options
-    tell what a checkpoint costs; with all of the options, also without CLUSTER.toml.
+    If \[checkpoint] or the options contain the cost of a checkpoint, it prints the best checkpoint period, next to the
+    periods of Young and Daly. With all options of the checkpoint period, CLUSTER.toml is not needed for that.
     """
     file = None if cluster is None else read_case(cluster)
     if file is None and (standbys.given or plot is not None or not checkpoint.given):

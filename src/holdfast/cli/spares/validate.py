@@ -32,9 +32,10 @@ def validate(
 ) -> None:
     """Compare the closed form with simulations.
 
-    First under the closed form's own assumptions: failures can't strike while the job saves, detects or restarts, and
-    each block has rack failures of its own. Then without the one, the other, and both: what the closed form leaves
-    out. Last, for the best strategy, with two kinds of repair, a share epsilon of them automatic.
+    The first simulation has the assumptions of the closed form: no failure happens while the job saves, detects a
+    failure or restarts, and each block has rack failures of its own. The next ones drop the first assumption, the
+    second, and both: the difference is the error of the closed form. The last one, for the best strategy, has two kinds
+    of repairs, of which a share epsilon is automatic.
     """
     case = read_case(cluster).case
     settings = SimulationSettings(replications=replications, hours=hours, seed=seed)

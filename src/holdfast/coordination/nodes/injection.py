@@ -12,20 +12,20 @@ from holdfast.protocol.names import index_of
 
 #: each fault, and what it does to whom: what `holdfast inject --help` says
 FAULTS = {
-    "kill": "SIGKILL to the node's agent and workers, or to one worker",
-    "exit": "they end by themselves",
-    "freeze": "SIGSTOP to them",
-    "link-down": "the node's network is silent both ways, its processes live; of one worker: nothing reaches it",
-    "clock-jump": "the node's wall clock is set by --by seconds",
+    "kill": "SIGKILL to the node's agent and workers",
+    "exit": "the agent and the workers end by themselves",
+    "freeze": "SIGSTOP to the agent and the workers",
+    "link-down": "the node's network delivers nothing, and its processes live",
+    "clock-jump": "the node's wall clock is moved by --by seconds",
     "raise": "an exception in a worker's training thread",
-    "memory": "a MemoryError there",
-    "hang": "it stands still for ever",
-    "hold": "it waits at --phase until another failure ends the generation",
-    "slow": "from then on a worker's micro-batches take --times as long (1: as before)",
-    "slow-link": "from then on its data goes out to others --times slower",
-    "drop": "its connections to all others break",
-    "disk-full": "from then on the checkpoints that it writes meet a full disk",
-    "corrupt-state": "a bit of its parameters flips (found by --verify-state)",
+    "memory": "a MemoryError in a worker's training thread",
+    "hang": "a worker stops in the middle of a step and does not return",
+    "hold": "a worker waits at --phase until another failure ends the step",
+    "slow": "a worker's micro-batches take --times as long; 1: as before",
+    "slow-link": "what a worker sends to others takes --times as long",
+    "drop": "a worker's connections to all others break",
+    "disk-full": "a worker's next checkpoints meet a full disk",
+    "corrupt-state": "one bit of a worker's parameters flips",
 }
 #: what strikes a node as a whole where no worker is named
 _OF_NODES = ("kill", "exit", "freeze", "link-down", "clock-jump")
