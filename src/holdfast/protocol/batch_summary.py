@@ -15,7 +15,7 @@ MAX_SUMS = 8
 _ShortText = Annotated[str, Meta(max_length=256)]
 
 
-class PartSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PartSummary(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="PartSummary"):
     """One tensor or value of a micro-batch."""
 
     #: where it is in the micro-batch, such as `[0]` or `['labels']`

@@ -54,14 +54,14 @@ class Wish(StrEnum):
     STILL_SAVING = "still_saving"  # no checkpoint that is merely due: a part of the one before is still being written
 
 
-class MicroBatchSkip(Struct, frozen=True, kw_only=True):
+class MicroBatchSkip(Struct, frozen=True, kw_only=True, tag="MicroBatchSkip"):
     """A micro-batch that the script has left out of its step."""
 
     micro_batch: Annotated[int, Meta(ge=0)]
     reason: Annotated[str, Meta(max_length=MAX_REASON)]
 
 
-class Commit(Struct, frozen=True, kw_only=True):
+class Commit(Struct, frozen=True, kw_only=True, tag="Commit"):
     """v, or one rank's part of it.
 
     `grad_square`: squared norm of the reduced gradients, before clipping; a rank's part is its shard's. `loss_sum`: of

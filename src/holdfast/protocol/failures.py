@@ -42,7 +42,7 @@ class Severity(IntEnum):
 MAX_RULES = 256
 
 
-class FailureRule(Struct, frozen=True, kw_only=True):
+class FailureRule(Struct, frozen=True, kw_only=True, tag="FailureRule"):
     r"""One line of the table of failures (Unicron, Table 1): what it is that says so, and how bad that is.
 
     pattern: a regular expression, looked for in `KIND: DETAIL`, upper and lower case alike. status: the class; `\1` in

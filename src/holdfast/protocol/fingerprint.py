@@ -24,7 +24,7 @@ _Hash = Annotated[int, Meta(ge=0, lt=1 << 62)]
 MAX_SHOWN, MAX_SHOWN_CHARACTERS = 16, 80
 
 
-class Fingerprint(Struct, frozen=True, kw_only=True):
+class Fingerprint(Struct, frozen=True, kw_only=True, tag="Fingerprint"):
     """One worker's settings and state before a step."""
 
     step: Count

@@ -87,5 +87,8 @@ def posted_bytes(keys: Mapping[str, bytes]) -> int:
     return sum(each) + 4 * _AROUND_BYTES  # (the worker's id)
 
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all messages: immutable, tagged by class name."""
+class Struct(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all messages: immutable. Each class gives its tag, which is part of the wire and file formats.
+
+    A class can be renamed; its tag must stay.
+    """

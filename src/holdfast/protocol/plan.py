@@ -35,7 +35,7 @@ class Phase(StrEnum):
     FINISHED = "finished"  # no step left to do
 
 
-class Passed(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Passed(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Passed"):
     """A step that has passed, with its v; the generation in which it was applied and its world, 0 where not known."""
 
     step: Count
@@ -56,7 +56,7 @@ class DecisionKind(StrEnum):
     ROLLBACK = "rollback"
 
 
-class Decision(Struct, frozen=True, kw_only=True):
+class Decision(Struct, frozen=True, kw_only=True, tag="Decision"):
     """What becomes of the step that a generation's end interrupted.
 
     `applied` is the step whose state every member holds once the decision is carried out; the next step is one more.
@@ -69,7 +69,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     source: StateSource | None = None
 
 
-class Role(Struct, frozen=True, kw_only=True):
+class Role(Struct, frozen=True, kw_only=True, tag="Role"):
     """Which part of a model replica a worker is: a stage of it, and there a place in its node; both 0-based."""
 
     stage: Count = 0
@@ -80,7 +80,7 @@ class Role(Struct, frozen=True, kw_only=True):
 WHOLE_REPLICA = Role()
 
 
-class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Member(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Member"):
     """One worker of a generation; its rank is its place in the plan."""
 
     worker: WorkerId
@@ -94,7 +94,7 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return node_of(self.worker)
 
 
-class ExpertShape(Struct, frozen=True, kw_only=True):
+class ExpertShape(Struct, frozen=True, kw_only=True, tag="ExpertShape"):
     """The experts of a model, and this node's room for them in each layer."""
 
     layers: Annotated[int, Meta(ge=1, le=4096)]
@@ -122,7 +122,7 @@ class FaultThreshold(msgspec.Struct, frozen=True, kw_only=True):
     given: int
 
 
-class ExpertPlan(Struct, frozen=True, kw_only=True):
+class ExpertPlan(Struct, frozen=True, kw_only=True, tag="ExpertPlan"):
     """Where every expert replica lives, one blob per rank (see coordination.experts).
 
     `held`: what each rank holds on entering, `placement`: what it is to hold. `asked` and `given`: on how many distinct
@@ -144,7 +144,7 @@ class ExpertPlan(Struct, frozen=True, kw_only=True):
     beside: bool = False
 
 
-class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
+class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True, tag="GenerationPlan"):
     """A numbered configuration. `sources` says where members that lack the state get it, where it is not the decision's
     source.
 

@@ -11,7 +11,7 @@ from holdfast.protocol.events import JournalRepaired, ReadEvent, RolledBack, Ste
 from holdfast.protocol.names import Struct
 
 
-class Position(Struct, frozen=True, kw_only=True):
+class Position(Struct, frozen=True, kw_only=True, tag="Position"):
     """What all events up to `seq` add up to.
 
     `step` is the newest committed one that no roll-back undid, `samples` the sum over all of those. `step_time` (unix

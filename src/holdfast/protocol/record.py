@@ -39,7 +39,7 @@ MAX_NODES_KEPT = 2048
 MAX_REASON = 300
 
 
-class KnownCheckpoint(Struct, frozen=True, kw_only=True):
+class KnownCheckpoint(Struct, frozen=True, kw_only=True, tag="KnownCheckpoint"):
     """A checkpoint on the decided lineage, under its final name in the checkpoint directory.
 
     `term` and `generation` are those in which it was written, 0 for one of an earlier version.
@@ -51,7 +51,7 @@ class KnownCheckpoint(Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
-class Saving(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Saving(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Saving"):
     """What is known of saving this job, in this run: from it follows how often that is done.
 
     `saved_at`: when the newest checkpoint was kept, unix seconds. `cost_s`: what `saves` of them have cost training, on
@@ -64,7 +64,7 @@ class Saving(Struct, frozen=True, kw_only=True, omit_defaults=True):
     losses: int = 0
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
+class Refusal(Struct, frozen=True, kw_only=True, tag="Refusal"):
     """v of an attempt at `step` was refused: until it is applied, every attempt begins with nothing held.
 
     `clean_from`: the first generation that has begun so. Only the refusal of an attempt from there on is another one.
@@ -74,7 +74,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
     clean_from: int
 
 
-class RaisedBefore(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RaisedBefore(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="RaisedBefore"):
     """A script raised there: `place` is the exception's type with file and line, `time` unix seconds."""
 
     worker: str
@@ -84,7 +84,7 @@ class RaisedBefore(Struct, frozen=True, kw_only=True, omit_defaults=True):
     micro_batch: int | None = None
 
 
-class Quarantined(Struct, frozen=True, kw_only=True):
+class Quarantined(Struct, frozen=True, kw_only=True, tag="Quarantined"):
     """A node that may not come back, nor another on its `host` ("": others are there, too). `since`: unix seconds."""
 
     node: str
@@ -93,7 +93,7 @@ class Quarantined(Struct, frozen=True, kw_only=True):
     since: float
 
 
-class GivenUp(Struct, frozen=True, kw_only=True):
+class GivenUp(Struct, frozen=True, kw_only=True, tag="GivenUp"):
     """A node on which nothing is tried any more; it is quarantined once the others have committed `step` without it.
 
     If they never do, it was not the node's fault. `host`, `why`, `since` as in `Quarantined`.
@@ -106,7 +106,7 @@ class GivenUp(Struct, frozen=True, kw_only=True):
     step: int
 
 
-class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Departure"):
     """A node that was asked to leave in good order, or that has left so. `since`: when it was asked, unix seconds.
 
     `stays`: it gives its place to a standby, and is one itself from then on; `to`: to this one ("": to any).
@@ -128,7 +128,7 @@ class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int = 0
 
 
-class SlowNode(Struct, frozen=True, kw_only=True):
+class SlowNode(Struct, frozen=True, kw_only=True, tag="SlowNode"):
     """A node that took `factor` times as long as the others: it takes nobody's place `until` then, in unix seconds."""
 
     node: str
@@ -136,7 +136,7 @@ class SlowNode(Struct, frozen=True, kw_only=True):
     until: float
 
 
-class Standby(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Standby(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Standby"):
     """A node that was started as a standby, by its agent's process. `tries`: how often it was told to warm up.
 
     `ready`: warm, as far as was told. `promoted`: it is a node like any other from here on.
@@ -149,7 +149,7 @@ class Standby(Struct, frozen=True, kw_only=True, omit_defaults=True):
     promoted: bool = False
 
 
-class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="LastWill"):
     """How the job is to end once what it has led to is saved: with this exit code, and cause.
 
     `reason`: as of `job_finished`, where it does not fail. `failed`: for good; else it can be taken up again.
@@ -164,7 +164,7 @@ class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceback: str = ""
 
 
-class Record(Struct, frozen=True, kw_only=True):
+class Record(Struct, frozen=True, kw_only=True, tag="Record"):
     """The coordinator's durable state.
 
     `generation` is the highest number ever given, a pending plan's included. `lineage` is the generation of the last

@@ -123,7 +123,7 @@ def kind_of(source: StateSource | None) -> str:
     return "none" if source is None else str(source.__struct_config__.tag)
 
 
-class Holding(Struct, frozen=True, kw_only=True):
+class Holding(Struct, frozen=True, kw_only=True, tag="Holding"):
     """Which parts of a step's state a worker holds.
 
     `dense`: all that is the same on every worker. `experts`: which ones, as coordination.experts encodes them.

@@ -22,7 +22,7 @@ _NAME = re.compile(r"step-([0-9]{8,15})(?:-t([0-9]{1,15})-g([0-9]{1,15}))?(?:-([
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
-class StoredFile(Struct, frozen=True, kw_only=True):
+class StoredFile(Struct, frozen=True, kw_only=True, tag="StoredFile"):
     """One file of a checkpoint, as it was written; `name` is no path."""
 
     name: FileName

@@ -27,7 +27,7 @@ class ListedLayout(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 Layouts = Annotated[tuple[ListedLayout, ...], Meta(max_length=MAX_LAYOUTS)]
 
 
-class LayoutChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LayoutChange(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="LayoutChange"):
     """A change of layout that is under way, since when (unix seconds), because of how many nodes, and why.
 
     `kept`: all members have put that state into the memory of their nodes, and `after` is in force; None: not yet.
@@ -43,7 +43,7 @@ class LayoutChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     experts: tuple[Blob, ...] = ()
 
 
-class FailedLayout(Struct, frozen=True, kw_only=True):
+class FailedLayout(Struct, frozen=True, kw_only=True, tag="FailedLayout"):
     """The script failed under it before a step was committed, `tries` times in a row; `until` then it is not tried."""
 
     layout: Layout

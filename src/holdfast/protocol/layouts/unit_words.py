@@ -16,7 +16,7 @@ UnitName = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,32}$")]
 MAX_UNIT_KEYS = 64
 
 
-class JoinUnit(Struct, frozen=True, kw_only=True):
+class JoinUnit(Struct, frozen=True, kw_only=True, tag="JoinUnit"):
     """A worker has come to `holdfast.init()`, and is to be a place of a unit of this layout.
 
     Where the job lists several it is of the one in force, which is told with the unit.
@@ -27,13 +27,13 @@ class JoinUnit(Struct, frozen=True, kw_only=True):
     layouts: Layouts = ()
 
 
-class UnitAwaits(Struct, frozen=True, kw_only=True):
+class UnitAwaits(Struct, frozen=True, kw_only=True, tag="UnitAwaits"):
     """The answer to JoinUnit, whenever that changes: these have not come yet, by their index on the node."""
 
     missing: tuple[Count, ...]
 
 
-class UnitFormed(Struct, frozen=True, kw_only=True):
+class UnitFormed(Struct, frozen=True, kw_only=True, tag="UnitFormed"):
     """All have come: `workers`, by place, are the unit. `page`: path of the memory for their proposals.
 
     Where the job lists several layouts, `layout` is the one in force, under which a unit may be one worker alone;
@@ -47,13 +47,13 @@ class UnitFormed(Struct, frozen=True, kw_only=True):
     snapshots: Text = ""
 
 
-class UnitRefused(Struct, frozen=True, kw_only=True):
+class UnitRefused(Struct, frozen=True, kw_only=True, tag="UnitRefused"):
     """No unit can be formed of what was asked for: the script's input is bad."""
 
     why: Text
 
 
-class UnitPost(Struct, frozen=True, kw_only=True):
+class UnitPost(Struct, frozen=True, kw_only=True, tag="UnitPost"):
     """Rendezvous within a unit: keys of this worker's for all the others, each under its place (`key_of`)."""
 
     worker: WorkerId
@@ -61,7 +61,7 @@ class UnitPost(Struct, frozen=True, kw_only=True):
     keys: Annotated[dict[KeyName, KeyValue], Meta(max_length=MAX_UNIT_KEYS)]
 
 
-class UnitPosted(Struct, frozen=True, kw_only=True):
+class UnitPosted(Struct, frozen=True, kw_only=True, tag="UnitPosted"):
     """Keys that another worker of the unit has posted."""
 
     unit: UnitName

@@ -72,7 +72,7 @@ class KeptStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     state_hash: Text = ""  # test mode only
 
 
-class AppliedSteps(Struct, frozen=True, kw_only=True):
+class AppliedSteps(Struct, frozen=True, kw_only=True, tag="AppliedSteps"):
     """What a node's workers applied and the coordinator was not told, oldest first: one page of it.
 
     `workers`: the newest step that each has applied. `given_up`: up to this step v is not known here any more.
@@ -83,7 +83,7 @@ class AppliedSteps(Struct, frozen=True, kw_only=True):
     given_up: Count = 0
 
 
-class WorkerDown(Struct, frozen=True, kw_only=True):
+class WorkerDown(Struct, frozen=True, kw_only=True, tag="WorkerDown"):
     """A worker process ended without having finished.
 
     `final`: the script itself wants no more, another process would do the same. With exit code 0 it has left its loop
@@ -118,7 +118,7 @@ Kept = WorkerMessage | AppliedSteps | WorkerDown
 MAX_HELD_PARTS = 1 << 14
 
 
-class NodeSnapshots(Struct, frozen=True, kw_only=True):
+class NodeSnapshots(Struct, frozen=True, kw_only=True, tag="NodeSnapshots"):
     """All parts of snapshots that a node's agent holds, whole; it gives them out at `host` and `port`."""
 
     host: Address
@@ -126,7 +126,7 @@ class NodeSnapshots(Struct, frozen=True, kw_only=True):
     parts: Annotated[tuple[SnapshotPart, ...], Meta(max_length=MAX_HELD_PARTS)] = ()
 
 
-class HeardGeneration(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HeardGeneration(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="HeardGeneration"):
     """The newest generation that a coordinator has announced to a node's workers; 0 if none was."""
 
     #: of the job, as Welcome named it; "" before the first Welcome
@@ -136,7 +136,7 @@ class HeardGeneration(Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation: Count = 0
 
 
-class Hello(Struct, frozen=True, kw_only=True):
+class Hello(Struct, frozen=True, kw_only=True, tag="Hello"):
     """First message of a connection. `kept` replays what the coordinator must know of the node's workers.
 
     What does not fit follows, before anything else. `clock`: what the node's own clock shows (monotonic seconds).
@@ -167,7 +167,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     kept: tuple[Kept, ...] = ()
 
 
-class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Heartbeat"):
     """The node lives; any other message says so as well.
 
     `applied`: where its workers stand, if that was not told yet: the newest steps whose state they hold, by their index
@@ -178,25 +178,25 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     applied: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
 
 
-class FromWorker(Struct, frozen=True, kw_only=True):
+class FromWorker(Struct, frozen=True, kw_only=True, tag="FromWorker"):
     """A worker's message, passed on."""
 
     message: WorkerMessage
 
 
-class Posts(Struct, frozen=True, kw_only=True):
+class Posts(Struct, frozen=True, kw_only=True, tag="Posts"):
     """Rendezvous: what the members on this node have posted, or the part of it that fits into a message."""
 
     posts: Annotated[tuple[Post, ...], Meta(min_length=1, max_length=1 << 14)]
 
 
-class EndNotice(Struct, frozen=True, kw_only=True):
+class EndNotice(Struct, frozen=True, kw_only=True, tag="EndNotice"):
     """The agent was told to end by whoever runs its machine: it will, `grace_s` from now, whatever the others do."""
 
     grace_s: Seconds
 
 
-class Leave(Struct, frozen=True, kw_only=True):
+class Leave(Struct, frozen=True, kw_only=True, tag="Leave"):
     """The agent ends: `finished`, `drained`, `quarantined` (its machine is broken), `exhausted` or `told`.
 
     The last one: its workers have failed as often as they may. Whose fault that is others know. A node that is
@@ -212,7 +212,7 @@ class Leave(Struct, frozen=True, kw_only=True):
         return self.reason in ("quarantined", "exhausted")
 
 
-class ClockOffset(Struct, frozen=True, kw_only=True):
+class ClockOffset(Struct, frozen=True, kw_only=True, tag="ClockOffset"):
     """How far this node's wall clock is ahead of the coordinator's, by one round trip (Hello, Welcome).
 
     The truth is within `uncertainty_s` of it, half of the round trip, however long messages waited on a loaded machine.
@@ -222,20 +222,20 @@ class ClockOffset(Struct, frozen=True, kw_only=True):
     uncertainty_s: Seconds
 
 
-class OutputFailed(Struct, frozen=True, kw_only=True):
+class OutputFailed(Struct, frozen=True, kw_only=True, tag="OutputFailed"):
     """A log of this node's workers cannot be written: lines are lost. Said once for each file."""
 
     file: Text
     why: Text
 
 
-class GpusRead(Struct, frozen=True, kw_only=True):
+class GpusRead(Struct, frozen=True, kw_only=True, tag="GpusRead"):
     """What the node's GPUs say of themselves; said every ten seconds if there are any, and after an Xid error."""
 
     gpus: Annotated[tuple[GpuFacts, ...], Meta(max_length=MAX_GPUS)]
 
 
-class AddressProbed(Struct, frozen=True, kw_only=True):
+class AddressProbed(Struct, frozen=True, kw_only=True, tag="AddressProbed"):
     """The answer to ProbeAddress. `error`: why no connection could be made, "" if one was."""
 
     number: Count
@@ -265,7 +265,7 @@ AgentMessage = (
 # ---- coordinator -> agent ----
 
 
-class Welcome(Struct, frozen=True, kw_only=True):
+class Welcome(Struct, frozen=True, kw_only=True, tag="Welcome"):
     """The connection stands. `committed`: steps up to here are in the journal and need not be kept.
 
     `members`: the node's workers that the generation in force or the pending one names. `rules`: the site's own classes
@@ -288,7 +288,7 @@ class Welcome(Struct, frozen=True, kw_only=True):
     identity: Annotated[str, Meta(max_length=64)] = ""  # as in the job's record
 
 
-class Refused(Struct, frozen=True, kw_only=True):
+class Refused(Struct, frozen=True, kw_only=True, tag="Refused"):
     """The connection is refused: for good, or (`retry`) until the agent comes back with a new session."""
 
     why: Text
@@ -296,27 +296,27 @@ class Refused(Struct, frozen=True, kw_only=True):
     retry: bool = False
 
 
-class Committed(Struct, frozen=True, kw_only=True):
+class Committed(Struct, frozen=True, kw_only=True, tag="Committed"):
     """Steps up to this one are in the journal."""
 
     term: Count
     step: Count
 
 
-class ToWorker(Struct, frozen=True, kw_only=True):
+class ToWorker(Struct, frozen=True, kw_only=True, tag="ToWorker"):
     """An order for one worker of the node."""
 
     worker: WorkerId
     order: WorkerOrder
 
 
-class Replace(Struct, frozen=True, kw_only=True):
+class Replace(Struct, frozen=True, kw_only=True, tag="Replace"):
     """Put another process in the place of this worker: its script has raised, and its state is not needed any more."""
 
     worker: WorkerId
 
 
-class NodeFault(Struct, frozen=True, kw_only=True):
+class NodeFault(Struct, frozen=True, kw_only=True, tag="NodeFault"):
     """Fault injection: the whole node dies (`kill`, `freeze`, `exit`), or goes on with something wrong.
 
     `link-down`: nothing gets in or out any more, and nobody is told; `clock-jump`: its wall clock shows `by_s` more.
@@ -326,7 +326,7 @@ class NodeFault(Struct, frozen=True, kw_only=True):
     by_s: float = 0.0
 
 
-class ProbeAddress(Struct, frozen=True, kw_only=True):
+class ProbeAddress(Struct, frozen=True, kw_only=True, tag="ProbeAddress"):
     """Connect to an address and close the connection; the answer is AddressProbed.
 
     A newcomer gets this before its Welcome: it must reach a member, and a member must reach it.
@@ -344,14 +344,14 @@ class WantedPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     keeper: Keeper
 
 
-class KeepSnapshots(Struct, frozen=True, kw_only=True):
+class KeepSnapshots(Struct, frozen=True, kw_only=True, tag="KeepSnapshots"):
     """Keep these parts of other nodes' snapshots as well: all that this node is to have by now."""
 
     term: Count
     wanted: Annotated[tuple[WantedPart, ...], Meta(max_length=MAX_HELD_PARTS)]
 
 
-class DropSnapshots(Struct, frozen=True, kw_only=True):
+class DropSnapshots(Struct, frozen=True, kw_only=True, tag="DropSnapshots"):
     """These parts are of no use: of another run or lineage, or damaged. `why`: in words."""
 
     term: Count
@@ -359,7 +359,7 @@ class DropSnapshots(Struct, frozen=True, kw_only=True):
     why: Text = ""
 
 
-class EndNode(Struct, frozen=True, kw_only=True):
+class EndNode(Struct, frozen=True, kw_only=True, tag="EndNode"):
     """End the workers and the agent. `alone`: the job goes on without this node, so nobody else says why it ended."""
 
     exit_code: int
@@ -367,7 +367,7 @@ class EndNode(Struct, frozen=True, kw_only=True):
     alone: bool = False
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class Part(Struct, frozen=True, kw_only=True, tag="Part"):
     """A part of a large message; `left` more follow, and nothing in between."""
 
     data: bytes

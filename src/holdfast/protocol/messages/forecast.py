@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.protocol.names import Struct
 
 
-class MoveForecast(Struct, frozen=True, kw_only=True):
+class MoveForecast(Struct, frozen=True, kw_only=True, tag="MoveForecast"):
     """What is expected of one node's leaving.
 
     `to`: who takes its place; "": nobody. `moved_bytes`: None where no node's state has moved in this job yet.
@@ -23,7 +23,7 @@ class MoveForecast(Struct, frozen=True, kw_only=True):
     why: str
 
 
-class DrainForecast(Struct, frozen=True, kw_only=True):
+class DrainForecast(Struct, frozen=True, kw_only=True, tag="DrainForecast"):
     """What is expected of a pool's node being drained.
 
     `job`: whose it is; "": nobody's. `to`: who takes its place there; "": nobody. `waits`: as things are, the job keeps

@@ -14,7 +14,7 @@ MAX_GPUS, MAX_XIDS = 64, 16
 ShortText = Annotated[str, Meta(max_length=256)]
 
 
-class GpuFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GpuFacts(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="GpuFacts"):
     """What one GPU says of itself; a fact that it does not know is 0 or empty.
 
     Attributes:

@@ -10,7 +10,7 @@ from holdfast.protocol.names import Count, Seconds, Struct, Text
 MAX_MEMORY_SAMPLES = 128
 
 
-class MemorySample(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MemorySample(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="MemorySample"):
     """What a node's workers held `ago_s` before it was told, in bytes, all of them together.
 
     `memory`: resident in the host's memory; `sent`, `received`: state, in the lives of these processes.

@@ -16,7 +16,7 @@ MAX_PRUNED = 16
 MAX_FILES = 1 << 15
 
 
-class Begin(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Begin(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Begin"):
     """Leave whatever you are in and enter this generation; `assignment[unit]`: the micro-batches of its first step.
 
     `kept[unit]`: of the micro-batches that the places of a unit have named as summed, those that stay so; () for none
@@ -29,54 +29,54 @@ class Begin(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept: tuple[tuple[int, ...], ...] = ()
 
 
-class Stop(Struct, frozen=True, kw_only=True):
+class Stop(Struct, frozen=True, kw_only=True, tag="Stop"):
     """Freeze in every generation up to this one, and report."""
 
     term: Count
     generation: Count
 
 
-class LookAround(Struct, frozen=True, kw_only=True):
+class LookAround(Struct, frozen=True, kw_only=True, tag="LookAround"):
     """All members of `generation` wait for each other: find out whom no connection can be made to, and complain."""
 
     generation: Count
 
 
-class Prepare(Struct, frozen=True, kw_only=True):
+class Prepare(Struct, frozen=True, kw_only=True, tag="Prepare"):
     """Build this group beside the one in use; go on training meanwhile."""
 
     plan: GenerationPlan
 
 
-class Arm(Struct, frozen=True, kw_only=True):
+class Arm(Struct, frozen=True, kw_only=True, tag="Arm"):
     """All have built the pending group: raise the swap flag in the next commit operation."""
 
     term: Count
     generation: Count
 
 
-class Disarm(Struct, frozen=True, kw_only=True):
+class Disarm(Struct, frozen=True, kw_only=True, tag="Disarm"):
     """One that was to join is lost: lower the swap flag again, and say so, unless it brings about the swap."""
 
     term: Count
     generation: Count
 
 
-class Void(Struct, frozen=True, kw_only=True):
+class Void(Struct, frozen=True, kw_only=True, tag="Void"):
     """Forget the pending group. Once Arm was said, only where a member has said since that its flag stays down."""
 
     term: Count
     generation: Count
 
 
-class Posted(Struct, frozen=True, kw_only=True):
+class Posted(Struct, frozen=True, kw_only=True, tag="Posted"):
     """Rendezvous: the keys that the members of `generation` have posted, or some of them."""
 
     generation: Count
     keys: Annotated[dict[KeyName, KeyValue], Meta(max_length=1 << 16)]
 
 
-class AcceptCheckpoint(Struct, frozen=True, kw_only=True):
+class AcceptCheckpoint(Struct, frozen=True, kw_only=True, tag="AcceptCheckpoint"):
     """What was written under this name, in this term and generation, is on the decided lineage.
 
     `files`: all of it, for its manifest, which whoever gets this is to write: with that it counts. () where it counts
@@ -92,7 +92,7 @@ class AcceptCheckpoint(Struct, frozen=True, kw_only=True):
     stall_s: Seconds = 0.0
 
 
-class PruneCheckpoints(Struct, frozen=True, kw_only=True):
+class PruneCheckpoints(Struct, frozen=True, kw_only=True, tag="PruneCheckpoints"):
     """Remove these: the record knows newer ones that are whole, or they are on no decided lineage. `term`: of now.
 
     `remove`: else somebody else does that; whoever has written a part of one need not wait for it.
@@ -103,7 +103,7 @@ class PruneCheckpoints(Struct, frozen=True, kw_only=True):
     remove: bool = True
 
 
-class AskCheckpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AskCheckpoint(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="AskCheckpoint"):
     """A checkpoint is wanted: ask all for one after the step that passes next.
 
     `if_free`: it is time for one, so it is left out where the one before is still being written.
@@ -129,7 +129,7 @@ FAULT_PHASES = (
 )
 
 
-class Inject(Struct, frozen=True, kw_only=True):
+class Inject(Struct, frozen=True, kw_only=True, tag="Inject"):
     """Fault injection: die in the given way, now or where the step reaches the phase.
 
     Some are no death. `hold`: the training thread waits at the phase until the generation is over, whoever ends it;
@@ -146,7 +146,7 @@ class Inject(Struct, frozen=True, kw_only=True):
     times: float = 3.0
 
 
-class Warm(Struct, frozen=True, kw_only=True):
+class Warm(Struct, frozen=True, kw_only=True, tag="Warm"):
     """To a worker that is in no generation: go through shadow steps, so that its first real one is as fast as others'.
 
     Its own state is void afterwards. What comes before it is through (Begin, Prepare, Stop, JobDone) cuts it short.
@@ -155,7 +155,7 @@ class Warm(Struct, frozen=True, kw_only=True):
     term: Count
 
 
-class StandBy(Struct, frozen=True, kw_only=True):
+class StandBy(Struct, frozen=True, kw_only=True, tag="StandBy"):
     """To a worker that has left its generation in good order: it has no rank from here on, and is warm.
 
     Its state is void. What was said of generations up to this one does not concern it any more.
@@ -165,7 +165,7 @@ class StandBy(Struct, frozen=True, kw_only=True):
     generation: Count
 
 
-class JobDone(Struct, frozen=True, kw_only=True):
+class JobDone(Struct, frozen=True, kw_only=True, tag="JobDone"):
     """Every member has finished: the script may end."""
 
 

@@ -43,7 +43,7 @@ class NewMembers(msgspec.Struct, frozen=True, array_like=True, tag="+"):
     workers: tuple[NewWorker, ...]
 
 
-class PlanChange(Struct, frozen=True, kw_only=True):
+class PlanChange(Struct, frozen=True, kw_only=True, tag="PlanChange"):
     """One plan as a change of another, in the order of its ranks.
 
     `rest` is the plan without what follows. `base` is the generation of the plan that it changes, 0 for none;
@@ -64,7 +64,7 @@ class PlanChange(Struct, frozen=True, kw_only=True):
     held: dict[Count, Blob] = field(default_factory=dict[int, bytes])
 
 
-class Shares(Struct, frozen=True, kw_only=True):
+class Shares(Struct, frozen=True, kw_only=True, tag="Shares"):
     """Who computes which micro-batches of a generation's first step: by unit, where it is not what the unit had in
     the base (that of its number there; nothing for a new one). `micro_batches`: how many the step has."""
 
@@ -72,7 +72,7 @@ class Shares(Struct, frozen=True, kw_only=True):
     other: dict[Count, tuple[Count, ...]]
 
 
-class BeginNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BeginNode(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="BeginNode"):
     """The members on this node are to leave whatever they are in, and to enter this generation (see Begin).
 
     `shares` None: those of the units' numbers. `kept`: by unit, as in Begin.
@@ -84,13 +84,13 @@ class BeginNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept: tuple[tuple[Count, ...], ...] = ()
 
 
-class PrepareNode(Struct, frozen=True, kw_only=True):
+class PrepareNode(Struct, frozen=True, kw_only=True, tag="PrepareNode"):
     """The members on this node are to build this group beside the one in use (see Prepare)."""
 
     plan: PlanChange
 
 
-class AskPlan(Struct, frozen=True, kw_only=True):
+class AskPlan(Struct, frozen=True, kw_only=True, tag="AskPlan"):
     """An agent cannot make a plan of what it was told, for it lacks the base: it wants the whole."""
 
     generation: Count

@@ -19,7 +19,7 @@ NameOrNone = Annotated[str, Meta(pattern=f"^$|{NAME_PATTERN}")]
 # ---- agent -> pool ----
 
 
-class NodeStands(Struct, frozen=True, kw_only=True):
+class NodeStands(Struct, frozen=True, kw_only=True, tag="NodeStands"):
     """How a node stands. `runs`: the grant whose processes it has, 0: none.
 
     `ended`: up to this grant everything is over here for good: no process of theirs is left, none will be started.
@@ -31,7 +31,7 @@ class NodeStands(Struct, frozen=True, kw_only=True):
     changes: Count = 0
 
 
-class PoolHello(Struct, frozen=True, kw_only=True):
+class PoolHello(Struct, frozen=True, kw_only=True, tag="PoolHello"):
     """First message of an agent's connection. `session`: of this agent's process; no other has it.
 
     `term`, `version`: of the newest record of which it was told. `protocol`: what it speaks. `passing`: the node's name
@@ -51,11 +51,11 @@ class PoolHello(Struct, frozen=True, kw_only=True):
     identity: Identity = ""  # of the pool of that record; "" before the first
 
 
-class NodeAlive(Struct, frozen=True, kw_only=True):
+class NodeAlive(Struct, frozen=True, kw_only=True, tag="NodeAlive"):
     """The node lives, and stands as it said."""
 
 
-class LeavePool(Struct, frozen=True, kw_only=True):
+class LeavePool(Struct, frozen=True, kw_only=True, tag="LeavePool"):
     """The node goes for good: nothing runs there any more."""
 
 
@@ -64,7 +64,7 @@ FromNode = PoolHello | NodeStands | NodeAlive | LeavePool
 # ---- pool -> agent ----
 
 
-class NodeGrant(Struct, frozen=True, kw_only=True):
+class NodeGrant(Struct, frozen=True, kw_only=True, tag="NodeGrant"):
     """Whose the node is by the pool's record: by grant `grant` of `job`, or nobody's (0).
 
     `term`, `version`: of that record; an older one than was heard counts no more. `standby`: it is to wait there.
@@ -79,7 +79,7 @@ class NodeGrant(Struct, frozen=True, kw_only=True):
     identity: Identity = ""  # of the pool, as in its record
 
 
-class PoolRefusal(Struct, frozen=True, kw_only=True):
+class PoolRefusal(Struct, frozen=True, kw_only=True, tag="PoolRefusal"):
     """The pool does not take the node, and closes. `stays`: what runs there runs on, and the node asks again."""
 
     why: Text

@@ -42,7 +42,7 @@ class Activity(IntEnum):
 ACTIVITIES: tuple[Activity, ...] = tuple(Activity)
 
 
-class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Stand"):
     """Where a worker's training thread stands: for `for_s` seconds it has been about `activity`.
 
     `limit_s`: for how long it may, learnt from what it took before; 0: nobody can say. `waits`: it waits in a
@@ -67,7 +67,7 @@ class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return 0.0 < self.limit_s < self.for_s
 
 
-class Late(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Late(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Late"):
     """A worker is late.
 
     `ended`: it is through with work that was late, or that the coordinator asked about (`WatchWork`); then the stand's
@@ -78,7 +78,7 @@ class Late(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: bool = False
 
 
-class OwnTimes(Struct, frozen=True, kw_only=True):
+class OwnTimes(Struct, frozen=True, kw_only=True, tag="OwnTimes"):
     """What a node's workers take, said every few seconds, and sooner where one takes longer than before.
 
     `compute_s`: how long each computes a micro-batch, lately. `computed`: how many each has since the last word, and
@@ -94,20 +94,20 @@ class OwnTimes(Struct, frozen=True, kw_only=True):
     link_bytes_per_s: Annotated[dict[WorkerId, Rate], Meta(max_length=1024)]
 
 
-class Probe(Struct, frozen=True, kw_only=True):
+class Probe(Struct, frozen=True, kw_only=True, tag="Probe"):
     """The coordinator asks where an agent's workers stand."""
 
     number: Count
 
 
-class Whereabouts(Struct, frozen=True, kw_only=True):
+class Whereabouts(Struct, frozen=True, kw_only=True, tag="Whereabouts"):
     """The answer to a Probe; who is not there, or whose page says nothing, is left out."""
 
     number: Count
     stands: Annotated[tuple[Stand, ...], Meta(max_length=1024)] = ()
 
 
-class EndHung(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EndHung(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="EndHung"):
     """The agent ends this worker, which seems to hang, and starts another.
 
     `on_trial`: the work may be slow. The kill uses up none of the node's restarts, unless a `CountHang` follows.
@@ -118,14 +118,14 @@ class EndHung(Struct, frozen=True, kw_only=True, omit_defaults=True):
     on_trial: bool = False
 
 
-class CountHang(Struct, frozen=True, kw_only=True):
+class CountHang(Struct, frozen=True, kw_only=True, tag="CountHang"):
     """The verdict on a worker that was ended `on_trial`: it hung. The agent counts the kill like any other failure."""
 
     worker: WorkerId
     why: Text
 
 
-class WatchWork(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WatchWork(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="WatchWork"):
     """A worker was ended at this work: each agent reports a worker that takes at least `for_s` for it."""
 
     step: Count
@@ -134,27 +134,27 @@ class WatchWork(Struct, frozen=True, kw_only=True, omit_defaults=True):
     micro_batch: Count | None = None
 
 
-class TakeStacks(Struct, frozen=True, kw_only=True):
+class TakeStacks(Struct, frozen=True, kw_only=True, tag="TakeStacks"):
     """Something hangs: the agent is to tell where its workers' threads stand in their programs, before they go on."""
 
     number: Count
 
 
-class TakeMemory(Struct, frozen=True, kw_only=True):
+class TakeMemory(Struct, frozen=True, kw_only=True, tag="TakeMemory"):
     """A generation has begun: the agent is to tell what its workers held and moved in the `seconds` up to now."""
 
     number: Count
     seconds: Seconds
 
 
-class MemoryTaken(Struct, frozen=True, kw_only=True):
+class MemoryTaken(Struct, frozen=True, kw_only=True, tag="MemoryTaken"):
     """The answer to TakeMemory, oldest sample first."""
 
     number: Count
     samples: Annotated[tuple[MemorySample, ...], Meta(max_length=MAX_MEMORY_SAMPLES)] = ()
 
 
-class Collective(Struct, frozen=True, kw_only=True):
+class Collective(Struct, frozen=True, kw_only=True, tag="Collective"):
     """One of a worker's newest waits in a collective of `size` ranks, its bytes here; `took_s` None: not over."""
 
     what: Text
@@ -164,7 +164,7 @@ class Collective(Struct, frozen=True, kw_only=True):
     took_s: Seconds | None = None
 
 
-class WorkerStack(Struct, frozen=True, kw_only=True):
+class WorkerStack(Struct, frozen=True, kw_only=True, tag="WorkerStack"):
     """A worker's threads, as Python's faulthandler has them ("": it has not answered), and its newest collectives."""
 
     worker: WorkerId
@@ -172,7 +172,7 @@ class WorkerStack(Struct, frozen=True, kw_only=True):
     collectives: Annotated[tuple[Collective, ...], Meta(max_length=16)] = ()
 
 
-class Stacks(Struct, frozen=True, kw_only=True):
+class Stacks(Struct, frozen=True, kw_only=True, tag="Stacks"):
     """The answer to TakeStacks."""
 
     number: Count

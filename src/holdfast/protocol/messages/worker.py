@@ -28,7 +28,7 @@ CHECKPOINT_EVERY = "checkpoint_every"
 MAX_TOLD = 16
 
 
-class Attach(Struct, frozen=True, kw_only=True):
+class Attach(Struct, frozen=True, kw_only=True, tag="Attach"):
     """A worker is up, knows what it trains, and waits for a generation. Its state is its fresh initial one."""
 
     worker: WorkerId
@@ -51,7 +51,7 @@ class Attach(Struct, frozen=True, kw_only=True):
     data: BatchSummary = ()
 
 
-class Begun(Struct, frozen=True, kw_only=True):
+class Begun(Struct, frozen=True, kw_only=True, tag="Begun"):
     """This worker was told to begin `generation`: it is not fresh any more, whether it has come to reading that or not.
 
     Said by no worker: its agent keeps it, from when it passes the Begin on, for a coordinator that comes later.
@@ -61,7 +61,7 @@ class Begun(Struct, frozen=True, kw_only=True):
     generation: Count
 
 
-class Warmed(Struct, frozen=True, kw_only=True):
+class Warmed(Struct, frozen=True, kw_only=True, tag="Warmed"):
     """The answer to Warm: the shadow steps took so many `seconds`. `error`: why this worker is cold all the same.
 
     Where the script has raised, or ended, in one of them, its agent says it, and then that its process is gone.
@@ -72,7 +72,7 @@ class Warmed(Struct, frozen=True, kw_only=True):
     error: Text = ""
 
 
-class Entered(Struct, frozen=True, kw_only=True):
+class Entered(Struct, frozen=True, kw_only=True, tag="Entered"):
     """The group of `generation` stands here and the decision is carried out: `applied` is this worker's state."""
 
     worker: WorkerId
@@ -82,14 +82,14 @@ class Entered(Struct, frozen=True, kw_only=True):
     transfer_s: float = 0.0
 
 
-class Prepared(Struct, frozen=True, kw_only=True):
+class Prepared(Struct, frozen=True, kw_only=True, tag="Prepared"):
     """The group of the pending generation stands here."""
 
     worker: WorkerId
     generation: Count
 
 
-class Disarmed(Struct, frozen=True, kw_only=True):
+class Disarmed(Struct, frozen=True, kw_only=True, tag="Disarmed"):
     """The swap flag for the pending generation is down here from the step in progress on, and no step has swapped.
 
     So none can: all flags would have to be up. `term`: of the coordinator that has asked for it.
@@ -100,7 +100,7 @@ class Disarmed(Struct, frozen=True, kw_only=True):
     generation: Count
 
 
-class Applied(Struct, frozen=True, kw_only=True):
+class Applied(Struct, frozen=True, kw_only=True, tag="Applied"):
     """A step applied here. Its agent keeps it until the journal has it; a `witness`'s is passed on at once.
 
     `paused_s`: for so long the script has paused since the step before. `last_step`: where its loop ends, 0 if it has
@@ -118,7 +118,7 @@ class Applied(Struct, frozen=True, kw_only=True):
     last_step: Count = 0
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class Report(Struct, frozen=True, kw_only=True, tag="Report"):
     """The answer to Stop, and a promise not to advance until the next Begin.
 
     `generation` echoes Stop's. `applied` is None where this worker holds no state of the job (fresh, or void).
@@ -155,7 +155,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return self.result if self.applied == step - 1 else None
 
 
-class Complaint(Struct, frozen=True, kw_only=True):
+class Complaint(Struct, frozen=True, kw_only=True, tag="Complaint"):
     """A collective of `generation` failed here: a peer is gone, or the network is.
 
     `timed_out`: it was waited for until its time was up. `unreachable`: members that no connection can be made to.
@@ -170,7 +170,7 @@ class Complaint(Struct, frozen=True, kw_only=True):
     transfer_peers: tuple[WorkerId, ...] = ()
 
 
-class VoteRefused(Struct, frozen=True, kw_only=True):
+class VoteRefused(Struct, frozen=True, kw_only=True, tag="VoteRefused"):
     """v of an attempt is refused here, as by all who have it: nobody votes.
 
     `why`: what is wrong with its samples, or that workers differ.
@@ -182,14 +182,14 @@ class VoteRefused(Struct, frozen=True, kw_only=True):
     why: Text
 
 
-class KnownSteps(Struct, frozen=True, kw_only=True):
+class KnownSteps(Struct, frozen=True, kw_only=True, tag="KnownSteps"):
     """The newest steps up to the state that this worker was sent. Its agent keeps them, as if applied here."""
 
     worker: WorkerId
     passed: PassedSteps
 
 
-class Finished(Struct, frozen=True, kw_only=True):
+class Finished(Struct, frozen=True, kw_only=True, tag="Finished"):
     """The training loop asks for no further step, in this generation.
 
     `stopped`: because a script has asked for that; `why`: in its words, where it was this one.
@@ -202,7 +202,7 @@ class Finished(Struct, frozen=True, kw_only=True):
     why: Text = ""
 
 
-class ScriptFailed(Struct, frozen=True, kw_only=True):
+class ScriptFailed(Struct, frozen=True, kw_only=True, tag="ScriptFailed"):
     """The script's `after_apply` raised, as it would anywhere: the step is applied, all save it, and the job ends."""
 
     worker: WorkerId
@@ -211,7 +211,7 @@ class ScriptFailed(Struct, frozen=True, kw_only=True):
     why: Text
 
 
-class ScriptError(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ScriptError(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ScriptError"):
     """What a script raised, and where.
 
     `step`, `micro_batch`, `phase`: at which; None: at none. `place`: the exception's type with file and line, the same
@@ -225,7 +225,7 @@ class ScriptError(Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceback: Text = ""
 
 
-class Raised(Struct, frozen=True, kw_only=True):
+class Raised(Struct, frozen=True, kw_only=True, tag="Raised"):
     """The script has ended with an exception. The state that is here is whole, and kept until the process is replaced.
 
     No step goes on here. `final`: the script itself wants no more, another process would do the same.
@@ -239,7 +239,7 @@ class Raised(Struct, frozen=True, kw_only=True):
     final: bool = False
 
 
-class CheckpointWritten(Struct, frozen=True, kw_only=True):
+class CheckpointWritten(Struct, frozen=True, kw_only=True, tag="CheckpointWritten"):
     """A part of a checkpoint lies complete in its folder, `name`; it counts only once the coordinator accepts it.
 
     `term` and `generation` are those of the plan under which the step was applied. `part`: which of `parts`, 0-based.
@@ -259,7 +259,7 @@ class CheckpointWritten(Struct, frozen=True, kw_only=True):
     stall_s: Seconds = 0.0
 
 
-class CheckpointKept(Struct, frozen=True, kw_only=True):
+class CheckpointKept(Struct, frozen=True, kw_only=True, tag="CheckpointKept"):
     """The accepted checkpoint has its manifest, after which it was looked at again and found whole."""
 
     worker: WorkerId
@@ -272,7 +272,7 @@ class CheckpointKept(Struct, frozen=True, kw_only=True):
     stall_s: Seconds = 0.0
 
 
-class CheckpointUnwritten(Struct, frozen=True, kw_only=True):
+class CheckpointUnwritten(Struct, frozen=True, kw_only=True, tag="CheckpointUnwritten"):
     """A part of a checkpoint could not be written, or all of it not be made to count: nothing of it does."""
 
     worker: WorkerId
@@ -283,7 +283,7 @@ class CheckpointUnwritten(Struct, frozen=True, kw_only=True):
     why: Text
 
 
-class CheckpointDamaged(Struct, frozen=True, kw_only=True):
+class CheckpointDamaged(Struct, frozen=True, kw_only=True, tag="CheckpointDamaged"):
     """A checkpoint that the coordinator named cannot be read."""
 
     worker: WorkerId
@@ -292,7 +292,7 @@ class CheckpointDamaged(Struct, frozen=True, kw_only=True):
     why: Text
 
 
-class SnapshotTaken(Struct, frozen=True, kw_only=True):
+class SnapshotTaken(Struct, frozen=True, kw_only=True, tag="SnapshotTaken"):
     """This worker's part of a snapshot lies whole in a file of its agent's folder.
 
     `seconds` is what that took, `stall_s` of it how long the worker did not train.
@@ -305,7 +305,7 @@ class SnapshotTaken(Struct, frozen=True, kw_only=True):
     stall_s: Seconds = 0.0
 
 
-class SnapshotLeftOut(Struct, frozen=True, kw_only=True):
+class SnapshotLeftOut(Struct, frozen=True, kw_only=True, tag="SnapshotLeftOut"):
     """There was no room for this worker's part of the snapshot of `step`, or it could not be written.
 
     `lasting`: nor could it be later, as it is what the script has in its state.
@@ -318,7 +318,7 @@ class SnapshotLeftOut(Struct, frozen=True, kw_only=True):
     lasting: bool = False
 
 
-class SnapshotDamaged(Struct, frozen=True, kw_only=True):
+class SnapshotDamaged(Struct, frozen=True, kw_only=True, tag="SnapshotDamaged"):
     """A part of a snapshot that the coordinator named is of no use where it lies, on `node`; "": none of it is."""
 
     worker: WorkerId
@@ -328,7 +328,7 @@ class SnapshotDamaged(Struct, frozen=True, kw_only=True):
     why: Text
 
 
-class Loads(Struct, frozen=True, kw_only=True):
+class Loads(Struct, frozen=True, kw_only=True, tag="Loads"):
     """The experts' loads after `step`, as rank 0 knows them (see coordination.loads). The agent keeps the newest.
 
     `expert_bytes`: parameters and optimizer state of the largest expert. `token_s`: seconds that one expert's work for
@@ -343,7 +343,7 @@ class Loads(Struct, frozen=True, kw_only=True):
     token_s: Annotated[float, Meta(ge=0.0)]
 
 
-class FlopTally(Struct, frozen=True, kw_only=True):
+class FlopTally(Struct, frozen=True, kw_only=True, tag="FlopTally"):
     """What the first round of `step` took here, forward and backward: `flop`, for `samples` of this worker's own.
 
     With experts a round is all ranks' together: what each computes is of all ranks' tokens.
@@ -356,7 +356,7 @@ class FlopTally(Struct, frozen=True, kw_only=True):
     samples: Count
 
 
-class EvaluationResult(Struct, frozen=True, kw_only=True):
+class EvaluationResult(Struct, frozen=True, kw_only=True, tag="EvaluationResult"):
     """What an evaluation of the state of `step` came to."""
 
     name: Name
@@ -365,7 +365,7 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
     metrics: Metrics
 
 
-class EvaluationDone(Struct, frozen=True, kw_only=True):
+class EvaluationDone(Struct, frozen=True, kw_only=True, tag="EvaluationDone"):
     """What the newest evaluations came to, oldest first: told by each witness, again with each; its agent keeps it."""
 
     worker: WorkerId
@@ -373,7 +373,7 @@ class EvaluationDone(Struct, frozen=True, kw_only=True):
     results: Annotated[tuple[EvaluationResult, ...], Meta(max_length=MAX_TOLD)]
 
 
-class Post(Struct, frozen=True, kw_only=True):
+class Post(Struct, frozen=True, kw_only=True, tag="Post"):
     """Rendezvous: all keys that this worker posts for the group of `generation`, for all its members; {} for none.
 
     Each begins with the worker's rank (`key_of`). What it posts nevertheless goes in another one. Its

@@ -11,7 +11,7 @@ import msgspec
 POOL_FORMAT = 1
 
 
-class PoolEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+class PoolEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="PoolEvent"):
     """What all events of a pool carry."""
 
     time: float

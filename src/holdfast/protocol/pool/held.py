@@ -8,7 +8,7 @@ from holdfast.protocol.names import Struct
 from holdfast.protocol.pool.sharing import JobStanding, PoolWish
 
 
-class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="HeldGrant"):
     """A grant that a job holds."""
 
     number: int
@@ -24,7 +24,7 @@ class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     role_version: int = 0
 
 
-class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Held"):
     """What a job's record has of its pool: grants by node, and those given back of which the pool still speaks.
 
     `failure_rate`: how often a node of the pool fails, per second; 0 before it has said so.

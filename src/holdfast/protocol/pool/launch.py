@@ -10,7 +10,7 @@ from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.names import Count, Struct, Text
 
 
-class PooledLaunch(Struct, frozen=True, kw_only=True):
+class PooledLaunch(Struct, frozen=True, kw_only=True, tag="PooledLaunch"):
     """A job as its nodes start it. `token`: what its coordinator is shown; `address`: the path below the pool's URL."""
 
     submission: Count

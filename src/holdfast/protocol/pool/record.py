@@ -21,7 +21,7 @@ PooledState = Literal["queued", "admitted", "suspending", "suspended", "stopping
 OVER: frozenset[PooledState] = frozenset(("finished", "stopped", "failed"))
 
 
-class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Grant"):
     """A job's numbered right to a node, for one session of the node's agent."""
 
     number: int
@@ -38,7 +38,7 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     standby: bool = False
 
 
-class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="PoolNode"):
     """A node of the pool, connected or not. `session`: of its agent's process that came last.
 
     `drained`: a person has it looked after: no job is given it. `passing`: its name is of its agent's process alone.
@@ -52,7 +52,7 @@ class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     passing: bool = False
 
 
-class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="PooledJob"):
     """A job of the pool; times are unix seconds.
 
     `submission`: its number, which no other ever has. `admitted_at`: when it was begun last. `share`: how many nodes it
@@ -83,7 +83,7 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "waiting" if starved else self.state
 
 
-class PoolRecord(Struct, frozen=True, kw_only=True):
+class PoolRecord(Struct, frozen=True, kw_only=True, tag="PoolRecord"):
     """The pool's durable state, replaced as a whole by compare-and-swap.
 
     `version` counts its changes: what jobs and nodes are told carries it. `last_grant`, `last_submission`: the highest

@@ -18,7 +18,7 @@ PoolWish = Literal["run", "suspend", "stop", "stop_now"]
 JobStanding = Literal["going", "suspended", "finished", "stopped", "failed"]
 
 
-class JobShares(Struct, frozen=True, kw_only=True):
+class JobShares(Struct, frozen=True, kw_only=True, tag="JobShares"):
     """A job's grants by the pool's record, by node; `leaving`: those of them that it is to give back, in good order.
 
     `standbys`: those of nodes that wait to take the place of one that is lost.
@@ -41,14 +41,14 @@ class JobShares(Struct, frozen=True, kw_only=True):
     failure_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
-class NodeUnfit(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeUnfit(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="NodeUnfit"):
     """A job would not take a node, and why. `grant`: by which it came; 0: not before a person lets it come back."""
 
     grant: Count = 0
     why: Text = ""
 
 
-class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="JobPace"):
     """How fast a job trains, as far as it was measured: with how many nodes a step took how long, and what it is.
 
     `micro_batches`, `samples`: of a step. `workers`: of a node. `flop_per_sample`: that training on one takes, 0 where
@@ -66,7 +66,7 @@ class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     slots: Count = 0
 
 
-class JobCosts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JobCosts(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="JobCosts"):
     """What failures have cost a job, as measured, in seconds beside a usual step; 0 for what was not.
 
     `hit_s`: it has lost a node, and gone on without; `replaced_s`: a standby took the place; `rolled_back_s`: it has
@@ -79,7 +79,7 @@ class JobCosts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     saves_every_s: Seconds = 0.0
 
 
-class JobStands(Struct, frozen=True, kw_only=True):
+class JobStands(Struct, frozen=True, kw_only=True, tag="JobStands"):
     """What a job holds by its own record. A grant that it was told of, and does not hold, it never takes again.
 
     `heard`: the version of the newest shares that are in its record. `standbys`: of those held, by which nodes wait;

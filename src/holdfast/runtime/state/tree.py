@@ -17,7 +17,7 @@ _MAX_DEPTH = 32
 _SAID_OF_PATH = 120
 
 
-class _Node(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class _Node(msgspec.Struct, frozen=True, array_like=True):
     """Base of all that a tree of values is made of; each kind has a tag of one letter."""
 
 
