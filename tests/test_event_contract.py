@@ -124,7 +124,7 @@ CONTRACT = {
         "skipped_in_a_row",
     },
     "action_requested": {"who", "command", "why", "about", "about_seq"},
-    "job_finished": {"reason", "steps", "samples", "final_loss", "why", "resumable"},
+    "job_finished": {"reason", "steps", "samples", "final_loss", "why", "resumable", "samples_since"},
     "job_failed": {"why", "traceback"},
 }
 COMMON = {"time", "job", "term", "generation", "seq"}

@@ -155,8 +155,9 @@ class Job:
         *,
         takeover: bool = False,
         checkpoints: Sequence[KnownCheckpoint] = (),
+        ended: tuple[int, int] | None = None,
     ) -> Job:
-        """Start a coordinator from what is durable."""
+        """Start a coordinator from what is durable; `ended`: as of `Coordinator`."""
         config = CoordinatorConfig(
             spec=msgspec.structs.replace(self.spec, name="job", max_nodes=self.nodes),
             lease_s=3.0,
@@ -168,7 +169,7 @@ class Job:
             submission=self.submission,
         )
         record = self.records[-1] if self.records else None
-        self.machine = Coordinator(config, tail or reduce(Position.after, self.events, Position()), record)
+        self.machine = Coordinator(config, tail or reduce(Position.after, self.events, Position()), record, ended)
         self.take(self.machine.start(self.now, "url", 1, checkpoints))
         return self
 

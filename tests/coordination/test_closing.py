@@ -13,7 +13,9 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
+from holdfast.protocol.position import Position
 from holdfast.protocol.record import KnownCheckpoint
+from made_events import made
 
 SHRINK, RESTART = JobSpec(), JobSpec(recovery=RecoverySpec(on_node_failure="restart-all"))
 CTRL_C = Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True)
@@ -412,3 +414,31 @@ def test_that_a_script_has_asked_for_the_end_outlives_everybody() -> None:
     assert (decision.kind, decision.applied) == (DecisionKind.ROLLBACK, 1)
     assert decision.commit is not None
     assert decision.commit.wishes == (msg.Wish.STOP,)
+
+
+def test_a_later_run_with_the_same_journal_resumes_from_its_checkpoint_and_waits_for_its_nodes_in_silence() -> None:
+    job = interrupted_job(4)
+    all_report(job, 4)
+    all_save(job, 4)
+    (end,) = [event for event in job.events if isinstance(event, ev.JobFinished)]
+    assert (end.steps, end.samples_since) == (4, 0)
+    before = len(job.events)
+    job.records.clear()
+    job.boot(checkpoints=[KnownCheckpoint(step=4, name="step-4")], ended=(1, 2))
+    job.tick(0.2)
+    job.connect(hello("n0", session="b" * 8))
+    job.say(attach(w("n0", "b")))
+    later = job.events[before:]
+    assert not [event for event in later if isinstance(event, ev.JobWaiting | ev.ActionRequested)]
+    (back,) = [event for event in later if isinstance(event, ev.RolledBack)]
+    assert (back.to_step, back.why) == (4, "the job resumes from its checkpoint")
+    (started,) = [event for event in later if isinstance(event, ev.GenerationStarted)]
+    assert started.reason == "start"
+
+
+def test_a_run_that_resumes_without_the_journal_counts_the_samples_since() -> None:
+    job = Job().start()
+    job.machine.turn.position = Position(seq=1).after(made("rolled_back", seq=2, to_step=50))
+    job.feed(Shutdown(EXIT_ENDED, "over", save=False))
+    (end,) = job.said(ev.JobFinished)
+    assert (end.steps, end.samples, end.samples_since, end.final_loss) == (50, 0, 50, None)

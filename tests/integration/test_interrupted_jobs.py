@@ -94,8 +94,14 @@ def test_the_same_command_goes_on_in_its_own_events_file_however_it_has_ended(
         assert second.process is not None
         second.process.kill()
         second.wait_exit(30)
+        before = len(second.output())
         last = again("--steps", str(saved + 20))
         assert last.wait_exit(120) == 0, last.story()
+        shown = last.output()[before:]
+        assert "the job resumes from its checkpoint" in shown
+        assert "no live copy" not in shown
+        assert "holdfast scale" not in shown
+        assert shown.count("joined, workers") == shown.count("left: finished") == 2, "events of this run alone"
     finally:
         for one in started:
             one.__exit__(None, None, None)

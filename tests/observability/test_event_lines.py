@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.errors import BadInputError
-from holdfast.observability.event_lines import NoEventError, decode_event, read_events
+from holdfast.observability.event_lines import NoEventError, decode_event, last_number, read_events
 from holdfast.protocol.events import OtherEvent, StepCommitted, name_of
 from made_events import KINDS, made
 
@@ -97,3 +97,14 @@ def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
             read_events(path)
     with pytest.raises(BadInputError, match=r"cannot be read as an event file: Is a directory; give the file that"):
         read_events(tmp_path)
+
+
+def test_the_number_of_the_last_whole_event_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "e.jsonl"
+    assert last_number(file) == 0, "there is no file"
+    lines = [msgspec.json.encode(made("step_committed", seq=seq)) + b"\n" for seq in range(1, 9001)]
+    file.write_bytes(b"".join(lines) + lines[-1][:20])
+    assert file.stat().st_size > 1 << 20
+    assert last_number(file) == 9000
+    file.write_bytes(b"".join(lines[:3]) + b"\0" * 50)
+    assert last_number(file) == 3

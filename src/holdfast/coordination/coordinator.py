@@ -78,6 +78,7 @@ class Coordinator:
         #: events that are not in the journal, although the record knows of them
         self._lost = missing_events(record, tail)
         self.turn = Turn(record, reduce(Position.after, self._lost, tail))
+        self.turn.begins_again = self._begins_again
         self.parts = parts = JobParts(self.turn, config)
         self.waiting = Waiting(parts)
         self._admission = Admission(parts)

@@ -70,7 +70,9 @@ class Ending:
 
     def _tell(self, reason: str, why: str = "", *, resumable: bool = False) -> None:
         at = self._turn.position
-        totals = {"steps": at.step, "samples": at.samples, "final_loss": at.loss}
+        counted = at.samples // at.step_samples if at.step_samples else 0
+        totals = {"steps": at.step, "samples": at.samples, "samples_since": at.step - counted}
+        totals["final_loss"] = at.loss if at.step_time else None
         self._turn.emit(JobFinished, reason=reason, why=why, resumable=resumable, **totals)
 
     def _send_home(self, exit_code: int, why: str) -> None:

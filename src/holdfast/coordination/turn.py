@@ -60,6 +60,8 @@ class Turn:
         self.members = Membership(record.places)
         self.members.unit_places = record.layout.places
         self.now = 0.0
+        #: a later run of a job that is over: it has no plan yet, and goes on from its checkpoint
+        self.begins_again = False
         self.position = self.recorded = position
         self._begun_at = position
         self._named = _Named(record)

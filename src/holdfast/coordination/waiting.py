@@ -44,7 +44,7 @@ class Waiting:
         why = parts.start_probes.unclear if record.plan is None else ""
         if why and members.complete_nodes >= parts.replacing.needed:
             return Need(nodes=1, expert_slots=0, why=why)
-        if record.generation == 0:
+        if record.generation == 0 or (turn.begins_again and not members.regular):
             # (that nodes are still to come at the begin is worth no word, unless one came in vain)
             left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.all_out
             why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ class _Head(msgspec.Struct, kw_only=True):
 
 
 _HEAD = msgspec.json.Decoder(_Head)
+#: bytes at a file's end in which its last whole event lies
+_TAIL_BYTES = 1 << 20
 
 
 class NoEventError(HoldfastError):
@@ -64,6 +68,18 @@ def _other(line: bytes | str, why: str) -> OtherEvent:
         seq=head.seq,
         fields=fields,
     )
+
+
+def last_number(path: Path) -> int:
+    """Return the number of the last whole event of a file; 0 if it cannot be read, or has none."""
+    last = 0
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        for line in file.read().split(b"\n")[:-1]:
+            with contextlib.suppress(*MALFORMED):
+                last = max(last, _HEAD.decode(line).seq)
+    return last
 
 
 def read_events(path: Path, warn: Callable[[str], None] = lambda _: None) -> list[ReadEvent]:

@@ -435,7 +435,9 @@ class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_
     """The job has ended well. `reason`: completed, stopped (by its script, a person or a signal), time_limit.
 
     `why`: the reason in words, as far as somebody gave one. `resumable`: it was ended from outside, and the same
-    command goes on from its newest checkpoint.
+    command goes on from its newest checkpoint. `samples`: of the steps after `samples_since`; this is above 0 if the
+    journal does not have the steps before, because the job was resumed from a checkpoint of an earlier run.
+    `final_loss`: None if it is not a number, or if the journal has no step.
     """
 
     reason: str
@@ -444,6 +446,7 @@ class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_
     final_loss: float | None
     why: str = ""
     resumable: bool = False
+    samples_since: int = 0
 
     @property
     def outcome(self) -> str:

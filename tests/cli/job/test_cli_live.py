@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from holdfast.cli.history.report import print_report
 from holdfast.cli.job.live import JobPicture, LiveProgress, can_animate, render
 from holdfast.cli.job.progress import PlainProgress, describe, loss_text, stamped
+from holdfast.cli.job.show import of_this_run
 from holdfast.observability.event_lines import decode_event
 from holdfast.observability.report import make_report
 from holdfast.protocol.events import NodesJoined, ReadEvent
@@ -74,10 +76,10 @@ def drawn(found: JobPicture, *, on_ctrl_c: str = "", width: int = 120) -> str:
 def test_a_picture_follows_the_events() -> None:
     found = picture(STORY)
     assert (found.step, found.loss, found.world) == (2, 2.5, 1)
-    assert found.samples_per_s == pytest.approx(64.0)
-    assert found.seconds_left is None, "the script has not said how many steps it trains"
+    assert found.rate.samples_per_s == pytest.approx(64.0)
+    assert not found.rate.left(2, 0), "the script has not said how many steps it trains"
     found.take(step(3, last_step=10))
-    assert found.seconds_left == pytest.approx(3.5)
+    assert found.rate.left(3, 10) == "3.5 s left"
     assert found.nodes == {"node-0": "training", "node-1": "left (failed)"}
 
 
@@ -290,3 +292,64 @@ def test_many_nodes_that_come_together_are_one_short_line() -> None:
     nodes = tuple(JoinedNode(node=f"n{number}", agent_pid=1, worker_pids=(2,)) for number in range(1000))
     event = NodesJoined(nodes=nodes, time=0.0, job="j", term=1, generation=0, seq=1)
     assert describe(event) == "1000 nodes joined: n0, n1, n2, n3, n4, n5, n6, n7 and 992 more"
+
+
+RESUMES = [
+    event("coordinator_restarted", url="u", coordinator_pid=1),
+    event("rolled_back", to_step=50, why="the job resumes from its checkpoint"),
+]
+
+
+@pytest.mark.parametrize("pause", [RESUMES, [event("job_waiting", nodes=1, expert_slots=0, why="no node is left")]])
+def test_the_rate_begins_again_after_a_pause(pause: list[ReadEvent]) -> None:
+    lines: list[str] = []
+    progress, found = PlainProgress(lines.append), picture([])
+    steps = [step(number, number / 10, 0.1, 100) for number in range(1, 51)]
+    later = [step(51, 1000.0, 900.0, 100), step(52, 1000.5, 0.5, 100), step(53, 1011.0, 0.5, 100)]
+    for one in [*steps, *pause, *later]:
+        progress(one)
+        found.take(one)
+    told = [line.split(" ", 1)[1] for line in lines if "samples/s" in line]
+    assert told[1:] == [
+        "step 51 of 100: loss 2.5000, - samples/s, 4 workers",
+        "step 53 of 100: loss 2.5000, 64.0 samples/s, 4 workers, 24 s left",
+    ]
+    assert "64.0 samples/s" in drawn(found)
+    assert "24 s left" in drawn(found)
+
+
+def test_only_the_events_of_this_run_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "e.jsonl"
+    before = [event("job_started", url="u", coordinator_pid=1, seq=1), event("node_left", node="n", reason="r", seq=2)]
+    file.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in before))
+    told: list[ReadEvent] = []
+    tell = of_this_run(str(file), told.append)
+    again = event("coordinator_restarted", url="u", coordinator_pid=1, seq=3)
+    for one in [*before, again]:
+        tell(one)
+    assert told == [again]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"steps": 1, "samples": 1, "final_loss": 2.0}, "done: 1 step, 1 sample, loss 2.0000"),
+        (
+            {"steps": 300, "samples": 256, "samples_since": 268, "final_loss": 2.0},
+            "done: 300 steps, 256 samples since the resume at step 268, loss 2.0000",
+        ),
+        ({"steps": 300, "samples_since": 300}, "the job was already finished at step 300"),
+        ({"why": "ended by SIGINT", "resumable": True}, "stopped (ended by SIGINT): 0 steps, 0 samples"),
+    ],
+)
+def test_a_job_that_is_done_says_which_samples_it_counts(facts: dict[str, Any], words: str) -> None:
+    assert describe(event("job_finished", **facts)) == words
+
+
+def test_a_finished_job_that_is_run_again_says_so() -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append)
+    back = event("rolled_back", to_step=300, why="the job resumes from its checkpoint")
+    for one in (RESUMES[0], back, event("job_finished", steps=300, samples=2400, final_loss=2.0)):
+        progress(one)
+    assert lines[-1].endswith(" the job was already finished at step 300")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.job.progress import loss_text
-from holdfast.cli.job.show import OnEvent, Shown, run_shown
+from holdfast.cli.job.show import OnEvent, Shown, of_this_run, run_shown
 from holdfast.cli.options import EXPERIMENTS
 from holdfast.cli.output import print_json_line, say, warn
 from holdfast.cli.spec_options import NODES
@@ -128,8 +128,9 @@ def run_through(
         def noted(event: ReadEvent) -> None:
             if event.time >= director.since:
                 events.append(event)
-            on_event(event)
+            shown(event)
 
+        shown = of_this_run(settings.spec.output.events, on_event)
         return await launch(settings, noted, warn, director)
 
     code = run_shown(settings, job, shown)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -19,8 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.job.progress import DETAILS, PlainProgress, count_workers, loss_text, stamped
-from holdfast.cli.output import on_one_line, seconds_in_words
+from holdfast.cli.job.progress import DETAILS, PlainProgress, Rate, count_workers, loss_text, stamped
+from holdfast.cli.output import on_one_line
 from holdfast.protocol.events import (
     CoordinatorRestarted,
     Event,
@@ -70,30 +69,16 @@ class JobPicture:
     loss: float | None = None
     #: the state of each node, by name
     nodes: dict[str, str] = field(default_factory=dict[str, str])
-    recent: deque[StepCommitted] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
+    rate: Rate = field(default_factory=lambda: Rate(_RATE_STEPS))
     last_event: ReadEvent | None = None
     failure: str = ""
 
-    @property
-    def samples_per_s(self) -> float:
-        """Over the last steps, 0 if there are none."""
-        seconds = sum(step.step_s for step in self.recent)
-        return sum(step.samples for step in self.recent) / seconds if seconds > 0 else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """How long the rest of the job takes at the speed of the last steps, or None if that is not known."""
-        seconds = sum(step.step_s for step in self.recent)
-        known = self.last_step > self.step and seconds > 0
-        return seconds / len(self.recent) * (self.last_step - self.step) if known else None
-
     def take(self, event: ReadEvent) -> None:
         """Change with an event."""
+        self.rate.take(event)
         if isinstance(event, StepCommitted):
             self.step, self.loss, self.world = event.step, event.loss, event.world_size
             self.last_step = event.last_step
-            if event.step_s > 0:
-                self.recent.append(event)
             return
         if not isinstance(event, DETAILS):
             self.last_event = event
@@ -132,15 +117,15 @@ def render(picture: JobPicture, *, on_ctrl_c: str = "") -> RenderableType:
     facts = [
         f"step {picture.step}{f' of {last}' if last else ''}",
         f"loss {loss_text(picture.loss)}",
-        f"{picture.samples_per_s:.1f} samples/s",
+        f"{picture.rate.samples_per_s:.1f} samples/s",
         count_workers(picture.world),
     ]
     if last:
         bar = Table.grid(expand=True)
         bar.add_row(ProgressBar(total=last, completed=min(picture.step, last)))
         lines.append(bar)
-    if (left_s := picture.seconds_left) is not None and (left := seconds_in_words(left_s)) != "-":
-        facts.append(f"{left} left")
+    if left := picture.rate.left(picture.step, last):
+        facts.append(left)
     lines.append(_short("   ".join(facts), "bold"))
     for state in dict.fromkeys(picture.nodes.values()):
         names = [name for name, its in picture.nodes.items() if its == state]
@@ -167,7 +152,7 @@ class LiveProgress:
         self.picture = JobPicture()
         self._on_ctrl_c = on_ctrl_c
         self._console = console
-        self._events = PlainProgress(self.print_line, every_s=float("inf"), verbose=verbose)
+        self._events = PlainProgress(self.print_line, every_s=None, verbose=verbose)
         self._live = Live(self._draw(), console=console, refresh_per_second=_REFRESH_PER_S, transient=True)
 
     @property
@@ -186,8 +171,7 @@ class LiveProgress:
 
     def __call__(self, event: ReadEvent) -> None:
         """Print an event above the panel, and draw the panel with the next refresh."""
-        if not isinstance(event, StepCommitted):
-            self._events(event)
+        self._events(event)
         self.picture.take(event)
         # A finished drawing: the thread that refreshes must not read what changes here.
         self._live.update(self._draw())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -21,9 +22,14 @@ def loss_text(loss: float | None) -> str:
     return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 worker" or "2 workers"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def count_workers(number: int) -> str:
     """Return the number of workers, such as "1 worker"."""
-    return f"{number} worker{'' if number == 1 else 's'}"
+    return count(number, "worker")
 
 
 #: of more nodes than these there is a number
@@ -131,8 +137,17 @@ def _stood(event: ev.StacksTaken) -> str:
 
 
 def _finished(event: ev.JobFinished) -> str:
+    since = event.samples_since
+    if 0 < since == event.steps and not event.resumable:
+        return _was_finished(event.steps)
     end = f"stopped ({event.why})" if event.resumable else f"done ({event.why})" if event.why else "done"
-    return f"{end}: {event.steps} steps, {event.samples} samples, loss {loss_text(event.final_loss)}"
+    samples = f"{count(event.samples, 'sample')}{f' since the resume at step {since}' if since else ''}"
+    loss = f", loss {loss_text(event.final_loss)}" if event.samples else ""
+    return f"{end}: {count(event.steps, 'step')}, {samples}{loss}"
+
+
+def _was_finished(step: int) -> str:
+    return f"the job was already finished at step {step}"
 
 
 _WORDS = dict(
@@ -235,15 +250,58 @@ DETAILS = (
 )
 
 
+#: After such an event, the next step is the first of a run, or the first after a pause.
+_PAUSES = (ev.JobStarted, ev.CoordinatorRestarted, ev.RolledBack, ev.JobWaiting)
+
+
+class Rate:
+    """How fast a job trains, by its last `most` steps. It begins again with each run and after each pause."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self._steps: deque[StepCommitted] = deque(maxlen=most)
+        self._paused = False
+
+    def take(self, event: ReadEvent) -> None:
+        """Count a step; the time of one that follows a pause is mostly the pause's."""
+        if isinstance(event, _PAUSES):
+            self._steps.clear()
+            self._paused = True
+        elif isinstance(event, StepCommitted):
+            if event.step_s > 0 and not self._paused:
+                self._steps.append(event)
+            self._paused = False
+
+    def clear(self) -> None:
+        """Count only steps from now on."""
+        self._steps.clear()
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step, 0 if there is none."""
+        return sum(step.step_s for step in self._steps) / len(self._steps) if self._steps else 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """0 if there is no step."""
+        seconds = sum(step.step_s for step in self._steps)
+        return sum(step.samples for step in self._steps) / seconds if seconds > 0 else 0.0
+
+    def left(self, step: int, last_step: int) -> str:
+        """Return how long the steps up to the last one will take, in words; "" if that is not known."""
+        left = seconds_in_words(self.step_s * (last_step - step)) if last_step > step and self.step_s > 0 else "-"
+        return "" if left == "-" else f"{left} left"
+
+
 class PlainProgress:
     """Prints events, and a line of progress at most once in `every_s` of the job's own time.
 
     Args:
         say: prints one line.
+        every_s: None for no line of progress.
         verbose: print `DETAILS`, too.
     """
 
-    def __init__(self, say: Callable[[str], None], *, every_s: float = 10.0, verbose: bool = False) -> None:
+    def __init__(self, say: Callable[[str], None], *, every_s: float | None = 10.0, verbose: bool = False) -> None:
         self.failure = ""
         self._say = say
         self._every_s = every_s
@@ -252,14 +310,19 @@ class PlainProgress:
         #: nodes of the generation in force
         self._nodes = 0
         #: of the steps since the last line of progress
-        self._steps = 0
-        self._samples = 0
-        self._seconds = 0.0
+        self._rate = Rate()
+        #: the step at which the job was resumed, 0 if it was not or has trained since
+        self._resumed_at = 0
+        self._has_trained = False
 
     def __call__(self, event: ReadEvent) -> None:
         """Print an event, or count it for the next line of progress."""
+        if self._every_s is not None:
+            self._rate.take(event)
         if isinstance(event, StepCommitted):
-            self._count(event)
+            self._resumed_at, self._has_trained = 0, True
+            if self._every_s is not None:
+                self._count(event, self._every_s)
             return
         if isinstance(event, DETAILS) and not self._verbose:
             return
@@ -269,24 +332,24 @@ class PlainProgress:
             self._nodes = len(event.members)
         if isinstance(event, JobFailed):
             self.failure = event.why
+        if isinstance(event, ev.RolledBack) and not self._has_trained:
+            self._resumed_at = event.to_step
+        if isinstance(event, ev.JobFinished) and not event.resumable and 0 < self._resumed_at == event.steps:
+            self._say(f"{time_of_day(event.time)} {_was_finished(event.steps)}")
+            return
         self._say(stamped(event))
 
-    def _count(self, event: StepCommitted) -> None:
-        self._steps += 1
-        self._samples += event.samples
-        self._seconds += event.step_s
-        if self._next_step_at - self._every_s <= event.time < self._next_step_at:
+    def _count(self, event: StepCommitted, every_s: float) -> None:
+        if self._next_step_at - every_s <= event.time < self._next_step_at:
             return  # An earlier time than that of the last line comes from a clock that was set back.
-        self._next_step_at = event.time + self._every_s
-        rate = f"{self._samples / self._seconds:.1f}" if self._seconds > 0 else "-"
+        self._next_step_at = event.time + every_s
+        rate = f"{self._rate.samples_per_s:.1f}" if self._rate.samples_per_s else "-"
         nodes = count_workers(event.world_size)
         if self._nodes:
             nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
         step = f"step {event.step} of {event.last_step}" if event.last_step else f"step {event.step}"
         facts = [f"{step}: loss {loss_text(event.loss)}", f"{rate} samples/s", nodes]
-        if event.last_step > event.step and self._seconds > 0:
-            left_s = self._seconds / self._steps * (event.last_step - event.step)
-            if (left := seconds_in_words(left_s)) != "-":
-                facts.append(f"{left} left")
+        if left := self._rate.left(event.step, event.last_step):
+            facts.append(left)
         self._say(f"{time_of_day(event.time)} {', '.join(facts)}")
-        self._steps, self._samples, self._seconds = 0, 0, 0.0
+        self._rate.clear()

@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli.history.kept_journals import journal_folder, kept_journal, new_journal
 from holdfast.cli.job.availability import TraceOptions, run_through
-from holdfast.cli.job.show import OnEvent, Shown, run_shown, writing_to
+from holdfast.cli.job.show import OnEvent, Shown, of_this_run, run_shown, writing_to
 from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped, warn_of_misplaced
 from holdfast.cli.output import AsJson, start_log, warn
 from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec
@@ -143,7 +143,8 @@ def run(
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
         settings.check()
-        with writing_to(settings.spec.output.metrics_file, on_event) as told, kept_journal(journal, told) as kept:
+        new = of_this_run(settings.spec.output.events, on_event)
+        with writing_to(settings.spec.output.metrics_file, new) as told, kept_journal(journal, told) as kept:
             return await launch(settings, kept, warn)
 
     code = run_shown(prepared, job, shown)

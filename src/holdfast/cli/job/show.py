@@ -19,6 +19,7 @@ from holdfast.cli.job.progress import PlainProgress
 from holdfast.cli.output import lasting_output, warn
 from holdfast.control.launch.settings import LaunchSettings
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
+from holdfast.observability.event_lines import last_number
 from holdfast.observability.metric_rows import MetricWriter, writer_for
 from holdfast.protocol.events import Evaluated, OtherEvent, ReadEvent, RolledBack, StepCommitted
 
@@ -107,6 +108,17 @@ def writing_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
 
     with contextlib.closing(writer):
         yield told
+
+
+def of_this_run(events: str, on_event: OnEvent) -> OnEvent:
+    """Return a function that passes on only events that come after those already in the events file, "" for none."""
+    before = last_number(Path(events)) if events else 0
+
+    def told(event: ReadEvent) -> None:
+        if event.seq > before:
+            on_event(event)
+
+    return told
 
 
 class _PatientWriter:

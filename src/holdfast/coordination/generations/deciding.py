@@ -471,7 +471,8 @@ class Deciding:
 
     def _roll_back(self, verdict: Verdict) -> str:
         """Forget what came after the decided step; return the reason of the generation to come."""
-        known = self._turn.record.plan is not None or self._ledger.committed
+        turn = self._turn
+        known = turn.record.plan is not None or (self._ledger.committed > 0 and not turn.begins_again)
         why = verdict.why if known else "the job resumes from its checkpoint"
         why = "all workers were started again" if self._progress.restarting else why
         self._ledger.reset(verdict.decision.applied)
@@ -499,6 +500,7 @@ class Deciding:
     def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
         """Write the next generation and tell its members."""
         self._departures.taken_back(workers)
+        self._turn.begins_again = False
         record, turn, decision = self._turn.record, self._turn, with_the_end(verdict.decision, self._turn.record)
         # (whoever is sent the state, although it could have come to it, lets go of its experts as well)
         holding = {worker: report for worker, report in reports.items() if worker in verdict.holders}
