@@ -1,0 +1,70 @@
+"""What an earlier version wrote can be read, with the same values: messages, records and journals.
+
+The files are never written again (`write_golden.py` adds new kinds alone). A test that fails here means that the next
+version could not read stores and journals of this one, or talk to its agents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from formats import LINES, MESSAGES, examples_of
+
+FOLDER = Path(__file__).parent
+WRITTEN: dict[str, dict[str, dict[str, Any]]] = {
+    **json.loads((FOLDER / "messages.json").read_text()),
+    **json.loads((FOLDER / "lines.json").read_text()),
+}
+FORMATS = MESSAGES | LINES
+
+
+def lacks(wanted: Any, found: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of values that are not found, or are others. What is new may be added."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for key, value in wanted.items():
+            yield from lacks(value, found.get(key), f"{path}.{key}")
+    elif isinstance(wanted, list) and isinstance(found, list | tuple) and len(wanted) == len(found):
+        for place, (one, other) in enumerate(zip(wanted, found, strict=True)):
+            yield from lacks(one, other, f"{path}[{place}]")
+    elif wanted != found:
+        yield f"{path}: {wanted!r} is {found!r}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_was_written_is_read_with_the_same_values(name: str) -> None:
+    read_binary, read_line = msgspec.msgpack.Decoder(FORMATS[name]), msgspec.json.Decoder(FORMATS[name])
+    for kind, written in WRITTEN[name].items():
+        value = (
+            read_binary.decode(bytes.fromhex(written["bytes"]))
+            if "bytes" in written
+            else read_line.decode(written["line"])
+        )
+        found = json.loads(msgspec.json.encode(msgspec.to_builtins(value)))
+        assert list(lacks(written["fields"], found)) == [], kind
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_kind_was_written(name: str) -> None:
+    """A new kind: `python tests/golden/write_golden.py`."""
+    kinds = {kind.split()[0] for kind, _ in examples_of(FORMATS[name])}
+    assert kinds - {kind.split()[0] for kind in WRITTEN[name]} == set()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_written_today_is_what_was_written(name: str) -> None:
+    """The next version can be undone: this one reads what that wrote."""
+    for kind, value in examples_of(FORMATS[name]):
+        found = json.loads(msgspec.json.encode(msgspec.to_builtins(value)))
+        assert list(lacks(WRITTEN[name][kind]["fields"], found)) == [], kind
+
+
+def test_a_renamed_tag_is_found() -> None:
+    assert list(lacks({"type": "Hello", "a": [1, 2]}, {"type": "Hallo", "a": [1, 3]})) == [
+        ".type: 'Hello' is 'Hallo'",
+        ".a[1]: 2 is 3",
+    ]
