@@ -133,8 +133,24 @@ class SimCluster:
         if record is None:
             return False
         deserted = record.generation > 0 and not any(agent.alive for agent in self.agents.values())
+        return self._lacks or deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
+
+    @property
+    def _lacks(self) -> bool:
+        """Whether the job needs another node than those that it has had."""
         lacks = self._lacks_nodes or self._lacks_room or self._lacks_reach or self._lacks_refused
-        return lacks or deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
+        return lacks or self._lacks_first
+
+    @property
+    def _lacks_first(self) -> bool:
+        """A job that has not begun waits in place of a node whose machine ended it, and which will not come again."""
+        shell, record = self.coordinator, self.world.store.record
+        if shell is None or not shell.alive or record is None or record.generation > 0:
+            return False
+        agents = list(self.agents.values())
+        here = sum(agent.alive and not agent.standby for agent in agents)
+        ended = any(agent.told and not agent.alive for agent in agents)
+        return ended and here < shell.machine.config.spec.nodes_to_begin
 
     @property
     def _lacks_nodes(self) -> bool:
@@ -176,7 +192,7 @@ class SimCluster:
 
     def _help(self) -> None:
         """Bring what the job waits for."""
-        if self._lacks_nodes or self._lacks_room or self._lacks_reach or self._lacks_refused:
+        if self._lacks:
             self.injector.bring_one()
         elif any(agent.alive for agent in self.agents.values()):
             self.undrain()

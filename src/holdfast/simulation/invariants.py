@@ -238,10 +238,14 @@ class Checker:
             self._decided(record)
 
     def _guarantees(self, plan: msg.GenerationPlan) -> None:
-        """Every expert lives on as many distinct nodes as the plan says, and as are possible."""
-        shape = shape_of(self._world.plan)
-        pooled, record = self._world.plan.pooled, self._record
-        wanted_back = [one.node for one in record.leaving] if pooled and record is not None else []
+        """Every expert lives on as many distinct nodes as the plan says, and as are possible.
+
+        A plan that gives the experts of leavers to the others has as many copies as these have room for.
+        """
+        shape, experts = shape_of(self._world.plan), plan.expert_plan
+        record = self._record
+        hands_over = self._world.plan.pooled or (experts is not None and experts.beside)
+        wanted_back = [one.node for one in record.leaving] if hands_over and record is not None else []
         if shape is not None and (wrong := broken_guarantee(plan, shape, wanted_back)):
             self._fail(f"generation {plan.generation}: {wrong}")
 

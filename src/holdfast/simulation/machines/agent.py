@@ -93,6 +93,11 @@ class SimAgent(Process):
         if self._connection is not None:
             self._connection.close_from_below(seen=seen)
 
+    @property
+    def told(self) -> bool:
+        """Whether its machine's owner has told it to end."""
+        return self._notice.given
+
     def told_to_end(self, grace_s: float) -> None:
         """Whoever runs the machine wants its end, and leaves it so much time."""
         if self._notice.given or not self.machine.ever_welcomed:
