@@ -25,6 +25,7 @@ class WhoCounts:
         #: those that were owed once
         self.were_owed: set[str] = set()
         self._members: frozenset[str] = frozenset()
+        self._owed: frozenset[str] = frozenset()
 
     def take(self, record: Record) -> frozenset[str]:
         """Follow a record; return those that were expelled, and count again."""
@@ -33,10 +34,13 @@ class WhoCounts:
         self.workers = frozenset(worker for workers in plans for worker in workers) | owed
         self.were_owed |= owed
         waiting = {one.node for one in record.standbys if not one.promoted}
+        # A node that has given its place away is a standby, and may be needed again in the same turn.
+        waiting |= {one.node for one in record.standbys} & {node_of(worker) for worker in self._owed}
         again = self.workers & self.expelled
         gone = {worker for worker in self._members - self.workers if node_of(worker) not in waiting}
         self.expelled = (self.expelled - again) | gone
         self._members = frozenset(record.plan.workers if record.plan is not None else ()) | owed
+        self._owed = owed
         return again
 
 
