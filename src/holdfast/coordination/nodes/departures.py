@@ -330,6 +330,9 @@ class Departures:
                 turn.change(wanted=max(0, turn.record.wanted - 1))
             beside = found.get(one.node, one.beside)
             self._write(msgspec.structs.replace(one, owed=owed, step=step, beside=beside))
+        for one in self._turn.record.leaving:  # (a leaver that was there for another leaver: now its successor is)
+            if one.beside in found and one.node not in names:
+                self._write(msgspec.structs.replace(one, beside=found[one.beside]))
         return taking
 
     def taken_back(self, workers: Iterable[str]) -> None:
