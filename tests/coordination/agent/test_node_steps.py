@@ -197,6 +197,21 @@ def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_agai
     assert steps([kept for kept in hello.kept if isinstance(kept, msg.AppliedSteps)]) == [1, 2]
 
 
+def test_what_was_undone_and_done_again_without_this_node_is_kept_on_the_same_connection() -> None:
+    """Else a step is committed without its loss if the other nodes are lost before they have told of it."""
+    bench = Bench(1)
+    bench.machine.hear(msg.Committed(term=1, step=2), bench.now)
+    passed = msg.Passed(step=1, commit=commit(7.0), generation=4, world=1)
+    bench.say(msg.KnownSteps(worker=bench.workers[0], passed=(passed,)))
+    bench.say(msg.Entered(worker=bench.workers[0], generation=5, applied=1))
+    bench.apply(2, generation=5)
+    page = bench.say(
+        msg.Report(worker=bench.workers[0], term=1, generation=5, applied=2, step=3, phase=msg.Phase.COMPUTE)
+    )[0]
+    assert isinstance(page, msg.AppliedSteps)
+    assert [(kept.step, kept.generation) for kept in page.steps] == [(1, 4), (2, 5)]
+
+
 def test_a_node_tells_one_hash_of_a_step_and_another_only_where_its_workers_differ() -> None:
     bench = Bench(3)
     (first,) = bench.apply(1, 0, 1, state_hash="a")

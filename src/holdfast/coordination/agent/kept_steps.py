@@ -56,7 +56,8 @@ class KeptSteps:
     def note_elsewhere(self, passed: Passed) -> None:
         """Keep a step that has led to a state which came from another node."""
         past = self._pages and passed.step <= self._pages[-1].last
-        if not past and passed.step not in self._newest:
+        known = self._newest.get(passed.step)
+        if not past and (known is None or known.generation < passed.generation):
             self._keep(
                 KeptStep(
                     step=passed.step,

@@ -28,6 +28,8 @@ class NodeSteps:
         self._kept = KeptSteps()
         #: the coordinator of the connection knows v of those that are kept up to this one
         self._told = 0
+        #: the newest generation that its workers have entered
+        self._generation = 0
 
     # ---- what the workers do ----
 
@@ -49,13 +51,20 @@ class NodeSteps:
         return message
 
     def sent(self, message: KnownSteps) -> None:
-        """Keep the steps that have led to a state which was sent to a worker."""
+        """Keep the steps that have led to a state which was sent to a worker.
+
+        A step that is in the journal may have been undone and done again, in a generation without this node.
+        """
+        again = [passed.step for passed in message.passed if passed.generation > self._generation]
+        self.committed = min([self.committed, *(step - 1 for step in again)])
+        self._told = min(self._told, self.committed) if again else self._told
         for passed in message.passed:
             if passed.step > self.committed:
                 self._kept.note_elsewhere(passed)
 
     def begin_with(self, step: int, generation: int) -> None:
         """`generation` begins with the state of `step`: what was done after it in older ones never counted."""
+        self._generation = max(self._generation, generation)
         self.undo_after(step, generation)
         for place in self._places:
             place.undo_after(step, generation)
