@@ -576,6 +576,23 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_
     assert job.machine.state == "recovering"
 
 
+def test_a_restarted_coordinator_to_which_nobody_comes_waits_and_gives_all_a_lease_from_the_first() -> None:
+    """It may listen at an address that no agent knows: the job failed after a lease, and its steps were lost."""
+    job = Job().start()
+    job.boot()
+    for _ in range(50):
+        job.tick(1.0)
+    assert job.machine.over is None
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=0)), term=1))
+    for second in range(5):
+        job.tell("n0", msg.Heartbeat())
+        job.tick(1.0)
+        lost = [event.node for event in job.events if isinstance(event, ev.NodeLeft)]
+        assert lost == ([] if second < 2 else lost)
+    assert sorted(lost) == ["n1", "n2"]
+
+
 def test_nobody_is_given_up_while_members_still_come_back_after_a_restart() -> None:
     """A thousand come at once, and one coordinator takes them in: who has not come yet may stand in the queue."""
     job = Job(nodes=6).start()

@@ -126,7 +126,7 @@ class Coordinator:
         since = self.record.run_since if self.config.takeover else 0.0
         identity = self.record.identity or self.config.identity
         born = self.record.born or now
-        turn.change(term=self.record.term + 1, run_since=since or now, born=born, identity=identity)
+        turn.change(term=self.record.term + 1, run_since=since or now, born=born, identity=identity, url=url)
         if self._begins_again or (self.record.outcome == "failed" and not self.config.takeover):
             turn.change(**{name: getattr(_EMPTY, name) for name in _OF_ONE_RUN})
         if self._begins_again and checkpoints:

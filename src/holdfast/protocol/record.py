@@ -248,6 +248,8 @@ class Record(Struct, frozen=True, kw_only=True, tag="Record"):
     held: Held | None = None
     #: A random name that the job keeps for life. Agents report it, so that jobs of the same name are told apart.
     identity: str = ""
+    #: Where the coordinator of this term serves; "" if an earlier version wrote this.
+    url: str = ""
     outcome: str = ""  # "", finished, failed
 
     def beside(self, nodes: Collection[str]) -> dict[str, str]:

@@ -404,6 +404,26 @@ def test_a_follower_outlives_a_coordinator_that_fails(tmp_path: Path) -> None:
             assert isinstance(next(following), CoordinatorRestarted)
 
 
+@pytest.mark.parametrize("token", ["t", None], ids=["the same token", "a token of its own"])
+def test_a_second_coordinator_is_refused_while_the_first_one_serves(tmp_path: Path, token: str | None) -> None:
+    """It took over; the agents did not know its address, so the job had no nodes and failed."""
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": token, "nodes": 9}
+    settings["registry"] = tmp_path / "registry"
+    with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
+        say(agent, hello("n0"))
+        hear(agent)
+        with pytest.raises(EarlyEndError) as refused, CoordinatorProcess(tmp_path, **settings):
+            pass
+        assert refused.value.code == 2
+        assert f"another server of job 'j' answers at {first.entry.url}, with the same store" in refused.value.log
+        with first.client() as client:
+            assert client.status()["term"] == 1
+        first.process.kill()
+        first.wait()
+        with CoordinatorProcess(tmp_path, **settings) as second, second.client() as client:
+            assert client.status()["term"] == 2
+
+
 def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
     """Another has taken over meanwhile: the old one changes neither store nor journal, says nothing, and ends."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}

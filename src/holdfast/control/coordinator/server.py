@@ -17,6 +17,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 
 from holdfast.clock import Clock, SystemClock
+from holdfast.control.client import CoordinatorClient
 from holdfast.control.coordinator.job_host import JobHost
 from holdfast.control.coordinator.job_identity import checkpoint_lock, is_running, with_identity
 from holdfast.control.coordinator.job_journal import lags_behind, open_journal
@@ -28,6 +29,7 @@ from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.doorkeeper import check_room
 from holdfast.control.serving.http import TokenCheck, TokenGate
 from holdfast.control.serving.listening import bind, steady_time, url_of
+from holdfast.control.serving.predecessor import refuse_second
 from holdfast.control.serving.web import WebServer
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError
@@ -85,6 +87,8 @@ async def serve(
             lock = checkpoint_lock(settings, running=running)
             await asyncio.to_thread(stack.enter_context, lock)
         server = _Server(settings, listener, keeper, (journal, metrics), clock or SystemClock())
+        if keeper.record is not None and not keeper.record.outcome:
+            await server.refuse_second()
         async with server.registered() as entry:
             if on_ready is not None:
                 on_ready(entry)
@@ -123,19 +127,26 @@ class _Server:
         self._token = settings.token or secrets.token_urlsafe(32)
         self._url = url_of(listener, tls=settings.tls_cert is not None)
         self._signals = 0
+        #: where the coordinator before this one served
+        self._before = keeper.record.url if keeper.record is not None else ""
+        cert = settings.tls_cert
+        self._entry = JobEntry(
+            url=self._url,
+            token=self._token,
+            job=settings.job,
+            pid=os.getpid(),
+            tls_ca=str(cert.absolute()) if cert else "",
+        )
         self._job = JobHost(settings, keeper, books, steady_time(clock), self._url, self._token)
+
+    async def refuse_second(self) -> None:
+        """Raise BadInputError if the coordinator before still serves."""
+        await refuse_second(CoordinatorClient, self._settings.job, self._before, self._entry, self._settings.registry)
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:
         """Be listed for the commands of this machine, and take over the job."""
-        directory, cert = self._settings.registry, self._settings.tls_cert
-        entry = JobEntry(
-            url=self._url,
-            token=self._token,
-            job=self._settings.job,
-            pid=os.getpid(),
-            tls_ca=str(cert.absolute()) if cert else "",
-        )
+        directory, entry = self._settings.registry, self._entry
         with contextlib.ExitStack() as stack:
             # First the list: it may be refused, and then the store must not have changed.
             if directory is not None:

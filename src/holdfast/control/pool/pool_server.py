@@ -29,11 +29,13 @@ from holdfast.control.pool.leftovers import Leftovers, job_key
 from holdfast.control.pool.pool_api import PoolApi
 from holdfast.control.pool.pool_shell import PoolRecordKeeper, PoolShell
 from holdfast.control.pool.settings import PoolSettings
+from holdfast.control.pool_client import PoolClient
 from holdfast.control.processes import ending_signals
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.agent_channel import AgentChannel
 from holdfast.control.serving.http import HANDLERS, TokenCheck, TokenGate, error_answer
 from holdfast.control.serving.listening import bind, steady_time, url_of
+from holdfast.control.serving.predecessor import refuse_second
 from holdfast.control.serving.stored_record import outdated_store
 from holdfast.control.serving.web import WebServer
 from holdfast.control.store.choose import open_store
@@ -88,6 +90,7 @@ async def serve_pool(
         keeper = PoolRecordKeeper(store)
         journal = stack.enter_context(contextlib.closing(_journal(settings, keeper.record)))
         server = _PoolServer(settings, listener, store, keeper, journal, clock or SystemClock())
+        await server.refuse_second()
         async with server.registered() as entry:
             if on_ready is not None:
                 on_ready(entry)
@@ -141,6 +144,16 @@ class _PoolServer:
         self._strangers = CountedLog(_log, clock.monotonic)
         self._web = WebServer(listener, self._strangers, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
         self._url = url_of(listener, tls=settings.tls_cert is not None)
+        #: where the server before this one served
+        self._before = keeper.record.url if keeper.record is not None else ""
+        self._entry = JobEntry(
+            url=self._url,
+            token=self._token,
+            job="",
+            pool=settings.name,
+            pid=os.getpid(),
+            tls_ca=str(settings.tls_cert.absolute()) if settings.tls_cert else "",
+        )
         now = steady_time(clock)
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -162,18 +175,15 @@ class _PoolServer:
         self._api = PoolApi(self._shell, self._jobs, self._metrics)
         self._leftovers = Leftovers(store, known=self._records, used=self._jobs.used)
 
+    async def refuse_second(self) -> None:
+        """Raise BadInputError if the server before still serves."""
+        settings = self._settings
+        await refuse_second(PoolClient, settings.name, self._before, self._entry, settings.registry, "pool")
+
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:
         """Be listed for the commands of this machine, and take over the pool."""
-        settings = self._settings
-        entry = JobEntry(
-            url=self._url,
-            token=self._token,
-            job="",
-            pool=settings.name,
-            pid=os.getpid(),
-            tls_ca=str(settings.tls_cert.absolute()) if settings.tls_cert else "",
-        )
+        settings, entry = self._settings, self._entry
         with contextlib.ExitStack() as stack:
             # First the list: it may be refused, and then the store must not have changed.
             if settings.registry is not None:

@@ -29,6 +29,8 @@ class Absences:
         self._last_back = 0.0
         #: here again, with fresh workers still to come
         self._starting: set[str] = set()
+        #: whether any node has come to this coordinator
+        self._somebody_came = False
 
     @property
     def promised(self) -> Set[str]:
@@ -60,6 +62,12 @@ class Absences:
             self._starting.discard(name)
             self._as_they_were.pop(name, None)
             self._fresh[name] = turn.now
+
+    def came(self) -> None:
+        """A node has connected. All others have a lease from the time when the first one has."""
+        if not self._somebody_came:
+            self._somebody_came = True
+            self.pause_over()
 
     def knows(self, name: str) -> bool:
         """True where a node that connects was expected."""
@@ -104,9 +112,12 @@ class Absences:
 
         After an outage a thousand come at once, and one coordinator takes them in: as long as any of them come, nobody
         knows whether the others are gone or wait for their turn.
+
+        If no node at all has come, this coordinator may listen at an address that the agents do not know. To give up
+        the job would destroy it, and nothing can be done without nodes.
         """
         before = self._turn.now - lease_s
-        late = self._as_they_were.items() if self._last_back < before else ()
+        late = self._as_they_were.items() if self._somebody_came and self._last_back < before else ()
         fresh = (
             (name, since)
             for name, since in self._fresh.items()

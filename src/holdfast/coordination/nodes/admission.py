@@ -82,6 +82,7 @@ class Admission:
             self._standbys.came(node)
         elif self._departures.owes(hello.node):
             turn.members.owe(hello.node)
+        self._absences.came()
         node.returning = self._absences.returns(hello.node)
         self._snapshots.hold(node, hello.snapshots)
         welcome = Welcome(

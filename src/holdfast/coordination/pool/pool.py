@@ -66,7 +66,7 @@ class Pool:
         self._settles_at = now + config.settle_s if state.nodes else now
         self._proven_at = now + config.settle_s
         state.away = dict.fromkeys(state.nodes, now)
-        state.new_term()
+        state.new_term(url)
         state.began_at = state.began_at or now
         state.emit(PoolStarted, url=url, pid=pid, policy=config.policy.name, reserve=state.reserve)
         self._jobs.restart()

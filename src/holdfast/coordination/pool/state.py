@@ -120,6 +120,7 @@ class PoolState:
         self.proven = not record.identity
         self._last_grant, self._last_submission = record.last_grant, record.last_submission
         self.failures, self.began_at = record.failures, record.began_at
+        self._url = record.url
         #: nodes that are kept back for jobs that lose one
         self.reserve = record.reserve if config.auto_reserve else config.reserve
         #: how long nodes were away that had failed, the newest; and since when the others are
@@ -148,8 +149,9 @@ class PoolState:
         """That of the record which has what this call changes."""
         return self.record.version + 1
 
-    def new_term(self) -> int:
-        """Count another pool's server."""
+    def new_term(self, url: str) -> int:
+        """Count another pool's server, which serves at `url`."""
+        self._url = url
         self._term += 1
         self._identity = self._identity or self.config.identity
         self._changed = True
@@ -411,6 +413,7 @@ class PoolState:
                 reserve=self.reserve if self.config.auto_reserve else 0,
                 repairs=self.repairs,
                 identity=self._identity,
+                url=self._url,
             )
             out.append(PersistPool(self.record))
         out += [EmitPool(event) for event in self._events]

@@ -108,5 +108,7 @@ class PoolRecord(Struct, frozen=True, kw_only=True, tag="PoolRecord"):
     began_at: float = 0.0
     reserve: int = 0
     repairs: tuple[float, ...] = ()
+    #: Where the server of this term serves; "" if an earlier version wrote this.
+    url: str = ""
     #: A random name that the pool keeps for life. Nodes report it, so that pools of the same name are told apart.
     identity: str = ""

@@ -1,0 +1,23 @@
+"""Schedules that once failed in a run of 100,000."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.schedules.enumeration import plan_of
+from holdfast.simulation.schedules.shrinking import failure
+
+FOUND = {
+    13_864_079_709: "a step that was undone and done again was in the journal for a node that was away meanwhile",
+    21_396_563_650: "two of four nodes leave, and the others have room for one copy of each expert",
+    23_117_135_179: "a node that has given its place away is needed again in the same turn",
+    23_569_684_184: "the same, with a dozen nodes",
+    24_751_673_129: "a first node is told to end, and its word of that comes after its lease",
+    34_207_122_327: "a standby that joins for a leaver leaves itself",
+}
+
+
+@pytest.mark.parametrize("number", FOUND, ids=str)
+def test_a_schedule_that_once_failed_holds(number: int) -> None:
+    assert not failure(SimCluster(plan_of(number)))
