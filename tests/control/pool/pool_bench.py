@@ -55,7 +55,9 @@ class PoolProcess:
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, self.log
+        if not line:
+            self.__exit__()
+            raise AssertionError(self.log)
         self.entry = msgspec.json.decode(line, type=JobEntry)
 
     def __enter__(self) -> PoolProcess:

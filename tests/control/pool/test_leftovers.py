@@ -92,6 +92,6 @@ def test_a_pool_removes_what_its_earlier_jobs_have_left(tmp_path: Path) -> None:
 
 def test_a_second_server_is_refused_while_the_first_one_serves(tmp_path: Path) -> None:
     with PoolProcess(tmp_path, token="t") as first:
-        with pytest.raises(AssertionError, match="another server of pool 'pool' answers at .*, with the same store"):
+        with pytest.raises(AssertionError, match=r"another server of pool 'pool' answers at .*, with the same store"):
             PoolProcess(tmp_path, token="t")
         assert first.ask("GET", "/pool").status_code == 200
