@@ -127,3 +127,20 @@ def test_a_group_without_a_command_prints_its_page(
     first, *others = capsys.readouterr().err.splitlines()
     assert first.startswith("Usage: ")
     assert "Options:" in others
+
+
+@pytest.mark.parametrize(
+    "call", ["cli.output.say", "cli.output.warn", "control.processes.print_error"], ids=["say", "warn", "error"]
+)
+def test_a_line_is_one_write(call: str) -> None:
+    """Other processes write to the same terminal between two writes."""
+    module, _, name = call.rpartition(".")
+    reader, writer = os.pipe2(os.O_DIRECT)  # each write is read alone
+    script = f"from holdfast.{module} import {name}; {name}('first'); {name}('second')"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with os.fdopen(reader, "rb", buffering=0) as source:
+        subprocess.run(
+            [sys.executable, "-c", script], stdout=writer, stderr=writer, env=environment, timeout=60, check=True
+        )
+        os.close(writer)
+        assert [source.read(4096) for _ in range(2)] == [b"first\n", b"second\n"]

@@ -45,7 +45,7 @@ def open_standard_streams() -> None:
 
 def say(line: str) -> None:
     """Print one line now."""
-    print(line, flush=True)
+    _print(sys.stdout, line)
 
 
 def warn(line: str) -> None:
@@ -72,10 +72,16 @@ def lasting_output() -> Generator[Callable[[str], None]]:
             _give_up_unwritten(number, stream)
 
 
+def _print(stream: TextIO, line: str) -> None:
+    """Print one line with one write: other processes write to the same terminal."""
+    stream.write(f"{line}\n")
+    stream.flush()
+
+
 def _print_if_possible(stream: TextIO, line: str) -> str:
     """Print one line; return why it cannot be written, or "" if it was."""
     try:
-        print(line, file=stream, flush=True)
+        _print(stream, line)
     except OSError as error:
         return error.strerror or str(error)
     return ""

@@ -10,7 +10,8 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from holdfast.errors import EXIT_AFTER_SIGNAL
@@ -69,6 +70,27 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return text[text.rindex(b")") + 2 :][:1] == b"T"
+
+
+def print_error(line: str) -> None:
+    """Print one line on stderr with one write: other processes write there, too."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Generator[None]:
+    """Hold SIGINT back from this thread, and from the processes that it starts, until they call `take_interrupts`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def take_interrupts() -> None:
+    """Raise KeyboardInterrupt for a SIGINT that was held back while this process began, and for each from now on."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 async def wait_or_end_frozen(child: ChildProcess, frozen_s: float = FROZEN_S) -> int:

@@ -72,8 +72,8 @@ class Ending:
         at = self._turn.position
         counted = at.samples // at.step_samples if at.step_samples else 0
         totals = {"steps": at.step, "samples": at.samples, "samples_since": at.step - counted}
-        totals["final_loss"] = at.loss if at.step_time else None
-        self._turn.emit(JobFinished, reason=reason, why=why, resumable=resumable, **totals)
+        loss = at.loss if at.step_time else None
+        self._turn.emit(JobFinished, reason=reason, why=why, resumable=resumable, final_loss=loss, **totals)
 
     def _send_home(self, exit_code: int, why: str) -> None:
         here = (node.connection for node in self._turn.members.nodes.values())

@@ -262,6 +262,23 @@ def test_a_quiet_agent_says_only_what_nobody_else_does(tmp_path: Path, alone: bo
     assert said == (["holdfast agent node-0: another model"] if alone else [])
 
 
+@pytest.mark.parametrize("grant", [0, 7])
+def test_an_agent_of_a_pool_does_not_say_that_its_pool_has_ended_it(tmp_path: Path, grant: int) -> None:
+    """Its pool does so whenever a job is over, however it has ended."""
+    said: list[str] = []
+
+    async def run() -> None:
+        async with fake_coordinator() as coordinator:
+            settings = agent_settings(coordinator.url, tmp_path, "obedient.py", grant=grant)
+            running = asyncio.create_task(live(settings, SystemClock(), said.append))
+            await coordinator.attach()
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.wait_for(running, DEADLINE)
+
+    asyncio.run(run())
+    assert said == ([] if grant else ["holdfast agent node-0: ended by SIGINT"])
+
+
 def test_a_script_that_never_trains_is_bad_input(tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("print('hello')\n")

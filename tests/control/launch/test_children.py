@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import msgspec
 import pytest
 
 from holdfast.control.agent.settings import AgentSettings
-from holdfast.control.launch.children import AgentOrder
-from holdfast.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT
+from holdfast.control.launch.children import AgentOrder, spawn
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OUR_FAULT
 from holdfast.protocol.job_spec import JobSpec
 
 _MAIN = """
@@ -36,3 +39,17 @@ def test_one_that_is_told_to_end_while_it_begins_says_nothing(error: str, code: 
     done = subprocess.run(child, input=order, capture_output=True, timeout=60, check=False)
     assert done.returncode == code, done.stderr
     assert done.stderr.decode()[-len(words) or None :] == words
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.1, 0.2, 0.3, 0.5])
+def test_one_that_is_told_to_end_while_it_imports_shows_no_traceback(
+    after_s: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = JobSpec(name="a", script="/train.py")
+    settings = AgentSettings(spec=spec, coordinator="http://127.0.0.1:9", token="", node="n", folder="/", digest="")
+    child = spawn(AgentOrder(settings=settings, log="warning"), os.environ)
+    time.sleep(after_s)
+    child.send_signal(signal.SIGINT)
+    code = child.reap()
+    assert code in (EXIT_INTERRUPTED, EXIT_BAD_INPUT), "interrupted, or there is no such script"
+    assert "Traceback" not in capfd.readouterr().err

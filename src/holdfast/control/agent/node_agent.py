@@ -492,11 +492,15 @@ async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]
     """Run an agent until its part in the job has ended; SIGINT ends it, SIGTERM and SIGHUP do after its grace."""
     agent = Agent(settings, clock)
     loop = asyncio.get_running_loop()
+    reasons = {number: f"ended by {number.name}" for number in ending_signals()}
     for number, code in ending_signals().items():
         end = agent.end if number is signal.SIGINT else agent.told_to_end
-        loop.add_signal_handler(number, partial(end, code, f"ended by {number.name}"))
+        loop.add_signal_handler(number, partial(end, code, reasons[number]))
     code = await agent.run()
-    if (over := agent.machine.over) is not None and over.why and (over.alone or not settings.quiet):
+    over = agent.machine.over
+    if settings.grant and over is not None and over.why in reasons.values():
+        return code  # A pool's node ends a job's agent by a signal, however the job has ended.
+    if over is not None and over.why and (over.alone or not settings.quiet):
         say(f"holdfast agent {settings.node}: {over.why}")
     return code
 

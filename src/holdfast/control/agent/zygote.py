@@ -30,7 +30,7 @@ from holdfast.control.link.forking import PRELOAD, Exited, Fork, Forked, ForkFai
 from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
 from holdfast.control.mould import serve
 from holdfast.control.owned_folders import remove_abandoned_folders
-from holdfast.control.processes import die_with_parent, outlive_parent
+from holdfast.control.processes import die_with_parent, outlive_parent, print_error
 
 #: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
 _REMOVE_TRIES = 50
@@ -116,7 +116,7 @@ class Zygote:
         except ConnectionResetError:
             data, forks = b"", []  # it died before it had read all that was sent to it
         except (OSError, FrameError) as error:
-            print(f"holdfast zygote: a requester's connection is broken: {error}", file=sys.stderr, flush=True)
+            print_error(f"holdfast zygote: a requester's connection is broken: {error}")
             data, forks = b"", []
         if not data:
             self._drop(requester)
@@ -202,7 +202,7 @@ def preload(names: list[str]) -> None:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not error.name.startswith("holdfast"):
-                print(f"holdfast zygote: {name} is not preloaded: {error}", file=sys.stderr, flush=True)
+                print_error(f"holdfast zygote: {name} is not preloaded: {error}")
 
 
 def become(fork: Fork) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.coordinator.settings import ServerSettings
-from holdfast.control.processes import ChildProcess, die_with_parent
+from holdfast.control.processes import ChildProcess, die_with_parent, interrupts_held, print_error, take_interrupts
 from holdfast.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, HoldfastError
 
 
@@ -43,7 +43,8 @@ def spawn(order: CoordinatorOrder | AgentOrder, environment: Mapping[str, str]) 
     # The kind stands on the command line for those who read process lists.
     kind = "coordinator" if isinstance(order, CoordinatorOrder) else f"agent:{order.settings.node}"
     command = [sys.executable, "-P", "-m", "holdfast.control.launch.children", kind]
-    child = ChildProcess(command, environment=environment, stdin=subprocess.PIPE)
+    with interrupts_held():
+        child = ChildProcess(command, environment=environment, stdin=subprocess.PIPE)
     assert child.stdin is not None
     try:
         child.stdin.write(msgspec.json.encode(order, enc_hook=_path_to_text))
@@ -59,7 +60,7 @@ def carry_out(order: CoordinatorOrder | AgentOrder) -> int:
     if isinstance(order, AgentOrder):
         from holdfast.control.agent.node_agent import run_agent
 
-        return run_agent(order.settings, _say)
+        return run_agent(order.settings, print_error)
     from holdfast.control.coordinator.server import run_coordinator
 
     die_with_parent(order.parent)
@@ -68,15 +69,16 @@ def carry_out(order: CoordinatorOrder | AgentOrder) -> int:
 
 def main() -> int:
     """Read an order from stdin and carry it out."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=CoordinatorOrder | AgentOrder, dec_hook=_text_to_path)
-    logging.basicConfig(level=order.log.upper(), format="%(name)s: %(message)s")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
     try:
+        take_interrupts()
+        order = msgspec.json.decode(sys.stdin.buffer.read(), type=CoordinatorOrder | AgentOrder, dec_hook=_text_to_path)
+        logging.basicConfig(level=order.log.upper(), format="%(name)s: %(message)s")
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
         return carry_out(order)
     except HoldfastError as error:
-        _say(f"holdfast: {error}")
+        print_error(f"holdfast: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED  # told to end before it had begun: there is nothing to say
@@ -85,10 +87,6 @@ def main() -> int:
             raise
         traceback.print_exc()
         return EXIT_OUR_FAULT  # of a coordinator: another may go on
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _path_to_text(value: Any) -> Any:

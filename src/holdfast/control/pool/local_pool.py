@@ -33,6 +33,9 @@ from holdfast.control.processes import (
     die_with_parent,
     end_all,
     ending_signals,
+    interrupts_held,
+    print_error,
+    take_interrupts,
     wait_or_end_frozen,
 )
 from holdfast.control.registry import JobEntry, register, unregister
@@ -281,7 +284,8 @@ class _LocalPool:
             os.makedirs(folder, mode=0o700)
             order = NodeOrder(settings=self._node(name, folder))
         command = [sys.executable, "-P", "-m", "holdfast.control.pool.local_pool", name]
-        child = ChildProcess(command, stdin=subprocess.PIPE)
+        with interrupts_held():
+            child = ChildProcess(command, stdin=subprocess.PIPE)
         assert child.stdin is not None
         try:
             child.stdin.write(msgspec.json.encode(order, enc_hook=str))
@@ -317,15 +321,11 @@ def _carry_out(order: ServerOrder | NodeOrder) -> int:
     if isinstance(order, NodeOrder):
         from holdfast.control.pool_node.pool_agent import run_pool_agent
 
-        return run_pool_agent(order.settings, _say)
+        return run_pool_agent(order.settings, print_error)
     from holdfast.control.pool.pool_server import run_pool
 
     die_with_parent(order.parent)
     return run_pool(order.settings, lambda _: Path(order.served).touch())
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _to_path(kind: type, value: Any) -> Any:
@@ -336,18 +336,19 @@ def _to_path(kind: type, value: Any) -> Any:
 
 def main() -> int:
     """Read an order from stdin and carry it out."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerOrder | NodeOrder, dec_hook=_to_path)
-    level = "INFO" if isinstance(order, ServerOrder) else order.settings.log.upper()
-    logging.basicConfig(level=level, format="%(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
     try:
+        take_interrupts()
+        order = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerOrder | NodeOrder, dec_hook=_to_path)
+        level = "INFO" if isinstance(order, ServerOrder) else order.settings.log.upper()
+        logging.basicConfig(level=level, format="%(name)s: %(message)s")
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
         return _carry_out(order)
     except HoldfastError as error:
-        _say(f"holdfast: {error}")
+        print_error(f"holdfast: {error}")
         return _FOLLOWED if isinstance(error, SupersededError) else error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED  # told to end before it had begun: there is nothing to say

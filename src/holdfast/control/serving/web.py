@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import socket
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -37,6 +38,14 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+
+class _WithoutCancels(logging.Filter):
+    """Drops uvicorn's errors about connections that are cut off at the end: they only waited for more events."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        cut_off = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+        return not (cut_off or str(record.msg).startswith("Cancel %s running task(s)"))
 
 
 class _Protocol(H11Protocol):
@@ -241,6 +250,7 @@ class WebServer:
         self._doorkeeper = Doorkeeper(self._listener, protocol, config.ssl, self._log, self._limits)
         with self._libraries_counted(), self._doorkeeper.opened():
             await server.serve(sockets=[])
+            await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # the ones that were cut off
 
     def stop(self) -> None:
         """End `serve`."""
@@ -251,15 +261,15 @@ class WebServer:
     @contextlib.contextmanager
     def _libraries_counted(self) -> Generator[None]:
         """Hold back what libraries say over and over for each connection that is none."""
-        counting = CountedRecords(self._log)
+        filters = (_WithoutCancels(), CountedRecords(self._log))
         loggers = [logging.getLogger(name) for name in _LIBRARIES]
-        for logger in loggers:
-            logger.addFilter(counting)
+        for logger, one in itertools.product(loggers, filters):
+            logger.addFilter(one)
         try:
             yield
         finally:
-            for logger in loggers:
-                logger.removeFilter(counting)
+            for logger, one in itertools.product(loggers, filters):
+                logger.removeFilter(one)
 
     def _config(self, app: ASGIApp) -> uvicorn.Config:
         cert, key = self._tls
