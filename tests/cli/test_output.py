@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from holdfast import cli
+from holdfast.cli import output
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 
 _JOB = """
@@ -144,3 +146,16 @@ def test_a_line_is_one_write(call: str) -> None:
         )
         os.close(writer)
         assert [source.read(4096) for _ in range(2)] == [b"first\n", b"second\n"]
+
+
+def test_lines_come_in_order_and_nobody_waits_for_a_stopped_terminal() -> None:
+    seen: list[str] = []
+    with output.called_in_a_thread(seen.append) as put:
+        for number in range(100):
+            put(f"{number}")
+    assert seen == [f"{number}" for number in range(100)]
+    stopped = threading.Event()
+    with output.called_in_a_thread(lambda _: stopped.wait(60.0)) as put:
+        for _ in range(20_000):
+            put("line")
+    stopped.set()

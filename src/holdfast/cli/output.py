@@ -8,7 +8,9 @@ import json
 import logging
 import math
 import os
+import queue
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Annotated, Any, TextIO, cast
 
@@ -19,6 +21,8 @@ from holdfast.environment import log_level
 
 #: A longer duration, or one that is not a number, is not printed.
 _LONGEST_S = 1e13
+#: For lines that another thread prints: most of them that wait, and how long they have at the end, in seconds.
+_MOST_LINES, _LAST_LINES_S = 10_000, 1.0
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON on stdout, and all else on stderr.", rich_help_panel=OUTPUT)
@@ -76,6 +80,32 @@ def _print(stream: TextIO, line: str) -> None:
     """Print one line with one write: other processes write to the same terminal."""
     stream.write(f"{line}\n")
     stream.flush()
+
+
+@contextlib.contextmanager
+def called_in_a_thread(call: Callable[[str], None]) -> Generator[Callable[[str], None]]:
+    """Yield a function that has `call` called in another thread, in the same order.
+
+    A terminal that is stopped (Ctrl-S) or a full pipe must not stop a coordinator. If very many lines wait, further
+    ones are dropped. At the end the thread has a second for the rest.
+    """
+    lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+
+    def work() -> None:
+        while (line := lines.get()) is not None:
+            call(line)
+
+    def put(line: str | None) -> None:
+        with contextlib.suppress(queue.Full):
+            lines.put_nowait(line)
+
+    thread = threading.Thread(target=work, name="holdfast-output", daemon=True)
+    thread.start()
+    try:
+        yield put
+    finally:
+        put(None)
+        thread.join(_LAST_LINES_S)
 
 
 def _print_if_possible(stream: TextIO, line: str) -> str:

@@ -516,6 +516,7 @@ def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) ->
         )
         try:
             assert agent.wait(DEADLINE) == 0
+            assert f"node far is connected to job two at {url}" in agent.stderr.read()
             assert coordinator.wait(DEADLINE) == 0
         finally:
             for process in (agent, coordinator):
@@ -525,4 +526,7 @@ def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) ->
             agent.stderr.close()
     steps = [event.step for event in read_events(events) if isinstance(event, StepCommitted)]
     assert steps == [1, 2, 3, 4, 5]
+    said = (tmp_path / "log").read_text()
+    for line in (f"waiting for 1 node: holdfast agent --address {url} -- SCRIPT", "far joined", "done: 5 steps"):
+        assert line in said
     assert list((tmp_path / "tmp").glob("holdfast-*")) == []  # torch leaves a cache of its own

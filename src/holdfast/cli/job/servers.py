@@ -14,8 +14,9 @@ from urllib.parse import quote
 import typer
 
 from holdfast.cli.connection import Server, read_token
+from holdfast.cli.job.progress import PlainProgress
 from holdfast.cli.options import RECOVERY, grouped, warn_of_misplaced
-from holdfast.cli.output import start_log, warn
+from holdfast.cli.output import called_in_a_thread, lasting_output, start_log, warn
 from holdfast.cli.pool.serve import run_node
 from holdfast.cli.server_options import ListenOptions, NodeOptions
 from holdfast.cli.spec_options import NODES, AsModule, SpecGroup, job_spec
@@ -34,7 +35,7 @@ from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.documents import Given
 from holdfast.environment import for_workers
-from holdfast.errors import EXIT_FAILED, BadInputError, UnreachableError
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.storage import is_url
 
@@ -127,7 +128,17 @@ def coordinator(
     )
     from holdfast.control.coordinator.server import run_coordinator  # 0.5 s of imports that no other command needs
 
-    raise typer.Exit(run_coordinator(settings))
+    nodes = settings.config.spec.nodes_to_begin
+
+    def on_ready(entry: JobEntry) -> None:
+        print_line(f"waiting for {nodes} node{'s' * (nodes > 1)}: holdfast agent --address {entry.url} -- SCRIPT")
+
+    with lasting_output() as print_now, called_in_a_thread(print_now) as print_line:
+        progress = PlainProgress(print_line)
+        code = run_coordinator(settings, on_ready=on_ready, on_event=progress)
+        if code in (EXIT_FAILED, EXIT_BAD_INPUT) and progress.failure:
+            warn(f"holdfast: {progress.failure}")
+    raise typer.Exit(code)
 
 
 def kept_store(job: JobSpec) -> str:
@@ -182,7 +193,7 @@ def agent(
 
     An agent that starts before its coordinator or pool waits for it.
     """
-    start_log("warning")
+    start_log("info")
     if script is None:
         raise typer.Exit(_node_of_pool(spec, node, server))
     given = {**spec, "args": Given(tuple(args or ()), "ARGS")}

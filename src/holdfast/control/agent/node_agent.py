@@ -67,6 +67,7 @@ from holdfast.protocol.messages.agent import (
     NodeFault,
     OutputFailed,
     ProbeAddress,
+    Welcome,
     WorkerDown,
 )
 from holdfast.protocol.messages.gpus import GpuFacts
@@ -302,6 +303,8 @@ class Agent:
                 await channel.wait_closed()
                 if machine.welcomed:
                     backoff = _FIRST_BACKOFF_S
+                    if machine.over is None:
+                        _log.info("the coordinator is away: the workers go on, and this node connects again")
                 self._channel = None
                 machine.disconnected()
             await asyncio.sleep(backoff)
@@ -316,6 +319,9 @@ class Agent:
             )
 
     def _on_message(self, message: CoordinatorMessage) -> None:
+        if isinstance(message, Welcome):
+            settings = self.settings
+            _log.info("node %s is connected to job %s at %s", settings.node, settings.spec.name, settings.coordinator)
         if isinstance(message, NodeFault):
             self._node_fault(message)
         else:

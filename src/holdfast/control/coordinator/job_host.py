@@ -29,6 +29,7 @@ from holdfast.coordination.inputs import Drain, MoveNodes, PoolSaid, Shutdown, T
 from holdfast.coordination.nodes.foresight import foresee
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
+from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.forecast import MoveForecast
 from holdfast.protocol.pool.sharing import JobStands
 
@@ -51,12 +52,14 @@ class JobHost:
         url: str,
         token: str,
         on_stand: Callable[[JobStands], None] = lambda _: None,
+        on_event: Callable[[AnyEvent], None] = lambda _: None,
     ) -> None:
         """Put them together; `begin` takes over the job.
 
         Args:
             books: the journal, and the metrics that go on from its events. now: unix time that never steps back. url:
                 at which it is reached. token: that agents show. on_stand: called with what the job's pool is to hear.
+            on_event: called with each new event.
         """
         self._settings = settings
         self._journal, self._metrics = books
@@ -84,6 +87,7 @@ class JobHost:
             on_end=self._ended,
             on_failure=self._failed,
             on_stand=on_stand,
+            on_event=on_event,
         )
         self._tasks: set[asyncio.Task[object]] = set()
         self._requests = NodeRequests(launched=settings.launched)

@@ -43,30 +43,44 @@ from holdfast.errors import (
 )
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
+from holdfast.protocol.events import AnyEvent
 
 __all__ = ["ServerSettings", "run_coordinator", "serve"]
 
 _log = logging.getLogger("holdfast.coordinator")
 
 
-def run_coordinator(settings: ServerSettings) -> int:
+def run_coordinator(
+    settings: ServerSettings,
+    *,
+    on_ready: Callable[[JobEntry], None] | None = None,
+    on_event: Callable[[AnyEvent], None] = lambda _: None,
+) -> int:
     """Run a coordinator until its job is over; return the exit code.
+
+    Args:
+        on_ready, on_event: as of `serve`.
 
     Raises:
         BadInputError: the settings, the port, the store or the events file cannot be used; nothing was touched.
         HoldfastError: it cannot go on: superseded, or its disk fails.
     """
     raise_file_limit()
-    return asyncio.run(serve(settings))
+    return asyncio.run(serve(settings, on_ready=on_ready, on_event=on_event))
 
 
 async def serve(
-    settings: ServerSettings, *, clock: Clock | None = None, on_ready: Callable[[JobEntry], None] | None = None
+    settings: ServerSettings,
+    *,
+    clock: Clock | None = None,
+    on_ready: Callable[[JobEntry], None] | None = None,
+    on_event: Callable[[AnyEvent], None] = lambda _: None,
 ) -> int:
     """Run a coordinator in this loop until its job is over; return the exit code.
 
     Args:
         on_ready: called once agents and commands can connect, with what they need for it.
+        on_event: called with each new event.
 
     Raises:
         BadInputError, HoldfastError: as `run_coordinator`.
@@ -86,7 +100,7 @@ async def serve(
             running = is_running(keeper.record) and not lags_behind(keeper.record, journal)
             lock = checkpoint_lock(settings, running=running)
             await asyncio.to_thread(stack.enter_context, lock)
-        server = _Server(settings, listener, keeper, (journal, metrics), clock or SystemClock())
+        server = _Server(settings, listener, keeper, (journal, metrics), clock or SystemClock(), on_event)
         if keeper.record is not None and not keeper.record.outcome:
             await server.refuse_second()
         async with server.registered() as entry:
@@ -120,6 +134,7 @@ class _Server:
         keeper: RecordKeeper,
         books: tuple[Journal, Metrics],
         clock: Clock,
+        on_event: Callable[[AnyEvent], None],
     ) -> None:
         self._settings = settings
         self._strangers = CountedLog(_log, clock.monotonic)
@@ -137,7 +152,7 @@ class _Server:
             pid=os.getpid(),
             tls_ca=str(cert.absolute()) if cert else "",
         )
-        self._job = JobHost(settings, keeper, books, steady_time(clock), self._url, self._token)
+        self._job = JobHost(settings, keeper, books, steady_time(clock), self._url, self._token, on_event=on_event)
 
     async def refuse_second(self) -> None:
         """Raise BadInputError if the coordinator before still serves."""

@@ -74,6 +74,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         on_end: called with the exit code once the machine says that the job is over.
         on_failure: called with what broke the shell; from then on it handles nothing.
         on_stand: called with what the job's pool is to hear.
+        on_event: called with each new event, once it is in the journal.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         on_end: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
         on_stand: Callable[[JobStands], None] = _to_nobody,
+        on_event: Callable[[AnyEvent], None] = _to_nobody,
     ) -> None:
         super().__init__(now=now, on_connected=metrics.connected, on_failure=on_failure)
         self.machine = machine
@@ -100,6 +102,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         self._on_plan = on_plan
         self._on_end = on_end
         self._on_stand = on_stand
+        self._on_event = on_event
         self._encoder = msgspec.msgpack.Encoder()
         #: what was told last, and as which bytes: one thing may be told to many, one after the other
         self._told: CoordinatorMessage | None = None
@@ -167,6 +170,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
     def _emit(self, event: AnyEvent) -> None:
         if self.journal.append(event):
             self.metrics.observe(event)
+            self._on_event(event)
             if isinstance(event, ActionRequested):
                 self._on_request(event)
 
