@@ -155,7 +155,11 @@ def test_lines_come_in_order_and_nobody_waits_for_a_stopped_terminal() -> None:
             put(f"{number}")
     assert seen == [f"{number}" for number in range(100)]
     stopped = threading.Event()
-    with output.called_in_a_thread(lambda _: None if stopped.wait(60.0) else None) as put:
+
+    def wait(_line: str) -> None:
+        stopped.wait(60.0)
+
+    with output.called_in_a_thread(wait) as put:
         for _ in range(20_000):
             put("line")
     stopped.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -192,6 +192,16 @@ def given_job(
             f"{source}: script is missing: give the path of a Python file, or module and a module's name"
         )
     return given
+
+
+def without_effect(given: Mapping[str, Given], spec: JobSpec) -> Iterator[str]:
+    """Yield a warning for each given setting that has no effect, because another one is missing."""
+    for key in ("checkpoint.every", "checkpoint.rate"):
+        if key in given and not spec.checkpoint.dir:
+            yield f"{given[key].name} has no effect: give --checkpoint-dir, too"
+    if spec.recovery.on_node_failure == "standby" and not spec.recovery.standbys:
+        name = given["recovery.on_node_failure"].name
+        yield f"{name} is standby, and the job has no standbys: it goes on with fewer nodes; give --standbys"
 
 
 def job_spec(given: Mapping[str, Given]) -> JobSpec:

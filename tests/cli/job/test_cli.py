@@ -31,6 +31,7 @@ from warm_start import run_warm
 
 DEADLINE = 60.0
 TRAINING = CONTROL_SCRIPTS / "fake_training.py"
+README = Path(__file__).parents[3] / "README.md"
 
 SERVER = {"--address", "--job", "--token-file", "--tls-ca"}
 
@@ -180,6 +181,7 @@ def busy_port() -> Iterator[int]:
     ("words", "complaint"),
     [
         (["run", "MISSING.py"], "there is no script MISSING.py"),
+        (["run", "README"], "README.md, line "),
         (["run", "--nodes", "0", "SCRIPT"], "--nodes is 0"),
         (["run", "--workers-per-node", "0", "SCRIPT"], "--workers-per-node is 0"),
         (["run", "--checkpoint-every", "0", "SCRIPT"], "--checkpoint-every is 0"),
@@ -262,7 +264,7 @@ def test_bad_input_is_one_clear_line_and_touches_nothing(
     words: list[str], complaint: str, environment: dict[str, str], tmp_path: Path, busy_port: int, holdfast: Run
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
-    places = {"TMP": str(tmp_path), "BUSY": str(busy_port), "SCRIPT": str(TRAINING)}
+    places = {"TMP": str(tmp_path), "BUSY": str(busy_port), "SCRIPT": str(TRAINING), "README": str(README)}
     for name, value in places.items():
         words = [word.replace(name, value) for word in words]
     result = holdfast(environment, *words)

@@ -15,7 +15,7 @@ from holdfast.cli.job.availability import TraceOptions, run_through
 from holdfast.cli.job.show import OnEvent, Shown, of_this_run, run_shown, writing_to
 from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped, warn_of_misplaced
 from holdfast.cli.output import AsJson, start_log, warn
-from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec
+from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec, without_effect
 from holdfast.control.launch.launcher import launch
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import LaunchSettings
@@ -140,6 +140,8 @@ def run(
     prepared = options.settings(given)
     journal = new_journal(journal_folder(os.environ), prepared.spec.settled(os.getcwd()).name)
     warn_of_misplaced(run, "run", prepared.spec.script, args or ())
+    for warning in without_effect(given, prepared.spec):
+        warn(f"holdfast: {warning}")
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
         settings.check()

@@ -12,10 +12,10 @@ import typer
 from holdfast.cli.connection import Server
 from holdfast.cli.job.end import NoWait
 from holdfast.cli.options import grouped, warn_of_misplaced
-from holdfast.cli.output import AsJson, on_one_line, print_json, say
+from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
 from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
-from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec
+from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec, without_effect
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
@@ -63,6 +63,8 @@ def submit(
     described = with_script(job_spec(given), os.getcwd())
     check_script(described.script)
     warn_of_misplaced(submit, "submit", described.script, args or ())
+    for warning in without_effect(given, described):
+        warn(f"holdfast: {warning}")
     job = described.settled(os.getcwd())
     warn_of_pace(job)
     with server.pool() as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import warnings
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from holdfast.protocol.job_spec import RESTART_ALL, JobSpec
 from holdfast.storage import is_url, storage_at
 
 _MOST_HERE = 1024
+#: endings of scripts that are no source
+_COMPILED = {".pyc", ".pyz", ".zip"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +87,22 @@ def check_script(script: str) -> None:
     """Refuse a script that cannot be run.
 
     Raises:
-        BadInputError: there is none, or it cannot be read.
+        BadInputError: there is none, or it cannot be read, or it is no Python.
     """
     if not os.path.isfile(script):
         raise BadInputError(f"there is no script {script}: give the path of a Python file")
     if not os.access(script, os.R_OK):
         raise BadInputError(f"the script {script} cannot be read: check its permissions")
+    if Path(script).suffix in _COMPILED:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # (its own interpreter prints them)
+            compile(Path(script).read_bytes(), script, "exec")
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise BadInputError(f"the script {script}{line} is no valid Python: {why}") from None
 
 
 def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
