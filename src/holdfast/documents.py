@@ -30,6 +30,8 @@ _Extra = Mapping[str, Any]
 _NOTHING: _Extra = {}
 #: characters of a bad value that are shown
 _MOST_SHOWN = 60
+#: keys that a message lists
+_MOST_LISTED = 16
 #: bytes of a file that people write
 _MOST_BYTES = 1 << 20
 
@@ -189,20 +191,25 @@ def _flat(document: Mapping[str, Any], sections: set[str], file: str) -> Iterato
         yield from ((f"{name}.{key}", inner) for key, inner in cast(_Extra, value).items())
 
 
-def check_known(name: str, known: Collection[str], said: str) -> None:
-    """Refuse a key that there is not, and say which is nearest.
+def check_known(name: str, known: Collection[str], said: str, where: str = "") -> None:
+    """Refuse a key that there is not. Say which one is near, or else which ones there are if they are few.
 
     Args:
         said: what the complaint calls it.
+        where: a command that lists the keys, "" for none.
 
     Raises:
         BadInputError: it is not known.
     """
     if name not in known:
-        nearest = difflib.get_close_matches(name[:_MOST_SHOWN], known, n=1, cutoff=0.0)[0]
+        near = difflib.get_close_matches(name[:_MOST_SHOWN], known, n=1)
         said = said.replace(name, name[:_MOST_SHOWN] + "...") if len(name) > _MOST_SHOWN else said
         said = said if said.isprintable() else repr(said)
-        raise BadInputError(f"{said} is not known; the nearest one is {nearest}")
+        if near:
+            raise BadInputError(f"{said} is not known; the nearest one is {near[0]}")
+        listed = f"; `{where}` lists the keys" if where else ""
+        few = f": give one of {', '.join(sorted(known))}" if len(known) <= _MOST_LISTED else listed
+        raise BadInputError(f"{said} is not known{few}")
 
 
 def build(struct: type[S], given: Mapping[str, Given]) -> S:

@@ -110,6 +110,6 @@ def test_without_a_name_the_jobs_of_this_machines_pool_are_named(monkeypatch: py
     monkeypatch.setattr(PoolClient, "status", lambda self: {"pool": "big", "jobs": [{"job": "b"}, {"job": "a"}]})
     entry = JobEntry(url="http://127.0.0.1:1000", token="t", job="", pid=os.getpid(), pool="big")
     register(registry_directory(os.environ), entry)
-    with pytest.raises(BadInputError, match=r"pool big runs on this machine: .*\(-j NAME\): a, b"):
+    with pytest.raises(BadInputError, match=r"a pool \('big'\) runs on this machine: name .* -j NAME; its jobs: a, b"):
         Server().entry()
     assert Server(job="a").entry().url == f"{entry.url}/jobs/a/job"

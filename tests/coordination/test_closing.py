@@ -291,7 +291,7 @@ def test_nobody_is_stopped_while_the_first_one_still_saves() -> None:
         assert job.orders(msg.Stop) == {}
 
 
-RAISED = "after_apply raised at step 4 on node n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
+RAISED = "after_apply raised at step 4 on n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
 
 
 def failed_job(spec: JobSpec = SHRINK) -> Job:

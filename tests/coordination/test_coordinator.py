@@ -776,7 +776,7 @@ def test_a_script_that_fails_after_apply_ends_the_job_with_the_cause() -> None:
     """It is tried nowhere else: there it would raise as well."""
     job = Job().start()
     job.step(1)
-    why = "after_apply raised at step 1 on node n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
+    why = "after_apply raised at step 1 on n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
     job.say(msg.ScriptFailed(worker=w("n1"), generation=1, step=1, why=why))
     assert [failed.why for failed in job.said(ev.JobFailed)] == [why]
     assert {end.exit_code for end in job.sent(msg.EndNode)} == {EXIT_FAILED}
@@ -792,7 +792,7 @@ def test_a_script_that_ends_itself_ends_the_job_at_once_and_is_named() -> None:
     end = down("n1", FailureKind.PROCESS_EXIT, "the script called sys.exit(3) (train.py, line 7)", 3, final=True)
     job.feed(Received(job.connections["n1"], end))
     (failed,) = job.said(ev.JobFailed)
-    assert failed.why == "rank 1 on node n1: the script called sys.exit(3) (train.py, line 7)"
+    assert failed.why == "rank 1 on n1: the script called sys.exit(3) (train.py, line 7)"
     assert job.machine.over is not None
     assert job.machine.over.exit_code == 1
 
@@ -828,7 +828,7 @@ def test_a_failed_job_names_the_exception_first_and_what_it_led_to_after_it() ->
             )
         )
     (failed,) = job.said(ev.JobFailed)
-    assert failed.why.startswith("rank 1 on node n1: ValueError: bad batch (train.py, line 9); then parameters")
+    assert failed.why.startswith("rank 1 on n1: ValueError: bad batch (train.py, line 9); then parameters")
 
 
 def test_what_was_made_good_explains_no_later_end() -> None:
@@ -859,7 +859,7 @@ def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> Non
     job.report("n1", 1, Phase.FINISHED)
     job.report("n2", 1, Phase.COMPUTE)
     (failed,) = job.said(ev.JobFailed)
-    assert failed.why.startswith("rank 1 on node n1 left its loop after step 1 while rank 0 on node n0 went on")
+    assert failed.why.startswith("rank 1 on n1 left its loop after step 1 while rank 0 on n0 went on")
 
 
 def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time() -> None:
@@ -912,7 +912,7 @@ def test_a_script_that_ends_before_its_first_step_ends_the_job() -> None:
         job.say(attach(w(node)))
     assert job.machine.record.plan is not None
     job.feed(Received(job.connections["n1"], left("n1", 0)))
-    why = "rank 1 on node n1: the script ended before its first step: train in a loop over job.steps()"
+    why = "rank 1 on n1: the script ended before its first step: train in a loop over job.steps()"
     assert job.machine.over == EndJob(EXIT_FAILED, why)
 
 
@@ -922,7 +922,7 @@ def test_a_script_that_ends_before_all_nodes_are_there_ends_the_job() -> None:
     job.say(attach(w("n0")))
     job.feed(Received(job.connections["n0"], left("n0", 0)))
     assert job.machine.over is not None
-    assert job.machine.over.why.startswith("worker 0 of node n0: the script ended before its first step")
+    assert job.machine.over.why.startswith("worker 0 of n0: the script ended before its first step")
 
 
 def test_a_newcomer_whose_script_ends_before_its_first_step_does_not_end_what_others_do() -> None:
@@ -1002,7 +1002,7 @@ def test_how_a_script_ended_itself_is_known_though_nobody_listened() -> None:
     job.step(1)
     job.boot(takeover=True)
     job.connect(hello("n0", (down("n0", FailureKind.PROCESS_EXIT, "the script called sys.exit(3)", 3, final=True),)))
-    assert [failed.why for failed in job.said(ev.JobFailed)] == ["rank 0 on node n0: the script called sys.exit(3)"]
+    assert [failed.why for failed in job.said(ev.JobFailed)] == ["rank 0 on n0: the script called sys.exit(3)"]
 
 
 def test_a_worker_that_died_while_nobody_listened_is_one_failure() -> None:
@@ -1021,7 +1021,7 @@ def test_a_script_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> N
     job.report("n0", 1, Phase.REDUCING)
     job.report("n2", 1, Phase.REDUCING)
     (failed,) = job.said(ev.JobFailed)
-    assert failed.why.startswith("rank 1 on node n1 left its loop after step 1 while rank 0 on node n0 went on")
+    assert failed.why.startswith("rank 1 on n1 left its loop after step 1 while rank 0 on n0 went on")
 
 
 def test_of_two_lists_the_first_items_that_differ_are_named() -> None:
@@ -1072,7 +1072,7 @@ def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_n
     job.step(2, "n0", generation=3)
     job.tick(0.2)
     assert job.machine.record.will is not None
-    why = "worker 0 of node n2 left its loop after step 1, and the others went on: all ranks must leave it after the"
+    why = "worker 0 of n2 left its loop after step 1, and the others went on: all ranks must leave it after the"
     assert job.machine.record.will.why.startswith(why)
 
 

@@ -23,7 +23,7 @@ def check_saved(job: LocalJob, step: int) -> None:
     """The job has failed with what the script raised, once, and saved the step; nothing was tried anew."""
     assert job.wait_exit(60) == 1, job.story()
     (failed,) = job.all(JobFailed)
-    assert f"after_apply raised at step {step} on node node-" in failed.why
+    assert f"after_apply raised at step {step} on node-" in failed.why
     assert "ZeroDivisionError: of the script (" in failed.why
     assert "averaging.py:" in failed.why
     assert job.output().splitlines()[-2].count("of the script") == 1, job.output()

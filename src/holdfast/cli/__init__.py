@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
 from typing import Annotated, Any, NoReturn
 
@@ -70,6 +71,13 @@ def _bad_words(error: TyperException) -> str:
     cause: Any = error.__cause__
     if details := getattr(cause, "errors", None):  # Typer's message lacks the value, which pydantic's error has.
         message = f"{message.rstrip('.')}, not {str(details()[0]['input'])!r}"
+    context: Any = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else ""
+    takes_job = context is not None and any("--job" in parameter.opts for parameter in context.command.params)
+    if takes_job and (extra := re.fullmatch(r"Got unexpected extra argument\(s\) \((\S+)\)", message.rstrip("."))):
+        return f"`{command}` takes no argument {extra[1]!r}: name a job with -j {extra[1]}; see {command} --help"
+    if command == "holdfast scale" and (number := re.fullmatch(r"No such option: (-[0-9]+)", message.rstrip("."))):
+        return f"the size is '{number[1]}': to remove nodes, name them: holdfast drain NODE"
     return f"{message} See --help" if message.endswith("?") else f"{message.rstrip('.')}; see --help"
 
 

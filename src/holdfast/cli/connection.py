@@ -12,7 +12,7 @@ import typer
 
 from holdfast import environment as env
 from holdfast.cli.options import CONNECTION
-from holdfast.control.client import CoordinatorClient
+from holdfast.control.client import CoordinatorClient, check_url
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import JobEntry, find_job, find_pool, live_jobs, registry_directory
 from holdfast.errors import BadInputError, HoldfastError, UnreachableError
@@ -75,6 +75,7 @@ class Server:
             BadInputError: it is not clear which one is meant, or its token is not known.
             UnreachableError: there is none.
         """
+        self._check_address()
         directory, token = registry_directory(os.environ), read_token(self.token_file)
         if self.job and (pool := self._pool_with(self.job)) is not None:
             return msgspec.structs.replace(pool, url=f"{pool.url.rstrip('/')}/jobs/{self.job}/job", job=self.job)
@@ -82,11 +83,11 @@ class Server:
             with PoolClient(pool) as client:
                 jobs = ", ".join(sorted(one["job"] for one in client.status()["jobs"])) or "none yet"
             raise BadInputError(
-                f"pool {pool.pool} runs on this machine: say which of its jobs is meant (-j NAME): {jobs}"
+                f"a pool ({pool.pool!r}) runs on this machine: name one of its jobs with -j NAME; its jobs: {jobs}"
             )
         found = find_job(directory, self.address, token, tls_ca=self.tls_ca, job=self.job)
         if found.pool:
-            raise BadInputError(f"at {found.url} is pool {found.pool}: say which of its jobs is meant (-j NAME)")
+            raise BadInputError(f"a pool ({found.pool!r}) is at {found.url}: name one of its jobs with -j NAME")
         return found
 
     def pool(self) -> PoolClient:
@@ -129,7 +130,12 @@ class Server:
             return None  # (a job's own coordinator is there, or nobody)
         return PoolClient(entry)
 
+    def _check_address(self) -> None:
+        if self.address is not None:
+            check_url("coordinator", self.address)
+
     def _pool_entry(self) -> JobEntry | None:
+        self._check_address()
         token = read_token(self.token_file)
         return find_pool(registry_directory(os.environ), self.address, token, tls_ca=self.tls_ca)
 
@@ -150,7 +156,7 @@ class Server:
         jobs = [one["job"] for one in found["jobs"]]
         if job not in jobs:
             known = ", ".join(sorted(jobs)) or "none"
-            raise UnreachableError(f"there is no job {job!r} in pool {found['pool']}: the jobs are {known}")
+            raise UnreachableError(f"there is no job {job!r} in the pool ({found['pool']!r}): its jobs are {known}")
         return entry
 
     def client(self) -> CoordinatorClient:

@@ -142,11 +142,12 @@ def _nodes(text: str) -> dict[str, Given]:
     }
 
 
-def given_settings(pairs: Sequence[str], struct: type[Struct], example: str) -> dict[str, Given]:
+def given_settings(pairs: Sequence[str], struct: type[Struct], example: str, where: str) -> dict[str, Given]:
     """Read what `--set KEY=VALUE` gives of a struct's keys.
 
     Args:
         example: such a pair, for the complaint.
+        where: the command that lists the keys, "" for none.
 
     Raises:
         BadInputError: one has no `=`, or its key is not known.
@@ -157,7 +158,7 @@ def given_settings(pairs: Sequence[str], struct: type[Struct], example: str) -> 
         name, equals, value = pair.partition("=")
         if not equals:
             raise BadInputError(f"--set is {pair!r}: write KEY=VALUE, such as {example}")
-        check_known(name, keys, f"--set {name}")
+        check_known(name, keys, f"--set {name}", where)
         given[name] = Given(value, f"--set {name}", text=True)
     return given
 
@@ -183,7 +184,7 @@ def given_job(
         given = {"module": Given(source, "-m")}
     else:
         given = read_toml(Path(source), JobSpec) if source.endswith(".toml") else {"script": Given(source, "SCRIPT")}
-    given |= given_settings(pairs, JobSpec, "checkpoint.every=50")
+    given |= given_settings(pairs, JobSpec, "checkpoint.every=50", "holdfast schema job")
     given |= options
     if args:
         given["args"] = Given(tuple(args), "ARGS")

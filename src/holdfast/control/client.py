@@ -83,10 +83,7 @@ class ServerClient:
     what = "coordinator"
 
     def __init__(self, job: JobEntry, *, timeout_s: float = 10.0, clock: Clock | None = None) -> None:
-        if not _is_url(job.url):
-            raise BadInputError(
-                f"the {self.what}'s URL is {job.url!r}: it must be http://HOST:PORT or https://HOST:PORT"
-            )
+        check_url(self.what, job.url)
         self._job = job
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
@@ -235,6 +232,19 @@ class CoordinatorClient(ServerClient):
                 yield line
             if answer.headers.get(END_HEADER) == "1" or (not follow and not lines):
                 return
+
+
+def check_url(what: str, url: str) -> None:
+    """Refuse a URL at which no server can be.
+
+    Args:
+        what: "coordinator" or "pool".
+
+    Raises:
+        BadInputError: it is not a URL of the form that the message says.
+    """
+    if not _is_url(url):
+        raise BadInputError(f"the {what}'s URL is {url!r}: it must be http://HOST:PORT or https://HOST:PORT")
 
 
 def _is_url(text: str) -> bool:

@@ -105,7 +105,7 @@ class Turn:
         """Say which worker it is, as people name it."""
         rank = self.record.plan.rank(worker) if self.record.plan is not None else None
         node = node_of(worker)
-        return f"worker {index_of(worker)} of node {node}" if rank is None else f"rank {rank} on node {node}"
+        return f"worker {index_of(worker)} of {node}" if rank is None else f"rank {rank} on {node}"
 
     def left_behind(self, message: Complaint) -> bool:
         """Tell whether a member's commit operation failed, although all others passed it, and swapped."""

@@ -58,7 +58,7 @@ def test_an_edited_line_is_named(journal: Path, tmp_path: Path) -> None:
     code, said = audit(str(edited))
     assert code == EXIT_FAILED
     assert f"line {at + 1} (event {event['seq']}): step 3 is not made of each of its 6 micro-batches once" in said
-    assert said.splitlines()[-1] == "NOT SOUND: 1 things cannot be"
+    assert said.splitlines()[-1] == "NOT SOUND: the events have 1 error, which is described above"
     (finding,) = json.loads(audit(str(edited), "--json")[1])["findings"]
     assert (finding["line"], finding["about"]) == (at + 1, "samples")
 

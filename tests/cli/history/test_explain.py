@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app
 from holdfast.cli.history.explain import explained, stands
+from holdfast.cli.job.progress import describe
 from holdfast.errors import BadInputError
 from holdfast.observability.history.explanation import Explanation
 from holdfast.observability.history.standing import JobStanding
@@ -18,6 +19,12 @@ from holdfast.protocol.events import AnyEvent, StacksTaken
 from holdfast.protocol.failures import SeenWait, SeenWorker, SharedStack
 from holdfast.protocol.position import Awaited
 from made_events import made
+
+#: events that lead to a request (holdfast.coordination.failures.persons)
+ABOUT = (
+    *("job_waiting", "node_left", "node_stayed", "rolled_back", "checkpoint_failed", "checkpoint_delayed"),
+    *("checkpoint_rejected", "snapshot_failed", "corruption_found", "step_skipped", "job_failed"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,7 @@ def test_an_event_in_words(file: Path) -> None:
     for words in (
         "failed: b: exited abnormally (process_exit), event 9",
         "seen after 0.125 s by process (an agent: its workers' processes)",
-        "severity 2: a process is",
+        "severity 2: a process of the node ends, and is started again there",
         "it stood at step 7, phase compute, micro-batch 3",
         "status 9",
     ):
@@ -76,11 +83,11 @@ def test_why_a_job_stands(file: Path) -> None:
 
 def test_who_is_awaited_is_named_with_where_it_stands() -> None:
     awaited = Awaited(
-        who="rank 1 on node b",
+        who="rank 1 on b",
         what="its report",
         since_s=2.5,
         at="compute of step 7, micro-batch 3",
-        for_whom=("rank 0 on node a",),
+        for_whom=("rank 0 on a",),
         stack=("train.py:40 forward",),
     )
     standing = JobStanding(
@@ -88,8 +95,8 @@ def test_who_is_awaited_is_named_with_where_it_stands() -> None:
     )
     assert list(stands(standing))[-2:] == [
         (
-            "awaited: rank 1 on node b: its report, for 2.5 s; it is at compute of step 7, micro-batch 3; "
-            "rank 0 on node a wait for it"
+            "awaited: rank 1 on b: its report, for 2.5 s; it is at compute of step 7, micro-batch 3; "
+            "rank 0 on a wait for it"
         ),
         "  train.py:40 forward",
     ]
@@ -103,10 +110,10 @@ def test_of_a_job_without_a_step_nobody_is_told_when_the_newest_was() -> None:
 def test_it_is_shown_who_waits_for_whom_and_at_which_line() -> None:
     wait = SeenWait(what="all_to_all", size=3, bytes=64, began_s=0.5, took_s=None)
     hangs = SeenWorker(
-        worker="rank 1 on node b", step=7, phase="compute", for_s=0.75, waits=False, micro_batch=3, collectives=(wait,)
+        worker="rank 1 on b", step=7, phase="compute", for_s=0.75, waits=False, micro_batch=3, collectives=(wait,)
     )
     waits = SeenWorker(
-        worker="rank 0 on node a",
+        worker="rank 0 on a",
         step=7,
         phase="reducing",
         for_s=0.01,
@@ -114,13 +121,13 @@ def test_it_is_shown_who_waits_for_whom_and_at_which_line() -> None:
         micro_batch=None,
         collectives=(wait,),
     )
-    stack = SharedStack(workers=("rank 1 on node b",), lines=("train.py, line 40 in load",))
+    stack = SharedStack(workers=("rank 1 on b",), lines=("train.py, line 40 in load",))
     stood = made("stacks_taken", of_generation=1, workers=(hangs, waits), stacks=(stack,), missing=2)
     assert isinstance(stood, StacksTaken)
     assert list(explained(Explanation(event=stood, stood=stood)))[1:] == [
-        "  rank 1 on node b is at 'compute' of step 7, micro-batch 3 for 0.750 s",
-        "  rank 0 on node a is at 'reducing' of step 7: waits in all_to_all of 3 ranks, 64 bytes, for 0.500 s",
-        "  rank 1 on node b:",
+        "  rank 1 on b is at 'compute' of step 7, micro-batch 3 for 0.750 s",
+        "  rank 0 on a is at 'reducing' of step 7: waits in all_to_all of 3 ranks, 64 bytes, for 0.500 s",
+        "  rank 1 on b:",
         "    train.py, line 40 in load",
         "  and 2 more workers",
     ]
@@ -145,3 +152,18 @@ def test_why_it_was_that_of_what_could_have_been_done_is_said() -> None:
     told = Explanation(event=event, action="replace", chosen="a standby that takes the place at once costs 0.00 s")
     lines = list(explained(told))
     assert lines[1:3] == ["recovered by: replace; state, 0.0 MB moved", f"  {told.chosen}"]
+
+
+@pytest.mark.parametrize("about", ABOUT)
+def test_a_request_says_in_words_what_to_do(about: str) -> None:
+    words = describe(made("action_requested", who="operator", command="holdfast explain 7", about=about, about_seq=7))
+    assert words.startswith("the operator should ")
+    assert words.endswith(": holdfast explain 7")
+    assert "look into it" not in words
+
+
+def test_where_a_job_stands_says_in_words_what_to_do() -> None:
+    facts = {"job": "j", "state": "waiting", "step": 1, "since": 0.0, "stands_s": 1.0, "usual_step_s": None, "why": "w"}
+    asked = {"seq": 7, "who": "site", "about": "node_left", "command": "holdfast undrain n1"}
+    lines = list(stands(JobStanding(**facts, **asked)))
+    assert "the site staff should repair that machine, and then let its node come back: holdfast undrain n1" in lines

@@ -337,7 +337,7 @@ def test_a_script_that_wants_no_more_ends_the_job_saved(code: int, ends: int) ->
     finish_last(job)
     assert job.machine.over is not None
     assert job.machine.over.exit_code == ends
-    assert job.machine.over.why == f"rank 0 on node n0: step 3, micro-batch 4: {OOPS}"
+    assert job.machine.over.why == f"rank 0 on n0: step 3, micro-batch 4: {OOPS}"
 
 
 @pytest.mark.parametrize(

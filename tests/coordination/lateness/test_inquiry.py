@@ -385,13 +385,13 @@ def test_it_is_kept_where_everybody_was_when_something_hung() -> None:
     answer(job, asked(job), stand("n1"), *map(waits, ("n0", "n2", "n3")))
     story = story_of(job, n0="in wait\n", n1="in load\nin main\n", n2="in wait\n", n3="in wait\n")
     assert story.of_generation == 1
-    assert story.suspects == ("rank 1 on node n1",)
+    assert story.suspects == ("rank 1 on n1",)
     assert [(stack.workers, stack.lines) for stack in story.stacks] == [
-        (("rank 1 on node n1",), ("in load", "in main")),
-        (tuple(f"rank {rank} on node n{rank}" for rank in (0, 2, 3)), ("in wait",)),
+        (("rank 1 on n1",), ("in load", "in main")),
+        (tuple(f"rank {rank} on n{rank}" for rank in (0, 2, 3)), ("in wait",)),
     ]
     first, *others = story.workers
-    assert (first.worker, first.phase, first.micro_batch, first.waits) == ("rank 1 on node n1", "compute", 3, False)
+    assert (first.worker, first.phase, first.micro_batch, first.waits) == ("rank 1 on n1", "compute", 3, False)
     assert [one.waits for one in others] == [True, True, True]
     assert others[0].collectives[0].what == "all_to_all"
     assert story.missing == 0
@@ -426,7 +426,7 @@ def test_of_very_many_workers_the_suspects_and_some_more_are_asked_and_told_of()
     for name in ("n2", "n1"):  # (the first was not asked)
         stories.told(nodes[name], Stacks(number=1, workers=(WorkerStack(worker=w(name), stack=f"of {name}"),)))
     (story,) = [i.event for i in turn.flush() if isinstance(i, Emit) and isinstance(i.event, ev.StacksTaken)]
-    assert story.workers[0].worker == "rank 1 on node n1"
+    assert story.workers[0].worker == "rank 1 on n1"
     assert [stack.lines for stack in story.stacks] == [("of n1",)]
     assert (len(story.workers), story.missing) == (MAX_WORKERS, len(NODES))
 

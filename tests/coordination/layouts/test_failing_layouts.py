@@ -69,7 +69,7 @@ def be_killed_twice_with_all_of_the_unit(job: Changing, _: Parts) -> None:
         job.tell("n0", down(w("n0", 1, nonce), kind=FailureKind.PROCESS_EXIT, exit_code=-9, detail="SIGKILL"))
         assert job.machine.record.layout == TWO or nonce == "c"
         job.tell("n0", down(w("n0", 0, nonce), kind=FailureKind.PROCESS_EXIT, detail="it went with the other"))
-    assert "worker 1 of node n0: SIGKILL" in job.events[-1].why
+    assert "worker 1 of n0: SIGKILL" in job.events[-1].why
 
 
 def differ(job: Changing, _: Parts) -> None:

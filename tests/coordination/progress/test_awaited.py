@@ -28,13 +28,13 @@ def test_who_owes_a_report(job: Job) -> None:
     job.step(1)
     job.lose("n2")
     assert waits(job) == [
-        ("rank 0 on node n0", "its report of where it stands"),
-        ("rank 1 on node n1", "its report of where it stands"),
+        ("rank 0 on n0", "its report of where it stands"),
+        ("rank 1 on n1", "its report of where it stands"),
     ]
     job.report("n0", 1)
     job.tick(0.5)
     (one,) = awaited_by(job.machine.parts, job.now)
-    assert (one.who, one.since_s) == ("rank 1 on node n1", 0.5)
+    assert (one.who, one.since_s) == ("rank 1 on n1", 0.5)
 
 
 def test_who_does_not_stand_in_its_generation_yet(job: Job) -> None:
@@ -43,7 +43,7 @@ def test_who_does_not_stand_in_its_generation_yet(job: Job) -> None:
     for node in ("n0", "n1"):
         job.report(node, 1)
     job.say(msg.Entered(worker=w("n0"), generation=2, applied=1))
-    assert waits(job) == [("rank 1 on node n1", "to stand")]
+    assert waits(job) == [("rank 1 on n1", "to stand")]
 
 
 def test_who_builds_a_group_to_be_joined(job: Job) -> None:
@@ -51,7 +51,7 @@ def test_who_builds_a_group_to_be_joined(job: Job) -> None:
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
     job.say(msg.Prepared(worker=w("n0"), generation=2))
-    assert [who for who, _ in waits(job)] == ["rank 1 on node n1", "rank 2 on node n2", "worker 0 of node n3"]
+    assert [who for who, _ in waits(job)] == ["rank 1 on n1", "rank 2 on n2", "worker 0 of n3"]
 
 
 def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
@@ -67,9 +67,9 @@ def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
     job.tell("n0", msg.Whereabouts(number=probe.number, stands=(there,)))
     job.now += 0.5
     (one,) = awaited_by(job.machine.parts, job.now)
-    assert (one.who, one.what) == ("rank 1 on node n1", "to be done with its part of step 8")
+    assert (one.who, one.what) == ("rank 1 on n1", "to be done with its part of step 8")
     assert (one.since_s, one.at) == (0.75, "'compute' of step 8, micro-batch 2")
-    assert one.for_whom == ("rank 0 on node n0",)
+    assert one.for_whom == ("rank 0 on n0",)
     job.step(8)
     assert waits(job) == []
 
@@ -77,7 +77,7 @@ def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
 def test_who_lags_behind_the_others(job: Job) -> None:
     for step in (1, 2, 3):
         job.step(step, "n0", "n1")
-    assert waits(job) == [("rank 2 on node n2", "to apply step 1")]
+    assert waits(job) == [("rank 2 on n2", "to apply step 1")]
 
 
 def test_who_has_not_come_back_to_a_new_coordinator(job: Job) -> None:

@@ -194,7 +194,7 @@ def test_an_event_that_there_is_not_is_bad_input() -> None:
 
 
 def test_where_everybody_stood_belongs_to_the_failure_whether_it_is_told_before_it_or_after() -> None:
-    stood = made("stacks_taken", 10.4, of_generation=1, suspects=("rank 1 on node b",))
+    stood = made("stacks_taken", 10.4, of_generation=1, suspects=("rank 1 on b",))
     failed = made("failure_detected", 10.5, generation=1, node="b", kind="hang", detector="statistics", severity=2)
     after = generation(10.6, 2, "failure", decision="redo")
     for story in ([stood, failed, after], [failed, after, stood], [failed, stood, after]):
@@ -202,7 +202,7 @@ def test_where_everybody_stood_belongs_to_the_failure_whether_it_is_told_before_
         seq = next(event.seq for event in events if event.time == 10.5)
         found = explain(events, seq).stood
         assert found is not None
-        assert found.suspects == ("rank 1 on node b",)
+        assert found.suspects == ("rank 1 on b",)
         assert explain(events, found.seq).stood == found
     other = made("stacks_taken", 10.4, of_generation=7)
     assert explain(numbered([*CALM, other, failed, after]), len(CALM) + 2).stood is None

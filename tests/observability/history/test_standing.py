@@ -43,7 +43,7 @@ def test_a_job_that_has_only_begun_waits() -> None:
 
 
 def test_a_job_that_should_have_committed_long_since_says_so() -> None:
-    awaited = (Awaited(who="rank 1 on node b", what="to apply step 10"),)
+    awaited = (Awaited(who="rank 1 on b", what="to apply step 10"),)
     standing = standing_of(CALM, now=25.0, state="running", awaited=awaited)
     assert standing.why == "no step was committed for 15.0 s; 1.000 s is usual"
     assert standing.awaited == awaited

@@ -10,6 +10,7 @@ import typer
 
 from holdfast.cli.connection import Server
 from holdfast.cli.job.look import EventsFile, events_of
+from holdfast.cli.job.progress import count
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say
 from holdfast.documents import open_given
@@ -55,9 +56,10 @@ def audit_file(path: Path) -> AuditResult:
 
 def told(result: AuditResult) -> Iterator[str]:
     """Yield the result as people read it."""
-    count = f"{result.events} events, {result.steps} steps, {result.samples} samples"
-    yield f"{on_one_line(result.job)}: {result.outcome}; {count}"
-    yield f"{result.proven} steps had each micro-batch exactly once, by the sum of hashes that each was committed with"
+    facts = (count(result.events, "event"), count(result.steps, "step"), count(result.samples, "sample"))
+    yield f"{on_one_line(result.job)}: {result.outcome}; {', '.join(facts)}"
+    proven = count(result.proven, "step")
+    yield f"{proven} had each micro-batch exactly once, by the sum of hashes that each was committed with"
     if result.skipped_samples:
         yield f"{result.skipped_samples} of the samples were left out of their steps by the script (step.skip)"
     for step, micro_batch, reason in result.skips[:MOST]:
@@ -66,11 +68,11 @@ def told(result: AuditResult) -> Iterator[str]:
         yield f"and {len(result.skips) - MOST} more; --json has all of them"
     if result.unproven:
         why = "nobody who was left knew their sums, their events are lost, or an earlier version wrote them"
-        yield f"{result.unproven} steps cannot be proven: {why}"
+        yield f"{count(result.unproven, 'step')} cannot be proven: {why}"
     if result.lost_events:
-        yield f"{result.lost_events} events are lost; journal_repaired stands for them"
+        yield f"{count(result.lost_events, 'event')} lost; journal_repaired stands for them"
     if result.undone:
-        yield f"{result.undone} steps were undone by roll-backs, and do not count"
+        yield f"{count(result.undone, 'step')} undone by roll-backs: these do not count"
     if result.outcome == "running":
         yield "the last event is no end of the job: it still runs, or what came after is cut off"
     for finding in result.findings[:MOST]:
@@ -78,4 +80,6 @@ def told(result: AuditResult) -> Iterator[str]:
         yield on_one_line(f"line {finding.line}{seq}: {finding.what}")
     if len(result.findings) > MOST:
         yield f"and {len(result.findings) - MOST} more; --json has all of them"
-    yield "sound" if result.sound else f"NOT SOUND: {len(result.findings)} things cannot be"
+    errors = len(result.findings)
+    what = "1 error, which is" if errors == 1 else f"{errors} errors, which are"
+    yield "sound" if result.sound else f"NOT SOUND: the events have {what} described above"

@@ -15,7 +15,7 @@ import typer
 from holdfast.cli.connection import Server
 from holdfast.cli.history.kept_journals import journal_folder, newest_journal
 from holdfast.cli.job.look import events_of
-from holdfast.cli.job.progress import describe, time_of_day
+from holdfast.cli.job.progress import asked_for, describe, time_of_day
 from holdfast.cli.job.show import event_json
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
@@ -35,7 +35,11 @@ _DETECTORS = {
 }
 #: of so many nodes is said why a job would not take them
 _MOST_NODES = 16
-_SEVERITIES = {1: "the node is out", 2: "a process is", 3: "nobody is: the same members try again"}
+_SEVERITIES = {
+    1: "the node is taken out of the job",
+    2: "a process of the node ends, and is started again there",
+    3: "no process is replaced: the same workers try again",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -250,6 +254,6 @@ def stands(standing: JobStanding, file: Path | None = None) -> Iterator[str]:
         yield f"awaited: {awaited.who}: {awaited.what}{since}{at}{by}"
         yield from (f"  {frame}" for frame in awaited.stack)
     if standing.command and standing.seq:
-        yield f"the {standing.who} may do: {standing.command}"
+        yield asked_for(standing.who, standing.about, standing.command)
     if standing.seq:
         yield f"more: holdfast explain {standing.seq}{f' {file}' if file is not None else ''}"

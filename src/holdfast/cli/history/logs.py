@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json_line, say
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
+from holdfast.protocol.names import NAME_PATTERN
 
 _LOOK_AGAIN_S = 0.2
 _CHUNK = 1 << 20
@@ -41,6 +43,10 @@ def logs(
     """
     place = folder or _folder_of(server)
     if not place.is_dir():
+        if folder is not None and re.fullmatch(NAME_PATTERN, str(folder)):
+            raise BadInputError(
+                f"there is no folder {folder}: give the job's --log-dir; if {folder} is a node, give --node {folder}"
+            )
         raise BadInputError(f"there is no folder {place} on this machine: the workers' output lies where they run")
     tails = Tails(place, node or (), _say_json if as_json else _say)
     if not tails.look() and not follow:

@@ -121,6 +121,35 @@ def _limit(event: ev.LimitRaised) -> str:
     return f"{event.phase} of step {event.step}{place} may take up to {event.limit_s:.1f} s: {event.why}"
 
 
+#: what to do about an event, by its name in JSON; the command that the request names follows
+_REMEDIES = {
+    "job_waiting": "start the missing nodes",
+    "node_left": "repair that machine, and then let its node come back",
+    "node_stayed": "start a standby that can take its place",
+    "rolled_back": "save more often (--checkpoint-every, --snapshot-every) to lose fewer steps the next time",
+    "checkpoint_failed": "check that the checkpoint directory can be written and has space; the node's output",
+    "checkpoint_delayed": "give a faster storage, or save less often (--checkpoint-every); the node's output",
+    "checkpoint_rejected": "check the storage of the checkpoints, and restore the damaged files from a copy; details",
+    "snapshot_failed": "free memory on that node, or give it a --snapshot-dir with more space; details",
+    "corruption_found": (
+        "check whether the script changes its state or samples on one worker alone; if not, test the memory and the "
+        "accelerators of the nodes that are named; details"
+    ),
+    "step_skipped": "check the data, the learning rate and the loss: gradients of this step are not usable; details",
+    "job_failed": "remove the cause, and start the job again with the same command; details",
+}
+
+
+def asked_for(who: str, about: str, command: str) -> str:
+    """Return in words what somebody should do.
+
+    Args:
+        who: "operator" or "site". about: the name in JSON of the event that led to it. command: what helps with it.
+    """
+    remedy = _REMEDIES.get(about, "look into it")
+    return f"the {'site staff' if who == 'site' else who} should {remedy}: {command}"
+
+
 def _line(kind: type[E], words: Callable[[E], str]) -> tuple[type[ev.Event], Callable[[Any], str]]:
     return kind, words
 
@@ -211,7 +240,7 @@ _WORDS = dict(
         ),
         _line(ev.LayoutKept, lambda e: f"layout: {e.layout} stays with {e.nodes} nodes: {e.why}"),
         _line(ev.CorruptionFound, lambda e: f"{e.summary}; no worker has applied it"),
-        _line(ev.ActionRequested, lambda e: f"to be done by the {e.who}: {e.command}"),
+        _line(ev.ActionRequested, lambda e: asked_for(e.who, e.about, e.command)),
         _line(ev.JobFinished, _finished),
         _line(JobFailed, lambda e: f"failed: {e.why}"),
     )

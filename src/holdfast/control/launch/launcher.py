@@ -434,7 +434,7 @@ async def launch(
     if nodes > room:
         raise BadInputError(f"the job begins with {nodes} nodes on this machine: {few_files(room)}")
     spec = settings.spec
-    owner = lock_owner(spec.name, secrets.token_hex(8), spec.output.events)
+    owner = lock_owner(spec.settled(os.getcwd()).name, secrets.token_hex(8), spec.output.events)
     with (
         reserved_port(settings.port) as port,
         job_folders(settings) as (folder, sockets),

@@ -197,7 +197,7 @@ class _PoolServer:
         serving = asyncio.create_task(self._serve())
         ticking = asyncio.create_task(self._tick())
         tidying = asyncio.create_task(self._leftovers.tidy())
-        _log.info("pool %s listens on %s", self._settings.name, self._url)
+        _log.info("the pool listens on %s (its name: %s)", self._url, self._settings.name)
         try:
             with self._signals_handled():
                 await asyncio.wait((self._over, serving, ticking), return_when=asyncio.FIRST_COMPLETED)

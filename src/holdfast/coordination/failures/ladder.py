@@ -176,14 +176,18 @@ class Ladder:
         """Let a node come back, with all its budgets.
 
         Raises:
-            UnreachableError: it is not quarantined.
+            UnreachableError: it is neither drained nor quarantined.
         """
         turn = self._turn
         record = turn.record
         entry = next((one for one in self.all_out if one.node == node), None)
         if entry is None:
-            names = ", ".join(one.node for one in record.quarantined) or "none"
-            raise UnreachableError(f"no node {node!r} is quarantined: those that are: {names}")
+            away = ", ".join(one.node for one in (*record.drained, *self.all_out)) or "none"
+            what = "is in the job" if node in turn.members.nodes else "is unknown"
+            raise UnreachableError(
+                f"node {node} {what}, and neither drained nor quarantined: there is nothing to undo; "
+                f"nodes that can be undrained: {away}"
+            )
         quarantined = tuple(one for one in record.quarantined if one.node != node)
         turn.change(quarantined=quarantined, given_up=self._given_up_but(node))
         self._gone[node] = entry.since, TICKET

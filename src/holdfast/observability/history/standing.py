@@ -27,7 +27,7 @@ class JobStanding:
     """Where a job stands. `since`: the state's begin, unix seconds; `stands_s`: since the newest commit (or the begin).
 
     usual_step_s: None: not known. seq: of the event to ask about, 0 for none.
-    who, command: who is asked to do what about it; empty where nobody need do anything.
+    who, command, about: the fields of the `action_requested` about it; empty if nobody need do anything.
     """
 
     job: str
@@ -40,6 +40,7 @@ class JobStanding:
     seq: int = 0
     who: str = ""
     command: str = ""
+    about: str = ""
     awaited: tuple[Awaited, ...] = ()
 
 
@@ -76,6 +77,7 @@ def standing_of(
         seq=seq,
         who=asked.who if asked is not None else "",
         command=asked.command if asked is not None else "",
+        about=asked.about if asked is not None else "",
         awaited=tuple(awaited),
     )
 

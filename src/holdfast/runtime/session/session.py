@@ -392,7 +392,7 @@ class Session:
         worker = self._identity.worker
         place = traceback.extract_tb(failure.__traceback__)[-1]
         cause = f"{type(failure).__name__}: {failure} ({place.filename}:{place.lineno})"
-        why = f"after_apply raised at step {step} on node {node_of(worker)}, rank {rank}: {cause}"
+        why = f"after_apply raised at step {step} on {node_of(worker)}, rank {rank}: {cause}"
         traceback.print_exception(failure)
         self._link.send(msg.ScriptFailed(worker=worker, generation=generation, step=step, why=why[:8000]))
         while True:
