@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from machinery import BATCH, Job, applied, attach, commit, hello, w
@@ -153,6 +154,16 @@ def test_a_page_of_an_abandoned_lineage_counts_for_nothing() -> None:
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node, (*life(w(node)), page(w(node), 1, 5)), term=1))
     assert committed(job) == []
+
+
+@pytest.mark.parametrize(("generation", "known"), [(1, 0), (2, 5)])
+def test_the_state_with_which_a_worker_entered_an_abandoned_lineage_is_void(generation: int, known: int) -> None:
+    job = Job().start()
+    job.records.append(msgspec.structs.replace(job.records[-1], lineage=2, generation=2))
+    restarted(job)
+    entered = msg.Entered(worker=w("n0"), generation=generation, applied=5)
+    job.connect(hello("n0", (attach(w("n0")), entered), term=1))
+    assert (job.machine.parts.ledger.applied_by(w("n0")) or 0) == known
 
 
 def test_replicas_that_differ_in_their_pages_end_the_job() -> None:
