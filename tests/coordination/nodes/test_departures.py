@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from machinery import Job, applied, attach, commit, hello, reduced, w
+from machinery import Job, applied, attach, commit, hello, reduced, w, written
 
 from holdfast.coordination.experts.blobs import encode, lost_experts
 from holdfast.coordination.inputs import Drain, Undrain
@@ -143,6 +143,21 @@ def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
     assert [event.step for event in job.said(ev.StepCommitted)] == [2]
     assert [event.reason for event in job.said(ev.NodeLeft)] == ["drained"]
     assert job.said(ev.JobFinished)
+
+
+def test_a_checkpoint_of_the_last_step_releases_who_is_owed() -> None:
+    """No later step proves that the others have it, and they finish only once it is committed and saved."""
+    job = Job().start(saves=True)
+    job.step(1)
+    job.feed(Drain(("n1",)))
+    job.lose("n2")
+    job.report("n0", 2, passed=msg.Passed(step=2, commit=reduced(1.0)["reduced"]))
+    job.report("n1", 1)
+    entered(job, "n0", generation=2, at=2)
+    assert job.machine.record.position.step == 1
+    job.say(written("n0", 2, "x", generation=2))
+    assert [event.reason for event in job.said(ev.NodeLeft)] == ["drained"]
+    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
 
 
 def test_a_node_leaves_at_the_end_of_a_step_and_nobody_has_failed() -> None:
