@@ -148,8 +148,20 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     pool.wait(lambda: pool.job("three")["state"] == "failed", "the end of a job that no node can run")
     assert f"there is no script {other} on it that can be read" in pool.job("three")["why"]
     assert "is failed: too few nodes of the pool would do, and it needs 3" in pool.call("explain", "-j", "three")
+    _check_that_the_output_of_a_failed_job_can_be_read(pool)
     pool.submit("four", "4:4", TINY, *FOREVER)
     pool.goes_on("four")
     pool.check_journal_of("two")
     pool.check_owners()
     pool.call("stop", "-j", "four")
+
+
+def _check_that_the_output_of_a_failed_job_can_be_read(pool: LocalPool) -> None:
+    script = pool.folder / "raises.py"
+    script.write_text("import holdfast\nholdfast.init()\nraise ValueError('the data is gone')\n")
+    pool.submit("raises", "1", script)
+    pool.wait(lambda: pool.job("raises")["state"] == "failed", "the end of a job whose script raises")
+    assert "ValueError: the data is gone" in pool.call("logs", "-j", "raises")
+    stands, advice = pool.call("status", "-j", "raises").splitlines()
+    assert stands.startswith("raises: failed: ValueError: the data is gone")
+    assert advice == "its output: holdfast logs -j raises"

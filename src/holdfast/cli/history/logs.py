@@ -70,8 +70,12 @@ def _of(nodes: Iterable[str] | None) -> str:
 
 
 def _folder_of(server: Server) -> Path:
-    with server.client() as client:
-        folder = client.status()["log_dir"]
+    if (pool := server.of_pool()) is not None:
+        with pool as client:
+            folder = client.job(server.job or "")["log_dir"]  # (also of a job that has ended)
+    else:
+        with server.client() as client:
+            folder = client.status()["log_dir"]
     if not folder:
         raise RefusedError("the job's workers print into no files: start it with --log-dir DIR")
     return Path(folder)

@@ -15,7 +15,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.job.progress import loss_text, time_of_day
 from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
-from holdfast.cli.output import AsJson, print_json, seconds_in_words
+from holdfast.cli.output import AsJson, on_one_line, print_json, say, seconds_in_words
 from holdfast.observability.accounts.time_ledger import TimeAccount
 from holdfast.protocol.names import node_of
 
@@ -43,12 +43,28 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of a job, and its nodes."""
+    if (pool := server.of_pool()) is not None:
+        with pool as client:
+            pooled = client.job(server.job or "")
+        if pooled["state"] != "admitted":  # (then it has no coordinator)
+            _print_pooled(pooled, as_json=as_json)
+            return
     with server.client() as client:
         answer = client.status()
     if as_json:
         print_json(answer)
     else:
         print_status(answer, Console(), wide=wide)
+
+
+def _print_pooled(job: Answer, *, as_json: bool) -> None:
+    """Print where a pool's job stands that has no nodes, or has ended."""
+    if as_json:
+        print_json(job)
+        return
+    say(on_one_line(f"{job['job']}: {job['state']}{': ' if job['why'] else ''}{job['why']}"))
+    if job["state"] == "failed" and job["log_dir"]:
+        say(f"its output: holdfast logs -j {job['job']}")
 
 
 def print_status(answer: Answer, console: Console, *, wide: bool) -> None:

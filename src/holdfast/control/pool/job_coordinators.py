@@ -269,6 +269,11 @@ class JobCoordinators:
             opening.cancel()
             ended.cancel()
 
+    def log_folder(self, job: PooledJob) -> str:
+        """Return the folder with the output of a job's workers, "" if they print into no files."""
+        logs = self._settings.logs
+        return job.spec.output.log_dir or (os.path.join(logs, job.name) if logs else "")
+
     def _opened(self, hosted: _Hosted, keeper: RecordKeeper, nodes: int) -> tuple[Callable[[], JobHost], ExitStack]:
         """Read the rest, in a thread."""
         job, token, spec = hosted.job, hosted.token, hosted.job.spec
@@ -276,9 +281,7 @@ class JobCoordinators:
         if not spec.output.events:
             events = self._settings.journal_of(job.name, job.submission)
             spec = replace(spec, output=replace(spec.output, events=events))
-        if self._settings.logs and not spec.output.log_dir:
-            logs = os.path.join(self._settings.logs, job.name)
-            spec = replace(spec, output=replace(spec.output, log_dir=logs))
+        spec = replace(spec, output=replace(spec.output, log_dir=self.log_folder(job)))
         classes = spec.recovery.failure_classes
         if os.path.exists(classes) and not os.path.isfile(classes):
             # (a pipe that nobody writes to would be waited for)

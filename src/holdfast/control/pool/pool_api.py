@@ -163,7 +163,8 @@ class PoolApi:
         machine = self._shell.machine
         kept_back = {"nodes": machine.state.reserve, "why": machine.reserve_why}
         told = {"would": machine.explain(name), "reserve": kept_back, "now": machine.state.now}
-        return {**_job(self._shell, self._known(name)), **told}
+        job = self._known(name)
+        return {**_job(self._shell, job), **told, "log_dir": self._jobs.log_folder(job)}
 
     async def submit(self, request: Request) -> Response:
         """Hand in a job; the answer is its number."""
