@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,61 @@ def test_each_line_of_the_picture_is_in_a_legend(tmp_path: Path, monkeypatch: py
         assert len(axes.get_lines()) == len(names) + marks
         assert not any(name.startswith("_") for name in names)
     assert [text.get_text() for text in figure.axes[0].texts] == ["b fails"]
+
+
+RESUMED = [
+    made("job_started", 0.0),
+    made("generation_started", 0.5, members=("a", "b"), world_size=2),
+    *(step(number, float(number)) for number in range(1, 11)),
+    made("job_finished", 10.5, resumable=True),
+    made("coordinator_restarted", 500.0),
+    made("rolled_back", 503.0, to_step=10),
+    joined("c", 503.1),
+    made("generation_started", 503.2, members=("a", "c"), world_size=2),
+    step(11, 504.0, step_s=493.5),
+    *(step(number, 493.0 + number) for number in range(12, 21)),
+]
+
+
+def test_the_lines_of_a_resumed_job_have_a_gap_at_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr("holdfast.cli.history.report_plot.save_figure", lambda figure, *_: drawn.append(figure))
+    plot_events(RESUMED, tmp_path / "plot.png")
+    for axes in drawn[0].axes:
+        for line in axes.get_lines():
+            points = list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+            if line.get_linestyle() == "--":
+                continue  # a mark
+            breaks = [at for at, value in points if isnan(value)]
+            assert any(10.0 <= at <= 504.0 for at in breaks), axes.get_ylabel()
+            values = [value for _, value in points if not isnan(value)]
+            assert max(values) < 100.0, "the pause is not a step's time, nor part of the throughput"
+
+
+def test_names_of_events_do_not_hide_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr("holdfast.cli.history.report_plot.save_figure", lambda figure, *_: drawn.append(figure))
+    plot_events(RESUMED, tmp_path / "plot.png")
+    (figure,) = drawn
+    assert [text.get_text() for text in figure.axes[0].texts] == ["new coordinator, back to step 10, c joins"]
+    fails = [made("failure_detected", 100.0 + 9.9 * number, node=f"node-{number}") for number in range(20)]
+    plot_events([*RESUMED[:13], *fails, *RESUMED[14:]], tmp_path / "plot.png")
+    figure = drawn[-1]
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) > 1
+    assert not [one for one, other in combinations(boxes, 2) if one.overlaps(other)]
+    assert max(box.x1 for box in boxes) <= figure.bbox.x1
+
+
+def test_nodes_of_the_same_role_have_their_own_colours() -> None:
+    samples = tuple(MemorySample(ago_s=float(2 - at), memory=at << 20, sent=at) for at in range(2))
+    roles = ("joiner", "joiner", "leaver", "leaver", "stayer", "stayer", "stayer")
+    nodes = tuple(MemoryOfNode(node=f"n{at}", role=role, peak=1, samples=samples) for at, role in enumerate(roles))
+    figure = Figure()
+    draw_memory(figure, made("memory_sampled", 2.0, nodes=nodes), 0.0)
+    colours = [line.get_color() for line in figure.axes[0].get_lines()]
+    assert len(set(colours)) == len(roles)
 
 
 def test_many_events_are_marked_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

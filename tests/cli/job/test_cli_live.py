@@ -353,3 +353,15 @@ def test_a_finished_job_that_is_run_again_says_so() -> None:
     for one in (RESUMES[0], back, event("job_finished", steps=300, samples=2400, final_loss=2.0)):
         progress(one)
     assert lines[-1].endswith(" the job was already finished at step 300")
+
+
+def test_lines_above_the_panel_wrap_at_words() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
+    with LiveProgress(console) as progress:
+        progress(event("rebalanced", experts_moved=4, down_s=0.5))
+        progress(event("generation_started", members=("node-0", "node-1"), world_size=2, reason="rebalance"))
+    assert isinstance(console.file, io.StringIO)
+    printed = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", printed)]
+    assert max(map(len, lines)) <= 40
+    assert any(line.endswith("(rebalance)") for line in lines), "no word is broken"

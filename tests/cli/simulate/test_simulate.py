@@ -35,6 +35,8 @@ def test_it_says_what_is_lost_and_to_what() -> None:
     assert re.search(r"Of a recovery, \w+ takes most", said)
     assert re.search(r"most is this: [\w ,:']+, [\d.]+ ?% of all time", said)
     assert all(f"{part}:" in said for part in PARTS)
+    tables = [line for line in said.splitlines() if not re.match("Of a recovery|Live recovery", line)]
+    assert max(map(len, tables)) <= 80
 
 
 def test_json_has_every_number_with_its_error_and_every_constant_with_its_source() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -68,6 +69,7 @@ def test_plan_recommends_in_words(tmp_path: Path) -> None:
     for words in ("Best: 72/64", "Runner-up: 72/72", "1.0242 times", "Keep 4 of each zone's 256 blocks idle"):
         assert words in text
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"losses.png", "spare_blocks.png"}
+    assert max(len(line) for line in text.splitlines() if line.count("  ") > 3) <= 80, "tables fit a terminal"
 
 
 def test_plan_says_why_nothing_remains(tmp_path: Path, small: str) -> None:
@@ -78,6 +80,20 @@ def test_plan_says_why_nothing_remains(tmp_path: Path, small: str) -> None:
     for row in run_json("plan", str(path))["strategies"]:
         assert row["goodput_gpus"] == pytest.approx(0.0, abs=1e-9)
         assert row["no_goodput_reason"]
+
+
+def test_each_picture_has_a_title(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: dict[str, str] = {}
+
+    def note(figure: Any, directory: Path, name: str) -> Path:
+        titles[name] = figure.get_suptitle()
+        return directory / name
+
+    monkeypatch.setattr("holdfast.cli.spares.plots._save", note)
+    run("plan", EXAMPLE, "--plot", str(tmp_path))
+    run("map", EXAMPLE, "--points", "9", "--plot", str(tmp_path))
+    assert titles.keys() == {"losses.png", "spare_blocks.png", "map.png"}
+    assert all(titles.values())
 
 
 def test_map_shows_the_plane(tmp_path: Path) -> None:

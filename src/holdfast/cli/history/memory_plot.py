@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,12 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.events import MemorySampled, ReadEvent
 from holdfast.protocol.messages.memory import MemoryOfNode
 
-_COLOURS = {"leaver": RED, "joiner": GREEN, "stayer": BLUE}
+#: of nodes of the same role, each has its own colour
+_COLOURS = {
+    "leaver": (RED, "#e8862e", "#7b241c", "#d98fb0"),
+    "joiner": (GREEN, "#a3c11a", "#0b6b6b", "#6fd08c"),
+    "stayer": (BLUE, "#4fb3d9", "#3b2f8f", "#9a86d1", "#7aa6b8", "#15486b", "#b59bd9", "#2e86c1", "#5b5ea6"),
+}
 _VERBS = {"leaver": "leaves", "joiner": "joins", "stayer": "stays"}
 _MB = 1e6
 #: nodes in the legend
@@ -47,8 +53,12 @@ def draw_memory(figure: Any, change: MemorySampled, start: float) -> None:
     """Draw each node's memory, and below it its state's bytes per second; `start`: of the job, unix seconds."""
     memory, moved = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     at = change.time - start
+    seen = Counter[str]()
     for number, node in enumerate(change.nodes):
-        colour, name = _COLOURS.get(node.role, GREY), f"{node.node} {_VERBS.get(node.role, node.role)}"
+        colours = _COLOURS.get(node.role, (GREY,))
+        colour = colours[seen[node.role] % len(colours)]
+        seen[node.role] += 1
+        name = f"{node.node} {_VERBS.get(node.role, node.role)}"
         if number >= _NAMED_AT_MOST:
             more = len(change.nodes) - _NAMED_AT_MOST
             name = f"{more} more nodes" if number == _NAMED_AT_MOST else None

@@ -177,8 +177,8 @@ class LiveProgress:
         self._live.update(self._draw())
 
     def print_line(self, line: str) -> None:
-        """Print a line above the panel."""
-        self._console.print(Text(line), soft_wrap=True)
+        """Print a line above the panel; one that is too long wraps at words."""
+        self._console.print(Text(line))
 
     def _draw(self) -> RenderableType:
         return render(self.picture, on_ctrl_c=self._on_ctrl_c)

@@ -19,13 +19,15 @@ from holdfast.reliability.traces.fit import TraceFit
 from holdfast.reliability.traces.trace import FailureTrace
 
 
-def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+def _figure(title: str, width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained")
+    figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained")
+    figure.suptitle(title)
+    return figure, axes
 
 
 def _save(figure: Any, directory: Path, name: str) -> Path:
@@ -51,7 +53,7 @@ def _color(index: int) -> Any:
 
 def plot_losses(case: SparingCase, evaluation: Evaluation, directory: Path) -> Path:
     """Draw where each strategy's GPU time goes."""
-    figure, axes = _figure(10, 1.8 + 0.55 * len(evaluation.strategies))
+    figure, axes = _figure("Where the GPU time goes, by strategy", 10, 2.1 + 0.55 * len(evaluation.strategies))
     names = [outcome.strategy.label for outcome in evaluation.strategies]
     parts = [losses(case, outcome) for outcome in evaluation.strategies]
     left = np.array([float(outcome.cett) for outcome in evaluation.strategies])
@@ -71,7 +73,7 @@ def plot_losses(case: SparingCase, evaluation: Evaluation, directory: Path) -> P
 
 def plot_spare_blocks(case: SparingCase, evaluation: Evaluation, directory: Path) -> Path:
     """Draw goodput over the share of spare blocks, without placement, and mark the chosen counts."""
-    figure, axes = _figure(9, 5.5)
+    figure, axes = _figure("Goodput by the share of spare blocks, for each strategy", 9, 5.8)
     chosen = max(int(outcome.spare_blocks) / outcome.blocks for outcome in evaluation.strategies)
     shown = min(1.0, max(0.04, 2.0 * chosen))
     for index, outcome in enumerate(evaluation.strategies):
@@ -93,7 +95,7 @@ def _with_spares(case: SparingCase, strategy: SparingStrategy, spare_blocks: int
 
 def plot_maps(maps: list[SensitivityMap], case: SparingCase, directory: Path) -> Path:
     """Draw the four maps of the MTBF-MTTR plane, one color per strategy, with boundaries and labels."""
-    figure, axes = _figure(12, 9.5, 2, 2)
+    figure, axes = _figure("The best strategy by how often a tray fails, and how long its repair takes", 12, 9.8, 2, 2)
     for panel, one in zip(axes.flat, maps, strict=True):
         _draw_map(panel, one)
         mtbf, mttr = float(case.failures.mtbf_tray_hours), float(case.failures.mttr_hours)
@@ -160,7 +162,7 @@ def _middle(region: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 def plot_fit(trace: FailureTrace, fit: TraceFit, directory: Path) -> Path:
     """Draw how gaps and repairs are distributed, beside the exponential of the same mean."""
-    figure, axes = _figure(11, 4.6, 1, 2)
+    figure, axes = _figure("How long gaps and repairs last in the trace", 11, 4.9, 1, 2)
     for panel, hours, shape, title in (
         (axes[0], trace.gap_hours, fit.gaps, "gaps between failures of the fleet"),
         (axes[1], trace.repair_hours, fit.repairs, "repairs"),

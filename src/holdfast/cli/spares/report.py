@@ -96,7 +96,7 @@ def evaluation_json(case: SparingCase, evaluation: Evaluation) -> dict[str, Any]
 def evaluation_text(case: SparingCase, evaluation: Evaluation) -> str:
     """Return the table and the recommendation in words."""
     rows = [_evaluation_row(case, outcome) for outcome in evaluation.strategies]
-    headers = ["block/working", "R/zone", "inter", "intra", "stranded", "CETT", "hardware", "model", "goodput GPUs"]
+    headers = ["block/working", "R/zone", "inter", "intra", "stranded", "CETT", "hardware", "model", "goodput"]
     notes = [
         f"{outcome.strategy.label}: no goodput: {reason}."
         for outcome in evaluation.strategies

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 #: what takes time beside a recovery's parts, with the words for people
 OTHER_LOSSES = {
-    "rollback": "loading a checkpoint, and what came after it once more",
+    "rollback": "loading a checkpoint, redoing steps",
     "restart": "restarting all workers",
     "join": "arrivals",
     "save": "saving checkpoints",
