@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import signal
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from job_cases import TINY, TINY_MOE
 
+from holdfast.control.pool_node.grant_processes import END_S
 from holdfast.testing.local_pool import LocalPool
 
 NODES = 4
@@ -149,6 +151,7 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     assert f"there is no script {other} on it that can be read" in pool.job("three")["why"]
     assert "is failed: too few nodes of the pool would do, and it needs 3" in pool.call("explain", "-j", "three")
     _check_that_the_output_of_a_failed_job_can_be_read(pool)
+    _check_that_code_after_the_loop_runs_to_its_end_before_the_node_has_another_job(pool)
     pool.submit("four", "4:4", TINY, *FOREVER)
     pool.goes_on("four")
     pool.check_journal_of("two")
@@ -165,3 +168,14 @@ def _check_that_the_output_of_a_failed_job_can_be_read(pool: LocalPool) -> None:
     stands, advice = pool.call("status", "-j", "raises").splitlines()
     assert stands.startswith("raises: failed: ValueError: the data is gone")
     assert advice == "its output: holdfast logs -j raises"
+
+
+def _check_that_code_after_the_loop_runs_to_its_end_before_the_node_has_another_job(pool: LocalPool) -> None:
+    """It was killed three seconds after the job had finished."""
+    script, model = pool.folder / "finishes.py", pool.folder / "model"
+    late = f"time.sleep({END_S + 1.0})\nopen({str(model)!r}, 'w').write('whole')\n"
+    script.write_text(TINY.read_text() + "\nif job.rank == 0:\n" + textwrap.indent(late, "    "))
+    pool.submit("finishes", "1", script, "--steps", "3")
+    pool.wait(lambda: pool.job("finishes")["state"] == "finished", "the end of a job")
+    assert not model.exists()
+    pool.wait(model.exists, "what its code after the loop writes")

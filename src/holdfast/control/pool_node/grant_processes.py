@@ -38,6 +38,11 @@ _ANSWER_S = 10.0
 _log = logging.getLogger("holdfast.agent")
 
 
+class _EndedJob(msgspec.Struct):
+    state: str = ""
+    submission: int = 0
+
+
 class GrantProcesses:
     """What runs here by one grant, from its start until nothing of it is left.
 
@@ -63,7 +68,8 @@ class GrantProcesses:
         #: how long the node may stay once it is told to end: as the node was told, or its job, whichever is longer
         self.grace_s = settings.grace_s
         self._child: ChildProcess | None = None
-        self._ends = asyncio.Event()
+        #: all is to end now; and: the grant is over
+        self._ends, self._over = asyncio.Event(), asyncio.Event()
         # (what was killed leaves its sockets behind)
         self._folder = os.path.join(settings.folder, f"{start.grant}")
 
@@ -91,8 +97,14 @@ class GrantProcesses:
             return
         await self._ended(self._child)
 
+    def over(self) -> None:
+        """The grant is over: end everything, but let a finished job's code after its loop run to its end."""
+        self._over.set()
+        if self._child is None:
+            self._ends.set()
+
     def end(self) -> None:
-        """The grant is over: end everything."""
+        """End everything now."""
         self._ends.set()
         if self._child is not None:
             self._child.send_signal(signal.SIGINT)
@@ -110,8 +122,8 @@ class GrantProcesses:
         start = self._start
         while not self._ends.is_set():
             try:
-                async with asyncio.timeout(_ANSWER_S):
-                    found = await self._ask()
+                answer = await self._ask("launch")
+                found = msgspec.json.decode(answer, type=PooledLaunch) if answer else None
                 if found is not None and (found.submission, found.spec.name) == (start.submission, start.job):
                     return found
             except (httpx.HTTPError, TimeoutError, *MALFORMED) as error:
@@ -120,17 +132,32 @@ class GrantProcesses:
                 await asyncio.wait_for(self._ends.wait(), _ASK_AGAIN_S)
         return None
 
-    async def _ask(self) -> PooledLaunch | None:
-        """Ask once; None where the pool does not say it. Whoever answers there, no more than that is read."""
+    async def _ask(self, what: str = "") -> bytes:
+        """Ask the pool once about the job; return b"" if it does not say. At most a message's bytes are read.
+
+        Raises:
+            httpx.HTTPError, TimeoutError, msgspec.DecodeError: there is no answer, or it is too large.
+        """
         data = b""
-        async with self._http.stream("GET", f"/jobs/{self._start.job}/launch") as answer:
+        path = f"/jobs/{self._start.job}/{what}".rstrip("/")
+        async with asyncio.timeout(_ANSWER_S), self._http.stream("GET", path) as answer:
             if not answer.is_success:
-                return None
+                return b""
             async for chunk in answer.aiter_raw():
                 data += chunk
                 if len(data) > MAX_MESSAGE_BYTES:
                     raise msgspec.DecodeError(f"an answer of more than {MAX_MESSAGE_BYTES} bytes")
-        return msgspec.json.decode(data, type=PooledLaunch)
+        return data
+
+    async def _job_finished(self) -> bool:
+        """Return whether the pool says that the job of this grant has finished."""
+        try:
+            answer = await self._ask()
+            job = msgspec.json.decode(answer, type=_EndedJob) if answer else _EndedJob()
+        except (httpx.HTTPError, TimeoutError, *MALFORMED) as error:
+            _log.info("whether job %s has finished is not known: %s", self._start.job, error)
+            return False
+        return (job.state, job.submission) == ("finished", self._start.submission)
 
     def _unfit(self, launch: PooledLaunch) -> str:
         """Return why the job cannot run here, "" where nothing is known against it."""
@@ -187,10 +214,13 @@ class GrantProcesses:
         )
 
     async def _ended(self, child: ChildProcess) -> None:
-        """Wait for the end of the job's agent; once the grant is over it has so long for that."""
+        """Wait for the end of the job's agent; it has a few seconds once the grant is over and the code has ended."""
         ended = asyncio.ensure_future(wait_or_end_frozen(child))
-        told = asyncio.ensure_future(self._ends.wait())
-        await asyncio.wait((ended, told), return_when=asyncio.FIRST_COMPLETED)
+        over, told = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(self._ends.wait())
+        await asyncio.wait((ended, over, told), return_when=asyncio.FIRST_COMPLETED)
+        if not (ended.done() or told.done()) and await self._job_finished():
+            await asyncio.wait((ended, told), return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
         told.cancel()
         if not ended.done():
             child.send_signal(signal.SIGINT)

@@ -129,7 +129,7 @@ class PoolAgent:
                     self._task(self._live(self._grant))
                 case ReapGrant(grant):
                     if self._grant is not None and self._grant.grant == grant:
-                        self._grant.end()
+                        self._grant.over()
                 case SayStanding(stands):
                     self._tell(stands)
 
