@@ -17,6 +17,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
+from holdfast import MoE
 from holdfast.errors import BadInputError
 from holdfast.runtime.session.job import Job
 
@@ -154,3 +155,12 @@ def test_a_compiled_model_has_the_state_of_a_plain_one(tmp_path: Path) -> None:
     for steps, compiled in enumerate(("model", "layer", "called", ""), start=1):
         found = train(steps, str(tmp_path), compiled)
     assert all(here.equal(there) for here, there in zip(found, whole, strict=True))
+
+
+def test_experts_outside_of_the_model_are_refused() -> None:
+    """They do not move with those of the model: the average failed at the first step after a placement."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), MoE(2, 4, experts=2))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    with pytest.raises(BadInputError, match=r"extra\['ema'\] has experts \(holdfast.MoE\): those of the model move"):
+        protect(model, extra={"ema": average})
+    protect(model, extra={"ema": torch.optim.swa_utils.AveragedModel(model[0])})

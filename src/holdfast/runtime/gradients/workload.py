@@ -378,6 +378,7 @@ def workload_of(
     extra = with_scaler(given.extra, given.scaler) | ({STREAMS: streams} if streams is not None else {})
     state = TrainingState(model, given.optimizer, extra, apart=experts, buffers=statistics.state)
     check_extra(state.extra, state.optimizers, follows=given.follows)
+    _check_no_experts(state.extra)
     return Workload(
         state=state,
         loader=loader,
@@ -388,3 +389,17 @@ def workload_of(
         noted=[statistics] if streams is None else [statistics, streams],
         place=place,
     )
+
+
+def _check_no_experts(extra: Mapping[str, object]) -> None:
+    """Refuse experts outside of the model: they do not move with it.
+
+    Raises:
+        BadInputError: a module in `extra` has experts.
+    """
+    for name, thing in extra.items():
+        if isinstance(thing, torch.nn.Module) and expert_parameters(thing):
+            raise BadInputError(
+                f"extra[{name!r}] has experts (holdfast.MoE): those of the model move between nodes, and these would "
+                "not; leave the experts out, such as with an AveragedModel of each other module"
+            )
