@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "soak.txt"
 #: Lines of a part's output that the result file keeps: enough for the table of all families of schedules.
-KEPT_LINES = 60
+KEPT_LINES = 120
 
 
 @dataclass(frozen=True)
