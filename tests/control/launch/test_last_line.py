@@ -11,6 +11,7 @@ from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.events import StepCommitted
 from holdfast.protocol.record import KnownCheckpoint
 from holdfast.storage import storage_at
+from made_events import made
 
 
 def name_of(step: int) -> CheckpointName:
@@ -58,3 +59,13 @@ def test_what_is_gone_or_cut_short_meanwhile_is_said(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_looked_at_is_said() -> None:
     line = stands(5, 5).line("nonsense://there/checkpoints")
     assert line.startswith("step 5 was saved; what is there now cannot be seen in nonsense://there/checkpoints: ")
+
+
+def test_it_knows_whether_the_job_has_ended() -> None:
+    """An agent that ends with its failed job, and was a standby, was said to have ended before it joined."""
+    standing = Standing([])
+    told: list[bool] = []
+    for kind in ("job_started", "job_failed", "coordinator_restarted", "step_committed", "job_finished"):
+        standing.take(made(kind))
+        told.append(standing.over)
+    assert told == [False, True, False, False, True]

@@ -297,7 +297,7 @@ class Launcher:
             self._tail_failed = True
         if self._agents[name] is child:
             remove_snapshots(self._agent_settings(name))
-        ends = self._interrupted or self._over.done()
+        ends = self._interrupted or self._over.done() or self._standing.over
         if code and not ends and not self._standing.has_joined(child.pid):
             self._say(f"holdfast: {name} has ended before it joined the job: {describe_exit(code)}")
         if self._agents[name] is child:

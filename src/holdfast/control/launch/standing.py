@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError, find_checkpoints, verify
-from holdfast.protocol.events import CheckpointSaved, NodeLeft, NodesJoined, ReadEvent, RolledBack, StepCommitted
+from holdfast.protocol.events import (
+    CheckpointSaved,
+    CoordinatorRestarted,
+    JobFailed,
+    JobFinished,
+    NodeLeft,
+    NodesJoined,
+    ReadEvent,
+    RolledBack,
+    StepCommitted,
+)
 from holdfast.protocol.record import KnownCheckpoint
 from holdfast.storage import said, storage_at
 
@@ -21,6 +31,8 @@ class Standing:
         self._committed = 0
         self._agents: dict[str, int] = {}
         self._joined: set[int] = set()
+        #: whether the job has ended
+        self.over = False
 
     @property
     def agents(self) -> frozenset[int]:
@@ -50,6 +62,8 @@ class Standing:
                 self._committed = event.to_step
             case CheckpointSaved():
                 self._saved = event.step
+            case JobFinished() | JobFailed() | CoordinatorRestarted():
+                self.over = not isinstance(event, CoordinatorRestarted)
             case _:
                 pass
 
