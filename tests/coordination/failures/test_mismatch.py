@@ -106,3 +106,11 @@ def test_a_fingerprint_of_a_newer_version_is_compared_with_none() -> None:
     assert (mismatch.minority, mismatch.likely_cause) == ((), "")
     assert "version 1 on 2 workers, version 2 on 1 workers" in mismatch.why
     assert "install the same version of holdfast" in mismatch.why
+
+
+def test_a_role_without_a_majority_counts_before_one_that_can_be_repaired() -> None:
+    """Ranks 0, 2 and 4 have one role, in which the third differs; ranks 1, 3 and 5 the other, in which all differ."""
+    mismatch = found(*(report(number, one) for number, one in enumerate((1, 5, 1, 6, 9, 7))), places=2)
+    assert mismatch is not None
+    assert mismatch.minority == ()
+    assert "no majority of them agrees (lr 5 on n1, lr 6 on n3" in mismatch.why
