@@ -16,8 +16,8 @@ def test_two_nodes_with_data_of_their_own_are_refused_with_what_to_do(start_job:
     job = start_job(nodes=2, script=SCRIPT)
     assert job.wait_exit(60) == 2, job.story()
     (failed,) = job.all(JobFailed)
-    assert "node node-0" in failed.why
-    assert "node node-1" in failed.why
+    assert "worker 0 of node-0" in failed.why
+    assert "worker 0 of node-1" in failed.why
     assert "torch.manual_seed" in failed.why
     assert not job.all(StepCommitted)
     seeded = start_job("--seed", "1", nodes=2, script=SCRIPT)

@@ -102,8 +102,8 @@ def test_two_nodes_that_differ_end_the_job_which_names_both_and_says_what_to_do(
     comes(job, "n1", OTHER)
     (end,) = [i for i in job.last if isinstance(i, EndJob)]
     assert end.exit_code == EXIT_BAD_INPUT
-    assert "node n0" in end.why
-    assert "node n1" in end.why
+    assert "worker 0 of n0" in end.why
+    assert "worker 0 of n1" in end.why
     assert "torch.manual_seed" in end.why
     assert started(job) == []
 

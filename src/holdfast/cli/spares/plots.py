@@ -25,6 +25,7 @@ def _figure(title: str, width: float, height: float, rows: int = 1, columns: int
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    figure: Any
     figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained")
     figure.suptitle(title)
     return figure, axes
