@@ -80,7 +80,7 @@ def print_error(line: str) -> None:
 
 @contextlib.contextmanager
 def interrupts_held() -> Generator[None]:
-    """Hold SIGINT back from this thread, and from the processes that it starts, until they call `take_interrupts`."""
+    """Hold SIGINT back from this thread, and from the processes that it starts, until they use `interrupts_taken`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -88,9 +88,17 @@ def interrupts_held() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def take_interrupts() -> None:
-    """Raise KeyboardInterrupt for a SIGINT that was held back while this process began, and for each from now on."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+@contextlib.contextmanager
+def interrupts_taken() -> Generator[None]:
+    """Raise KeyboardInterrupt for each SIGINT within, and for one that was held back before; then ignore SIGINT.
+
+    The work of a process is within. A SIGINT before would show where it imports, and one after it where it ends.
+    """
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 async def wait_or_end_frozen(child: ChildProcess, frozen_s: float = FROZEN_S) -> int:

@@ -51,5 +51,6 @@ def test_one_that_is_told_to_end_while_it_imports_shows_no_traceback(
     time.sleep(after_s)
     child.send_signal(signal.SIGINT)
     code = child.reap()
-    assert code in (EXIT_INTERRUPTED, EXIT_BAD_INPUT), "interrupted, or there is no such script"
+    # CPython ends with the signal, silently, if KeyboardInterrupt came within exec() of a text, as dataclasses use it.
+    assert code in (EXIT_INTERRUPTED, EXIT_BAD_INPUT, -signal.SIGINT), "interrupted, or there is no such script"
     assert "Traceback" not in capfd.readouterr().err

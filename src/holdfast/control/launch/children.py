@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.coordinator.settings import ServerSettings
-from holdfast.control.processes import ChildProcess, die_with_parent, interrupts_held, print_error, take_interrupts
+from holdfast.control.processes import ChildProcess, die_with_parent, interrupts_held, interrupts_taken, print_error
 from holdfast.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, HoldfastError
 
 
@@ -70,13 +70,15 @@ def carry_out(order: CoordinatorOrder | AgentOrder) -> int:
 def main() -> int:
     """Read an order from stdin and carry it out."""
     try:
-        take_interrupts()
-        order = msgspec.json.decode(sys.stdin.buffer.read(), type=CoordinatorOrder | AgentOrder, dec_hook=_text_to_path)
-        logging.basicConfig(level=order.log.upper(), format="%(name)s: %(message)s")
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-        return carry_out(order)
+        with interrupts_taken():
+            order = msgspec.json.decode(
+                sys.stdin.buffer.read(), type=CoordinatorOrder | AgentOrder, dec_hook=_text_to_path
+            )
+            logging.basicConfig(level=order.log.upper(), format="%(name)s: %(message)s")
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
+            return carry_out(order)
     except HoldfastError as error:
         print_error(f"holdfast: {error}")
         return error.exit_code

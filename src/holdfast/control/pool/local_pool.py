@@ -34,8 +34,8 @@ from holdfast.control.processes import (
     end_all,
     ending_signals,
     interrupts_held,
+    interrupts_taken,
     print_error,
-    take_interrupts,
     wait_or_end_frozen,
 )
 from holdfast.control.registry import JobEntry, register, unregister
@@ -337,16 +337,16 @@ def _to_path(kind: type, value: Any) -> Any:
 def main() -> int:
     """Read an order from stdin and carry it out."""
     try:
-        take_interrupts()
-        order = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerOrder | NodeOrder, dec_hook=_to_path)
-        level = "INFO" if isinstance(order, ServerOrder) else order.settings.log.upper()
-        logging.basicConfig(level=level, format="%(name)s: %(message)s")
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        logging.getLogger("httpx").setLevel(logging.WARNING)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-        return _carry_out(order)
+        with interrupts_taken():
+            order = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerOrder | NodeOrder, dec_hook=_to_path)
+            level = "INFO" if isinstance(order, ServerOrder) else order.settings.log.upper()
+            logging.basicConfig(level=level, format="%(name)s: %(message)s")
+            logging.getLogger("uvicorn").setLevel(logging.WARNING)
+            logging.getLogger("httpx").setLevel(logging.WARNING)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
+            return _carry_out(order)
     except HoldfastError as error:
         print_error(f"holdfast: {error}")
         return _FOLLOWED if isinstance(error, SupersededError) else error.exit_code
