@@ -374,7 +374,10 @@ class Coordinator:
         in_time = now - self._late_tick > config.lease_s
         least_s = least_lease_s(config.lease_s, config.beat_s(len(self.members.nodes)) if in_time else config.lease_s)
         expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s, least_s)]
-        away = self.parts.absences.overdue(config.lease_s, self.parts.layouts.needed, config.return_timeout_s)
+        ends = self.parts.closing.under_way
+        away = self.parts.absences.overdue(
+            config.lease_s, self.parts.layouts.needed, config.return_timeout_s, ends=ends
+        )
         self.parts.failures.take(*(node_lost(name, FailureKind.LEASE_EXPIRED, at) for name, at in [*expired, *away]))
         if self.parts.joining.overdue:
             self.parts.failures.undo_pending(now, ())

@@ -105,7 +105,9 @@ class Absences:
         for away in (self._as_they_were, self._fresh):
             away.update(dict.fromkeys(away, self._turn.now))
 
-    def overdue(self, lease_s: float, needed: Collection[str] = (), needed_s: float = 0.0) -> list[tuple[str, float]]:
+    def overdue(
+        self, lease_s: float, needed: Collection[str] = (), needed_s: float = 0.0, *, ends: bool = False
+    ) -> list[tuple[str, float]]:
         """Return those that have not come back within a lease, with the time since when they are away.
 
         Those that are `needed` have `needed_s` seconds to come with fresh workers: without them something is lost.
@@ -114,10 +116,11 @@ class Absences:
         knows whether the others are gone or wait for their turn.
 
         If no node at all has come, this coordinator may listen at an address that the agents do not know. To give up
-        the job would destroy it, and nothing can be done without nodes.
+        the job would destroy it, and nothing can be done without nodes, unless the job `ends`.
         """
         before = self._turn.now - lease_s
-        late = self._as_they_were.items() if self._somebody_came and self._last_back < before else ()
+        gives_up = (self._somebody_came or ends) and self._last_back < before
+        late = self._as_they_were.items() if gives_up else ()
         fresh = (
             (name, since)
             for name, since in self._fresh.items()
