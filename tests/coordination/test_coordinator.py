@@ -584,6 +584,9 @@ def test_a_restarted_coordinator_to_which_nobody_comes_waits_and_gives_all_a_lea
         job.tick(1.0)
     assert job.machine.over is None
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    (waits,) = [event for event in job.events if isinstance(event, ev.JobWaiting)]
+    assert waits.nodes == 3
+    assert waits.why.endswith("the coordinator must listen at the address that the agents were given")
     job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=0)), term=1))
     for second in range(5):
         job.tell("n0", msg.Heartbeat())

@@ -21,6 +21,12 @@ class Need:
     why: str = field(compare=False)
 
 
+_UNHEARD = (
+    "no node has come to this coordinator, and their workers may train on: the coordinator must listen at the address "
+    "that the agents were given"
+)
+
+
 class Waiting:
     """Tells what is missing, once for each need."""
 
@@ -49,6 +55,8 @@ class Waiting:
             left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.all_out
             why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")
             return Need(nodes=left, expert_slots=0, why=why) if why and left > 0 else None
+        if unheard := parts.absences.unheard(config.lease_s):
+            return Need(nodes=unheard, expert_slots=0, why=_UNHEARD)
         # Of those that may still come back it is their part of the state that the job waits for.
         broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
         if record.plan is not None and broken and (missing := parts.replacing.waits(record.plan)):

@@ -37,6 +37,11 @@ class Absences:
         """The nodes whose workers may still come back with their part of the state."""
         return self._as_they_were.keys()
 
+    def unheard(self, lease_s: float) -> int:
+        """Return how many nodes are awaited if none at all has come to this coordinator within a lease, else 0."""
+        late = [name for name, since in self._as_they_were.items() if since < self._turn.now - lease_s]
+        return 0 if self._somebody_came else len(late)
+
     @property
     def replacing(self) -> bool:
         """True while somebody is about to come with fresh workers."""
