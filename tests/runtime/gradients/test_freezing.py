@@ -12,8 +12,11 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from holdfast.errors import StepUseError
+from holdfast.runtime.checkpoints.changed_settings import changed_settings
 from holdfast.runtime.session.job import Job
 from holdfast.runtime.session.step import Step
+from holdfast.runtime.state.optimizers import Optimizers
+from holdfast.runtime.state.state import TrainingState
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0)).double()
 Y = X.sum(1, keepdim=True).sin()
@@ -122,19 +125,42 @@ def test_a_resumed_job_trains_what_the_job_before_trained(case: str, tmp_path: P
     assert len(resumed.optimizer.param_groups) == len(whole.optimizer.param_groups)
 
 
+def adopt(target: TrainingState, source: TrainingState) -> None:
+    view = source.capture()
+    tensors = target.prepare(view.manifest)
+    for here, there in zip(tensors, view.tensors, strict=True):
+        here.detach().copy_(there.detach())
+    target.adopt(view.manifest, tensors)
+
+
 def test_a_state_from_before_a_group_was_added_takes_the_group_away_again() -> None:
+    """With what the optimizer keeps of its parameters: that memory serves what is received."""
     before, after = Script(both=False, frozen=True), Script(both=False, frozen=True)
-    states = [script.train(1, lambda: None)._session for script in (before, after)]
-    assert states[0] is not None
-    assert states[1] is not None
+    older, newer = (script.train(1, lambda: None)._session for script in (before, after))
+    assert older is not None
+    assert newer is not None
     after.add()
-    view, state = states[0].workload.state.capture(), states[1].workload.state
-    targets = state.prepare(view.manifest)
-    for target, source in zip(targets, view.tensors, strict=True):
-        target.detach().copy_(source.detach())
-    state.adopt(view.manifest, targets)
+    after.optimizer.param_groups[0]["own"] = True
+    for parameter in after.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with newer.workload.update._guard.stepping():
+        after.optimizer.step()
+    adopt(newer.workload.state, older.workload.state)
     assert len(after.optimizer.param_groups) == 1
+    assert "own" not in after.optimizer.param_groups[0]
     assert not any(p.requires_grad for p in after.first.parameters())
+    assert set(after.optimizer.state) == set(after.last.parameters())
+
+
+def test_only_groups_on_both_sides_are_compared_with_a_checkpoint() -> None:
+    """Each with its own: a group that the first optimizer lacks shifts none of the second's."""
+    script = Script(both=False)
+    first = torch.optim.SGD([script.first.weight], lr=0.1)
+    optimizers = Optimizers({"first": first, "last": script.optimizer})
+    before = optimizers.settings()
+    first.add_param_group({"params": [script.first.bias], "lr": 0.3})
+    assert list(changed_settings(before, optimizers.settings())) == []
+    assert list(changed_settings(optimizers.settings(), before)) == []
 
 
 def test_the_manifest_says_what_is_frozen() -> None:

@@ -49,7 +49,7 @@ def test_the_state_of_all_goes_over_in_every_bit(names: Sequence[str]) -> None:
     copy(source, target)
     assert state_hash(source.capture()) == state_hash(target.capture())
     assert target.optimizers.settings() == source.optimizers.settings()
-    assert [group["lr"] for group in target.optimizers.settings()] == [0.05] * max(len(names), 1)
+    assert [group["lr"] for group in target.optimizers.settings().values()] == [0.05] * max(len(names), 1)
 
 
 @pytest.mark.parametrize("names", [(), ("a", "b"), ("state", "optimizers")])

@@ -10,17 +10,19 @@ _NAMED = 3
 
 
 def changed_settings(
-    script: Sequence[Mapping[str, object]], checkpoint: Sequence[Mapping[str, object]]
+    script: Mapping[tuple[str, int], Mapping[str, object]], checkpoint: Mapping[tuple[str, int], Mapping[str, object]]
 ) -> Iterator[str]:
     """Yield one warning for each option of the optimizers that the checkpoint has changed.
 
     Args:
-        script, checkpoint: the options of each parameter group before and after the checkpoint was loaded.
+        script, checkpoint: the options of each parameter group, as `Optimizers.settings`, before and after the
+            checkpoint was loaded. A group that only one of them has is not compared.
     """
-    options = dict.fromkeys(option for group in script for option in group)
+    both = [group for group in script if group in checkpoint]
+    options = dict.fromkeys(option for group in both for option in script[group])
     for option in options:
-        mine = [group.get(option) for group in script]
-        theirs = [group.get(option) for group in checkpoint[: len(script)]]
+        mine = [script[group].get(option) for group in both]
+        theirs = [checkpoint[group].get(option) for group in both]
         if mine == theirs:
             continue
         called, remedy = "learning rate", ""

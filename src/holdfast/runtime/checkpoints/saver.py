@@ -286,7 +286,8 @@ class CheckpointSaver:
 
         Args:
             experts: those of this worker; `wanted`: the ones of each layer that it is to host.
-            first: this rank warns if settings of the checkpoint differ from the script's.
+            first: warn if settings of the checkpoint differ from the script's; not for a worker that has trained, whose
+                settings the checkpoint takes back together with its steps.
         """
         settings, frozen = state.optimizers.settings(), state.frozen()
         step = load_checkpoint(self.storage, name, state, self._samples, self._place)

@@ -141,9 +141,10 @@ class Entrance:
                 f"checkpoint {source.name!r} is to be loaded, but this worker has no checkpoint directory"
             )
         state, experts = self._workload.state, self._workload.experts
+        first = rank == 0 and self._applying.last is None
         if experts is None or plan.expert_plan is None:
-            return self._saver.load(source.name, state, first=rank == 0)
-        return self._saver.load(source.name, state, experts, experts.wanted_of(plan.expert_plan, rank), first=rank == 0)
+            return self._saver.load(source.name, state, first=first)
+        return self._saver.load(source.name, state, experts, experts.wanted_of(plan.expert_plan, rank), first=first)
 
     def _damaged(self, generation: int, name: str, why: str) -> None:
         logger.warning("checkpoint %s cannot be read: %s", name, why)

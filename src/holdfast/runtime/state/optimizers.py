@@ -42,6 +42,11 @@ class Optimizers:
             raise BadInputError("optimizer is an empty mapping: there is nothing to train with")
         #: how many parameter groups each of them had at `protect`
         self._groups = {name: len(optimizer.param_groups) for name, optimizer in self.by_name.items()}
+        #: the options of the groups at `protect`, by the optimizer's name
+        self._options = {
+            name: {option for group in optimizer.param_groups for option in group}
+            for name, optimizer in self.by_name.items()
+        }
         self._check_apart()
 
     def __iter__(self) -> Iterator[Optimizer]:
@@ -73,9 +78,16 @@ class Optimizers:
             )
         return self.by_name[names[0]] if names else None
 
-    def settings(self) -> list[dict[str, object]]:
-        """Return the options of each parameter group that the script chose: without those that a schedule changes."""
-        return [_chosen(group) for optimizer in self for group in optimizer.param_groups]
+    def settings(self) -> dict[tuple[str, int], dict[str, object]]:
+        """Return the options that the script chose, without those that a schedule changes.
+
+        By the optimizer's name and the number of the parameter group.
+        """
+        return {
+            (name, number): _chosen(group)
+            for name, optimizer in self.by_name.items()
+            for number, group in enumerate(optimizer.param_groups)
+        }
 
     # ---- state ----
 
@@ -146,7 +158,17 @@ class Optimizers:
         """
         named = value if NAMELESS in self.by_name else value[_BY_NAME]
         for name, optimizer in self.by_name.items():
-            _adopt(optimizer, named if name == NAMELESS else named[name], apart)
+            _adopt(optimizer, named if name == NAMELESS else named[name], apart, self._options[name])
+
+    def kept_tensors(self, apart: set[int]) -> Iterator[torch.Tensor]:
+        """Yield the tensors that the optimizers keep of parameters, and that `adopt` replaces.
+
+        Args:
+            apart: ids of parameters that are left out.
+        """
+        for optimizer in self:
+            for parameter in _with_state(optimizer, apart):
+                yield from (kept for kept in optimizer.state[parameter].values() if isinstance(kept, torch.Tensor))
 
     def _check_apart(self) -> None:
         owner: dict[int, str] = {}
@@ -257,11 +279,25 @@ def _state_of(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
     return {"groups": groups, _STATE: state}
 
 
-def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int]) -> None:
+def _with_state(optimizer: Optimizer, apart: set[int]) -> list[torch.Tensor]:
+    """Return the parameters that an optimizer keeps state of, also those that are in none of its groups any more."""
+    keys = [cast(object, key) for key in optimizer.state]
+    return [key for key in keys if isinstance(key, torch.Tensor) and id(key) not in apart]
+
+
+def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int], first: set[str]) -> None:
+    """Take up an optimizer's state.
+
+    Args:
+        apart: ids of parameters that are left out.
+        first: the options that the groups had at `protect`; the script may have added others since.
+    """
     groups = optimizer.param_groups
     if len(value["groups"]) != len(groups):
         raise ValueError(f"{len(value['groups'])} parameter groups where the optimizer has {len(groups)}")
     for group, saved in zip(groups, value["groups"], strict=True):
+        for option in group.keys() - saved.keys() - first - optimizer.defaults.keys():
+            del group[option]
         # (versions of torch and schedulers add options; each side has some of its own only in another optimizer)
         gone, new = saved.keys() - group.keys(), group.keys() - saved.keys() - {"params", "param_names"}
         if gone and new:
@@ -270,8 +306,7 @@ def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int]) -> None
     parameters = parameters_of(optimizer)
     for group, saved in zip(groups, value["groups"], strict=True):
         group.update(saved)
-    for parameter in parameters:
-        if id(parameter) not in apart:
-            optimizer.state.pop(parameter, None)
+    for parameter in _with_state(optimizer, apart):
+        del optimizer.state[parameter]
     for number, state in value[_STATE].items():
         optimizer.state[parameters[number]] = state

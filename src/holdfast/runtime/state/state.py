@@ -242,7 +242,8 @@ class TrainingState:
                 raise StateMismatchError(f"{name} is {_spec(name, tensor).in_words} here and {spec.in_words} there")
             targets.append(_empty(spec, torch.device("cpu")) if aside else local_of(tensor).detach())
         device = self._device()
-        used = UsedMemory([] if aside else [*self._let_go, *self._optimizer_tensors()], without=targets)
+        kept = [local_of(tensor) for tensor in self.optimizers.kept_tensors(self._apart)]
+        used = UsedMemory([] if aside else [*self._let_go, *kept], without=targets)
         self._let_go = []
         for spec in manifest.tensors[len(own) :]:
             targets.append(_empty(spec, device, used))
@@ -356,11 +357,6 @@ class TrainingState:
 
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))
-
-    def _optimizer_tensors(self) -> list[torch.Tensor]:
-        """Return what the optimizers have now; where another state is to come in its place, that is of no use."""
-        states = (kept for one in self.optimizers for of, kept in one.state.items() if id(of) not in self._apart)
-        return [local_of(thing) for kept in states for thing in kept.values() if isinstance(thing, torch.Tensor)]
 
     def check_parameters(self) -> None:
         """Look whether the model still has the parameters that are kept here.

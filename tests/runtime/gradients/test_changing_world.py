@@ -1,0 +1,53 @@
+"""What a script changes at a step happens on all workers or on none: losses and weights are those of a plain loop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from changing import train, train_plainly
+from cluster import Cluster
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import ExpertSpec
+
+STEPS = 10
+
+
+def losses(cluster: Cluster) -> dict[int, float]:
+    """Return the losses; of a step that was done again the newest counts."""
+    return {event.step: event.loss for event in cluster.of(ev.StepCommitted)}
+
+
+def near(values: Any) -> Any:
+    return pytest.approx(values, rel=1e-12, abs=1e-15)
+
+
+def check(cluster: Cluster, nodes: tuple[str, ...], *, experts: int = 0, first: int = 1) -> None:
+    """The workers of these nodes have ended with what a plain loop comes to."""
+    calm, numbers = train_plainly(STEPS, experts=experts, first=first)
+    assert losses(cluster) == near(calm)
+    for node in nodes:
+        assert cluster.exit_codes()[node] == 0
+        assert json.loads((cluster.directory / f"{node}.json").read_text())["numbers"] == near(numbers)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_roll_back_to_before_a_change_leaves_nothing_of_it(tmp_path: Path, joins: bool) -> None:
+    """Survivors had a group, with state and options, that the checkpoint has not."""
+    options = {"script": train, "steps": STEPS, "experts": 6, "in_loop": False, "gates": (9,)}
+    placing = ExpertSpec(slots=2 if joins else 3)
+    with Cluster(tmp_path, nodes=3 if joins else 4, options=options, checkpoint_every=5, experts=placing) as cluster:
+        cluster.wait("step 8", lambda: 8 in losses(cluster))
+        cluster.wait("a checkpoint", lambda: bool(cluster.of(ev.CheckpointSaved)))
+        for node in ("n1",) if joins else ("n1", "n2", "n3"):
+            cluster.kill(node)
+        cluster.wait("the deaths", lambda: len(cluster.of(ev.NodeLeft)) == (1 if joins else 3))
+        cluster.go()
+        cluster.add()
+        cluster.wait_done()
+        assert cluster.of(ev.RolledBack)[0].to_step == 5
+        # after_apply is first called behind step 1
+        check(cluster, ("n2", "n3", "n4") if joins else ("n4", "n5"), experts=6, first=2)
