@@ -426,14 +426,16 @@ def test_a_later_run_with_the_same_journal_resumes_from_its_checkpoint_and_waits
     job.records.clear()
     job.boot(checkpoints=[KnownCheckpoint(step=4, name="step-4")], ended=(1, 2))
     job.tick(0.2)
-    job.connect(hello("n0", session="b" * 8))
-    job.say(attach(w("n0", "b")))
+    for node in ("n0", "n1", "n2"):
+        assert not [event for event in job.events[before:] if isinstance(event, ev.GenerationStarted)]
+        job.connect(hello(node, session="b" * 8))
+        job.say(attach(w(node, "b")))
     later = job.events[before:]
     assert not [event for event in later if isinstance(event, ev.JobWaiting | ev.ActionRequested)]
     (back,) = [event for event in later if isinstance(event, ev.RolledBack)]
     assert (back.to_step, back.why) == (4, "the job resumes from its checkpoint")
     (started,) = [event for event in later if isinstance(event, ev.GenerationStarted)]
-    assert started.reason == "start"
+    assert (started.reason, started.members) == ("start", ("n0", "n1", "n2"))
 
 
 def test_a_run_that_resumes_without_the_journal_counts_the_samples_since() -> None:

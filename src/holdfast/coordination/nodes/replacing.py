@@ -191,7 +191,7 @@ class Replacing:
     def needed(self) -> int:
         """How many nodes a job begins with; one that waits for lost nodes begins again with as many as it had."""
         record, spec = self._turn.record, self._config.spec
-        if not record.generation:
+        if not record.generation or self._turn.begins_again:
             return spec.nodes_to_begin
         return max(record.wanted, 1) if spec.recovery.waits_for_nodes else 1
 
