@@ -1,7 +1,8 @@
 """Refuses to take over from a coordinator or a pool server that still serves.
 
-To start a second one with the same store is a mistake: agents connect to the address of the first one, so nobody would
-come to the second, and the first one ends. One that is dead or hangs does not answer, and is taken over.
+To start a second one with the same store is a mistake: the agents connect to the address of the first one, so no node
+would come to the second one, and the first one would end. If the first one is dead or hangs, it does not answer, and
+the second one takes over.
 """
 
 from __future__ import annotations

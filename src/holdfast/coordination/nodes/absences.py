@@ -30,7 +30,7 @@ class Absences:
         #: here again, with fresh workers still to come
         self._starting: set[str] = set()
         #: whether any node has come to this coordinator
-        self._somebody_came = False
+        self._any_node_came = False
 
     @property
     def promised(self) -> Set[str]:
@@ -40,7 +40,7 @@ class Absences:
     def unheard(self, lease_s: float) -> int:
         """Return how many nodes are awaited if none at all has come to this coordinator within a lease, else 0."""
         late = [name for name, since in self._as_they_were.items() if since < self._turn.now - lease_s]
-        return 0 if self._somebody_came else len(late)
+        return 0 if self._any_node_came else len(late)
 
     @property
     def replacing(self) -> bool:
@@ -70,8 +70,8 @@ class Absences:
 
     def came(self) -> None:
         """A node has connected. All others have a lease from the time when the first one has."""
-        if not self._somebody_came:
-            self._somebody_came = True
+        if not self._any_node_came:
+            self._any_node_came = True
             self.pause_over()
 
     def knows(self, name: str) -> bool:
@@ -124,7 +124,7 @@ class Absences:
         the job would destroy it, and nothing can be done without nodes, unless the job `ends`.
         """
         before = self._turn.now - lease_s
-        gives_up = (self._somebody_came or ends) and self._last_back < before
+        gives_up = (self._any_node_came or ends) and self._last_back < before
         late = self._as_they_were.items() if gives_up else ()
         fresh = (
             (name, since)
