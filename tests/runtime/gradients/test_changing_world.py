@@ -12,6 +12,7 @@ from cluster import Cluster
 
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import ExpertSpec
+from holdfast.protocol.messages import any_side as msg
 
 STEPS = 10
 
@@ -51,3 +52,22 @@ def test_a_roll_back_to_before_a_change_leaves_nothing_of_it(tmp_path: Path, joi
         assert cluster.of(ev.RolledBack)[0].to_step == 5
         # after_apply is first called behind step 1
         check(cluster, ("n2", "n3", "n4") if joins else ("n4", "n5"), experts=6, first=2)
+
+
+def test_what_the_loop_changes_before_a_step_is_changed_once(tmp_path: Path) -> None:
+    """Workers die in each step before which the script changes something, and a warm standby joins after that."""
+    options = {"script": train, "steps": STEPS, "in_loop": True, "gates": (2, 6)}
+    with Cluster(tmp_path, nodes=3, options=options) as cluster:
+        cluster.wait("step 1", lambda: 1 in losses(cluster))
+        cluster.fail("n1", step=4, phase="reducing")
+        cluster.go(2)
+        cluster.wait("step 5", lambda: 5 in losses(cluster))
+        name = cluster.add(warm="before")
+        cluster.wait("the joiner", lambda: any(told.worker.startswith(name) for told in cluster.told(msg.Prepared)))
+        assert not cluster.told(msg.Warmed)[0].error
+        cluster.fail("n2", step=7, phase="compute")
+        cluster.go()
+        cluster.wait_done()
+        assert [event.decision for event in cluster.of(ev.GenerationStarted)].count("redo") == 2
+        cluster.assert_replicas_equal()
+        check(cluster, ("n3", name))

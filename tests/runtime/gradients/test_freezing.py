@@ -152,6 +152,19 @@ def test_a_state_from_before_a_group_was_added_takes_the_group_away_again() -> N
     assert set(after.optimizer.state) == set(after.last.parameters())
 
 
+def test_a_group_added_to_an_optimizer_of_named_parameters_goes_over() -> None:
+    scripts = [Script(both=False, frozen=True) for _ in range(2)]
+    states: list[TrainingState] = []
+    for script in scripts:
+        script.optimizer = torch.optim.AdamW(script.last.named_parameters(), lr=0.02)
+        states.append(TrainingState(script.model, script.optimizer))
+    scripts[0].first.requires_grad_(True)
+    scripts[0].optimizer.add_param_group({"params": list(scripts[0].first.named_parameters()), "lr": 0.005})
+    adopt(states[1], states[0])
+    assert scripts[1].optimizer.param_groups[1]["lr"] == 0.005
+    assert scripts[1].first.weight.requires_grad
+
+
 def test_only_groups_on_both_sides_are_compared_with_a_checkpoint() -> None:
     """Each with its own: a group that the first optimizer lacks shifts none of the second's."""
     script = Script(both=False)

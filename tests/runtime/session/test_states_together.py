@@ -21,6 +21,7 @@ from holdfast.protocol.state import LiveSource
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.session.entering import Entrance
 from holdfast.runtime.session.resources import Resources, Shared
+from holdfast.runtime.state.step_settings import StepSettings
 from holdfast.step_samples import StepSamples
 
 LONG = 30.0
@@ -87,7 +88,7 @@ class Place:
             proposals=page,
             progress=self.progress,
         )
-        workload = SimpleNamespace(state=SimpleNamespace(adopt=self._adopt))
+        workload = SimpleNamespace(state=SimpleNamespace(adopt=self._adopt, settings=StepSettings((), ())))
         applying = SimpleNamespace(forget=lambda: None)
         made: Callable[..., Entrance] = Entrance
         more = {"experts": None, "saver": None, "snapshots": None}

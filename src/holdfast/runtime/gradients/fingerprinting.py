@@ -62,8 +62,7 @@ class Fingerprinting:
         groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
         values = [list(group.values()) for group in groups]
         if not self._equals_last(values):
-            # The value of a tensor may change in place.
-            in_place = any(isinstance(value, torch.Tensor) for of_group in values for value in of_group)
+            in_place = any(_changes_in_place(*option) for group in groups for option in group.items())
             encoded = b"".join(map(self._encoded, groups))
             self._values, self._options = [] if in_place else values, hash_of(encoded)
         return hash_of(b"%d %s" % (self._options, self._state.requires_gradient()))
@@ -122,6 +121,11 @@ class Fingerprinting:
                     for _, value in sorted(optimizer.state.get(parameter, {}).items()):
                         if isinstance(value, torch.Tensor):
                             yield local_of(value)
+
+
+def _changes_in_place(option: str, value: object) -> bool:
+    """Whether an option may have another value and be the same object."""
+    return option not in _NOT_OPTIONS and isinstance(value, torch.Tensor | list | dict | set)
 
 
 def _piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:

@@ -173,6 +173,7 @@ class Applying:
             whole = not machine.keeps and machine.phase in KEEPING
         if saver is None or plan is None or not step or not whole or saver.saved_step == step:
             return
+        self._workload.state.settings.restore()  # The loop may have been left in the middle of a step.
         why = "another worker has ended, or changed it"
         if unchanged:
             self.leave()

@@ -63,6 +63,8 @@ class Entrance:
             resources = self._shared.resources.of(generation)
         if resources is None:
             return
+        if not isinstance(task, Forward):
+            self._workload.state.settings.restore()
         if isinstance(task, PutAway):
             self._put_away(task.plan)
             return

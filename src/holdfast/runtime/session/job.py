@@ -246,8 +246,10 @@ class Job:
             raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
         session.workload.state.check_parameters()
         session.workload.loader.last_step = count
+        settings = session.workload.state.settings
         while (work := session.next_compute()) is not None:
             if isinstance(work, ShadowAttempt):
+                settings.begin()
                 step = Step(work, work.settle, shadow=True)
             else:
                 compute, generation = work
@@ -257,6 +259,7 @@ class Job:
                     session.finish()
                     continue
                 self._warn(session)
+                settings.begin()
                 step = Step(attempt := session.attempt(compute, generation), partial(session.settle, attempt))
             self._step = step
             try:

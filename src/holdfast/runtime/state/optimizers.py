@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.state import tree
+from holdfast.runtime.state.step_settings import is_number
 
 #: the name of a job's only optimizer where the script gives it none
 NAMELESS = ""
@@ -107,7 +108,10 @@ class Optimizers:
         for name, optimizer in self.by_name.items():
             del optimizer.param_groups[self._groups[name] :]
             for parameters in added.get(name, ()):
-                optimizer.add_param_group({"params": list(parameters)})
+                # A group of named parameters takes others with names only; nothing but messages uses these.
+                named, number = "param_names" in optimizer.param_groups[0], len(optimizer.param_groups)
+                given = [(f"added.{number}.{n}", one) if named else one for n, one in enumerate(parameters)]
+                optimizer.add_param_group({"params": given})
 
     def kept_for(
         self, state: tree.Node, added: Mapping[str, Sequence[Sequence[Parameter]]] | None = None
@@ -267,8 +271,13 @@ def _called(names: list[str]) -> str:
 
 def _state_of(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
     """Return an optimizer's state with parameters named by their order in the groups, as state_dict() does."""
+    # What is captured may be sent or saved while the script's loop changes such a tensor in place.
     groups = [
-        {key: value for key, value in sorted(group.items()) if key not in ("params", "param_names")}
+        {
+            key: value.clone() if is_number(value) else value
+            for key, value in sorted(group.items())
+            if key not in ("params", "param_names")
+        }
         for group in optimizer.param_groups
     ]
     state = {

@@ -21,6 +21,7 @@ from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
 from holdfast.runtime.state.memory import UsedMemory
 from holdfast.runtime.state.optimizers import Optimizers, said_unknown_in_group
+from holdfast.runtime.state.step_settings import StepSettings
 from holdfast.runtime.tensors import has_extra_state, named_modules, uncompiled
 
 MAX_TENSORS = 1 << 20
@@ -135,6 +136,8 @@ class TrainingState:
         #: what optimizers had, and have not any more: its memory is there
         self._let_go: list[torch.Tensor] = []
         self._check_optimizers()
+        #: the settings before the step under way
+        self.settings = StepSettings(self.optimizers, self._parameters.values())
 
     def capture(self) -> StateView:
         """Return the state as it is now, without copying.
@@ -264,6 +267,7 @@ class TrainingState:
             self.optimizers.adopt(tree.unpack(manifest.optimizer, whole), self._apart)
             for name, node in manifest.extra.items():
                 self.extra[name].load_state_dict(tree.unpack(node, whole))
+            self.settings.keep()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateMismatchError(f"{type(error).__name__}: {error}") from error
 

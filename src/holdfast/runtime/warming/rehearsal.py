@@ -96,6 +96,7 @@ class Rehearsal:
 
     def _throw_away(self) -> None:
         """Let go of gradients, and of what optimizers have begun to keep: what is received brings its own."""
+        self._workload.state.settings.restore()
         for step in range(1, len(self._workload.updates.order) + 1):
             self._workload.begin(step, ())
         gone: list[object] = []
