@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.errors import BadInputError, StepUseError
+from holdfast.errors import StepUseError
 from holdfast.planning.levels import BLOCK
 from holdfast.runtime.gradients import bucket as bucket_module
 from holdfast.runtime.gradients.bucket import add_up
@@ -255,9 +255,12 @@ def test_large_finite_doubles_are_not_called_nonfinite():
     assert reduce_gradients([buckets], LocalCommunicator(), 1.0).nonfinite == 0
 
 
-def test_nothing_to_train_is_bad_input():
-    with pytest.raises(BadInputError, match="no parameter"):
-        GradientBuckets([nn.Parameter(torch.zeros(2), requires_grad=False)])
+def test_where_nothing_is_trained_notes_travel_all_the_same():
+    buckets = GradientBuckets([nn.Parameter(torch.zeros(2), requires_grad=False)])
+    for noted in (True, False):
+        buckets.say_noted(noted)
+        reduced = reduce_gradients([buckets], LocalCommunicator(), 0.5, 1.0)
+        assert (reduced.grad_square, reduced.nonfinite, buckets.any_noted()) == (0.0, 0, noted)
 
 
 @settings(max_examples=50, deadline=None)

@@ -204,11 +204,23 @@ def test_bad_input_is_one_clear_line(options: dict[str, Any], words: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_an_optimizer_that_trains_nothing_is_named() -> None:
+def test_optimizers_that_train_nothing_are_named() -> None:
     gan = Gan()
-    gan.model["critic"].requires_grad_(False)
-    with pytest.raises(BadInputError, match="optimizer 'critic' has no parameter that requires a gradient"):
+    gan.model.requires_grad_(False)
+    words = "none of the optimizers 'generator', 'critic' has a parameter that requires a gradient: .* requires_grad_"
+    with pytest.raises(BadInputError, match=words):
         gan.protect(Job(None))
+
+
+def test_one_optimizer_that_trains_nothing_yet_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    gan, job = Gan(), Job(None)
+    gan.model["critic"].requires_grad_(False)
+    gan.protect(job, updates=None)
+    with caplog.at_level(logging.WARNING):
+        step = next(job.steps(2))
+    gan.compute(step)
+    assert step.apply()
+    assert "optimizer 'critic' has no parameter that requires a gradient: its steps change nothing until" in caplog.text
 
 
 @pytest.mark.parametrize(

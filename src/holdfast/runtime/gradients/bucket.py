@@ -86,10 +86,17 @@ class Bucket:
     beside their gradients), and zeros, so that it can be cut into equal shards.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], *, counts: bool = True) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        counts: bool = True,
+        device: torch.device | None = None,
+    ) -> None:
         """Make the buffers.
 
         Args:
+            device: of the buffers if there are no parameters: what ranks have noted travels all the same.
             counts: its squared norm is to be added up with the others'; not that of what another role has as well.
         """
         self.parameters = tuple(parameters)
@@ -98,6 +105,10 @@ class Bucket:
         #: torch's version counters of `local` as backward left them, 0 where there is none
         self.versions = [0] * len(self.parameters)
         self._here = [local_of(parameter).detach() for parameter in parameters]
+        #: the dtype and the device of its buffers
+        self.kind = torch.float32, device or torch.device("cpu")
+        if self._here:
+            self.kind = self._here[0].dtype, self._here[0].device
         self._spread = any(is_spread(parameter) for parameter in parameters)
         self.numel = sum(parameter.numel() for parameter in self._here)
         self.used = self.numel + len(parameters) + 1
@@ -117,11 +128,6 @@ class Bucket:
         self._wide: dict[int, torch.Tensor] = {}
         #: what has come on the level under way, (versions, elements); None where this rank owns nothing there
         self._versions: torch.Tensor | None = None
-
-    @property
-    def kind(self) -> tuple[torch.dtype, torch.device]:
-        """The dtype and the device of its buffers."""
-        return self._here[0].dtype, self._here[0].device
 
     @property
     def held(self) -> list[torch.Tensor | None]:

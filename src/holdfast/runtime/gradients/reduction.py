@@ -173,21 +173,19 @@ class GradientBuckets:
         parameters: Iterable[torch.nn.Parameter],
         *,
         bucket_bytes: int = BUCKET_BYTES,
-        whose: str = "the model",
         counts: Callable[[torch.nn.Parameter], bool] = lambda _: True,
+        device: torch.device | None = None,
     ) -> None:
-        """Take over the gradients of the parameters that require one.
+        """Take over the gradients of the parameters that require one; if none does, nothing is reduced.
 
         Args:
-            whose: they are, in words.
+            device: the model's, for the case that no parameter requires a gradient.
             counts: tells whether a parameter counts here in v, or in another role that has the same of it.
 
         Raises:
-            BadInputError: no parameter requires a gradient, or one that does is complex.
+            BadInputError: a parameter that requires a gradient is complex.
         """
         trained = list(dict.fromkeys(parameter for parameter in parameters if parameter.requires_grad))
-        if not trained:
-            raise BadInputError(f"{whose} has no parameter that requires a gradient: there is nothing to train")
         for parameter in trained:
             if parameter.is_complex():
                 raise BadInputError(
@@ -195,7 +193,7 @@ class GradientBuckets:
                     "real numbers; hold its real and imaginary part in a real parameter (torch.view_as_complex)"
                 )
         grouped = _grouped(trained, bucket_bytes, counts)
-        self._buckets = [Bucket(group, counts=counts(group[0])) for group in grouped]
+        self._buckets = [Bucket(group, counts=counts(group[0])) for group in grouped] or [Bucket((), device=device)]
         self._rooms: dict[tuple[torch.dtype, torch.device, int], ArrivalRoom] = {}
         self.hide()
 

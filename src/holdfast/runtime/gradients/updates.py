@@ -50,9 +50,6 @@ class Update:
             only: there is no other: all gradients of the model are its.
             guard: of the job's optimizers.
             place: which part of a replica is here.
-
-        Raises:
-            BadInputError: it trains nothing.
         """
         self.name = name
         self.max_norm = max_norm
@@ -73,11 +70,23 @@ class Update:
         """Make buckets for the parameters that the optimizer trains now."""
         mine = {id(parameter) for parameter in parameters_of(self._optimizer)}
         trained = self._dense if self._only else [p for p in self._dense if id(p) in mine]
-        self.buckets = GradientBuckets(trained, whose=_said(self.name), counts=self._place.counts)
+        device = next((parameter.device for parameter in self._state.model.parameters()), None)
+        self.buckets = GradientBuckets(trained, counts=self._place.counts, device=device)
         self._reduced = {id(parameter) for parameter in self.buckets.parameters} | {id(w) for w, _ in self._experts}
         #: parameters of the other optimizers, whose gradients are dropped
         self._others: list[Parameter] = [] if self._only else [p for p in self._dense if id(p) not in mine]
         self._trained = self._trains_now()
+
+    @property
+    def needs_backward(self) -> bool:
+        """False while all parameters of its optimizer are frozen: a loss without a gradient is as good then."""
+        return bool(self.buckets.parameters) or (self.steps_experts and bool(self._experts))
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether some parameter requires a gradient, of this optimizer or of another one."""
+        dense = self._dense if self._only else self._state.optimizers.parameters
+        return any(parameter.requires_grad for parameter in (*dense, *(weight for weight, _ in self._experts)))
 
     def _trains_now(self) -> tuple[list[bool], list[int]]:
         """Return which parameters require a gradient, and how many parameters each group has."""
@@ -88,7 +97,8 @@ class Update:
         """Follow the script if it has frozen or unfrozen parameters, or added a parameter group, between two steps.
 
         Raises:
-            StepUseError: it did so in the middle of a step, or in a way that other workers cannot follow.
+            StepUseError: it did so in the middle of a step, or in a way that other workers cannot follow; or nothing is
+                left to train.
         """
         for weight, required in self._experts:
             if weight.requires_grad != required:
@@ -103,6 +113,11 @@ class Update:
             raise StepUseError(
                 "requires_grad or the optimizer's parameter groups were changed after a micro-batch of this step had "
                 "its backward: change them in after_apply, or in the loop before step.micro_batches()"
+            )
+        if not self.has_trained:
+            raise StepUseError(
+                "all parameters of all optimizers are frozen, so there is nothing left to train: call "
+                "requires_grad_(True) on those that train on, or end the job with job.stop(reason)"
             )
         self._check_added()
         for parameter in self.buckets.parameters:
@@ -239,6 +254,12 @@ class Updates:
             name: Update(name, optimizer, state, max_norm=norms.get(name), only=only, guard=guard, place=place)
             for name, optimizer in optimizers.by_name.items()
         }
+        if not any(update.has_trained for update in self._by_name.values()):
+            whose = "the model" if only else f"none of the optimizers {listed(optimizers.by_name)}"
+            raise BadInputError(
+                f"{whose} has {'no' if only else 'a'} parameter that requires a gradient: there is nothing to train; "
+                "call requires_grad_(True) on some before job.protect()"
+            )
         self._places: dict[str, int] = {}
 
     def note_schedules(self) -> None:

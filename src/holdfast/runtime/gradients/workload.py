@@ -180,7 +180,8 @@ class Workload:
         self._notes.computed()
         update = self.update
         update.ready()
-        torch.autograd.backward(self.loss_scale.scaled(loss))
+        if loss.requires_grad or update.needs_backward:
+            torch.autograd.backward(self.loss_scale.scaled(loss))
         update.collect()
         if self.experts is not None:
             self.experts.computed()

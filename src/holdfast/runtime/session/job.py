@@ -47,7 +47,7 @@ from holdfast.runtime.session.unit.listed import GivenLayout, check_work, listed
 from holdfast.runtime.session.unit.spread_model import SpreadModel
 from holdfast.runtime.session.unit.unit import Met, form_unit, meet_under
 from holdfast.runtime.snapshots.snapshots import snapshots_of
-from holdfast.runtime.state.refusals import checked_function, said_untrained
+from holdfast.runtime.state.refusals import checked_function, said_frozen, said_untrained
 from holdfast.runtime.warming.shadow import ShadowAttempt
 from holdfast.storage import storage_at
 
@@ -223,7 +223,9 @@ class Job:
         self._after_apply = checked_function(after_apply)
         workload = workload_of(given, loader, self.device, place)
         workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
-        self._warnings = list(filter(None, (loader.difference, said_untrained(model, workload.state.optimizers))))
+        optimizers = workload.state.optimizers
+        said = (loader.difference, said_untrained(model, optimizers), said_frozen(optimizers))
+        self._warnings = list(filter(None, said))
         self._session = self._open(workload)
 
     def steps(self, count: int) -> Iterator[Step]:

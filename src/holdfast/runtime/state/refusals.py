@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.layouts.local import local_of
-from holdfast.runtime.state.optimizers import Optimizers, needed_arguments
+from holdfast.runtime.state.optimizers import Optimizers, needed_arguments, parameters_of
 from holdfast.runtime.tensors import named_modules, uncompiled
 
 F = TypeVar("F")
@@ -153,6 +153,17 @@ def checked_function(after_apply: F) -> F:
 def needs_metric(scheduler: LRScheduler) -> bool:
     """Return whether a scheduler's step needs to be told something: only the script knows what."""
     return bool(needed_arguments(type(scheduler).step))
+
+
+def said_frozen(optimizers: Optimizers) -> str:
+    """Return a warning of an optimizer whose parameters are all frozen, "" if there is none."""
+    for name, optimizer in optimizers.by_name.items():
+        if not any(parameter.requires_grad for parameter in parameters_of(optimizer)):
+            return (
+                f"optimizer {name!r} has no parameter that requires a gradient: its steps change nothing until "
+                "requires_grad_(True) is called on one"
+            )
+    return ""
 
 
 def said_untrained(model: torch.nn.Module, optimizers: Optimizers) -> str:
