@@ -35,10 +35,10 @@ def check(cluster: Cluster, nodes: tuple[str, ...], *, experts: int = 0, first: 
         assert json.loads((cluster.directory / f"{node}.json").read_text())["numbers"] == near(numbers)
 
 
-@pytest.mark.parametrize("joins", [False, True])
-def test_a_roll_back_to_before_a_change_leaves_nothing_of_it(tmp_path: Path, joins: bool) -> None:
+@pytest.mark.parametrize(("joins", "in_loop"), [(False, False), (True, False), (True, True)])
+def test_a_roll_back_to_before_a_change_leaves_nothing_of_it(tmp_path: Path, joins: bool, in_loop: bool) -> None:
     """Survivors had a group, with state and options, that the checkpoint has not."""
-    options = {"script": train, "steps": STEPS, "experts": 6, "in_loop": False, "gates": (9,)}
+    options = {"script": train, "steps": STEPS, "experts": 6, "in_loop": in_loop, "gates": (9,)}
     placing = ExpertSpec(slots=2 if joins else 3)
     with Cluster(tmp_path, nodes=3 if joins else 4, options=options, checkpoint_every=5, experts=placing) as cluster:
         cluster.wait("step 8", lambda: 8 in losses(cluster))
@@ -50,8 +50,8 @@ def test_a_roll_back_to_before_a_change_leaves_nothing_of_it(tmp_path: Path, joi
         cluster.add()
         cluster.wait_done()
         assert cluster.of(ev.RolledBack)[0].to_step == 5
-        # after_apply is first called behind step 1
-        check(cluster, ("n2", "n3", "n4") if joins else ("n4", "n5"), experts=6, first=2)
+        first = 1 if in_loop else 2  # after_apply is first called behind step 1
+        check(cluster, ("n2", "n3", "n4") if joins else ("n4", "n5"), experts=6, first=first)
 
 
 def test_what_the_loop_changes_before_a_step_is_changed_once(tmp_path: Path) -> None:
@@ -71,3 +71,19 @@ def test_what_the_loop_changes_before_a_step_is_changed_once(tmp_path: Path) -> 
         assert [event.decision for event in cluster.of(ev.GenerationStarted)].count("redo") == 2
         cluster.assert_replicas_equal()
         check(cluster, ("n3", name))
+
+
+def test_a_step_that_goes_forward_keeps_what_the_loop_has_changed_for_it(tmp_path: Path) -> None:
+    """Its attempt is not done again: the reduced gradients are applied with the options that they were made for."""
+    options = {"script": train, "steps": STEPS, "in_loop": True, "gates": (2,)}
+    with Cluster(tmp_path, nodes=4, options=options) as cluster:
+        cluster.wait("step 1", lambda: 1 in losses(cluster))
+        for step, dying, held in ((4, "n1", ("n2", "n3", "n4")), (7, "n2", ("n3", "n4"))):
+            for node in held:
+                cluster.fail(node, how="hold", step=step, phase="passed")
+            cluster.fail(dying, step=step, phase="passed")
+        cluster.go()
+        cluster.wait_done()
+        assert [event.decision for event in cluster.of(ev.GenerationStarted)].count("forward") == 2
+        cluster.assert_replicas_equal()
+        check(cluster, ("n3", "n4"))

@@ -187,6 +187,26 @@ def test_the_manifest_says_what_is_frozen() -> None:
     assert (trained.frozen, frozen.frozen) == ((), (0, 1))
 
 
+def test_a_loop_that_is_left_in_the_middle_of_a_step_saves_nothing_of_that_step(tmp_path: Path) -> None:
+    """Else the job that resumes, whose loop comes to the step again, would change the learning rate twice."""
+    script, job = Script(), Job(None, checkpoint_dir=str(tmp_path), checkpoint_every=100)
+    job.protect(script.model, script.optimizer, TensorDataset(X, Y), global_batch=8, micro_batch=4)
+    for step in job.steps(8):
+        if step.number == CHANGE_AT:
+            script.optimizer.param_groups[0]["lr"] *= 0.5
+            break
+        for x, y in step.micro_batches():
+            step.backward(script.loss(x, y))
+        assert step.apply()
+    job.await_saved()
+    resumed = Script()
+    resumed.train(CHANGE_AT, lambda: None, directory=tmp_path)
+    whole = Script()
+    whole.train(CHANGE_AT, lambda: None)
+    assert resumed.optimizer.param_groups[0]["lr"] == 0.02
+    assert values(resumed) == values(whole)
+
+
 @pytest.mark.parametrize("case", ["freeze", "unfreeze"])
 def test_a_change_in_the_middle_of_a_step_is_refused(case: str) -> None:
     make, change = CASES[case]
