@@ -45,7 +45,10 @@ def test_a_process_that_dies_too_often_has_its_node_repaired(start_job: StartJob
     assert [failure.tries for failure in job.all(FailureDetected)] == [1, 2]
     assert [event.action for event in job.all(Recovered)] == ["restart", "shrink"]
     with job.client() as client:
-        with pytest.raises((RefusedError, UnreachableError), match=r"no node 'node-7' is quarantined: .*: node-1"):
+        with pytest.raises(
+            (RefusedError, UnreachableError),
+            match=r"node node-7 is unknown, and neither drained nor quarantined: .*: node-1",
+        ):
             client.undrain("node-7")
         assert client.undrain("node-1"), "whoever has started the job starts its agent"
     assert job.wait(NodeRepaired, since=since).repair == "ticket"

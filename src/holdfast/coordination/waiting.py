@@ -21,7 +21,8 @@ class Need:
     why: str = field(compare=False)
 
 
-_UNHEARD = (
+#: said of nodes that may train on, and come back as they are
+UNHEARD = (
     "no node has come to this coordinator, and their workers may train on: the coordinator must listen at the address "
     "that the agents were given"
 )
@@ -56,7 +57,7 @@ class Waiting:
             why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")
             return Need(nodes=left, expert_slots=0, why=why) if why and left > 0 else None
         if unheard := parts.absences.unheard(config.lease_s):
-            return Need(nodes=unheard, expert_slots=0, why=_UNHEARD)
+            return Need(nodes=unheard, expert_slots=0, why=UNHEARD)
         # Of those that may still come back it is their part of the state that the job waits for.
         broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
         if record.plan is not None and broken and (missing := parts.replacing.waits(record.plan)):

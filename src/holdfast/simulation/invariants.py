@@ -13,6 +13,7 @@ from holdfast.coordination.failures.class_table import REPLICA_DIFFERS
 from holdfast.coordination.failures.mismatch import RECEIVED
 from holdfast.coordination.generations.roles import every_role, unit_of
 from holdfast.coordination.inputs import Input, Received
+from holdfast.coordination.waiting import UNHEARD
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from holdfast.observability.history.audit import audit_events
@@ -352,8 +353,8 @@ class Checker:
     def _follow(self, event: ev.AnyEvent) -> None:
         self._last, self._position = event, self._position.after(event)
         match event:
-            case ev.JobWaiting():
-                self._waiting = True
+            case ev.JobWaiting(why=why):
+                self._waiting = why != UNHEARD  # (those may come back as they were, and have trained meanwhile)
             case ev.GenerationStarted(generation=generation):
                 self._generation, self._waiting = generation, False
             case ev.JournalRepaired() | ev.CoordinatorRestarted():

@@ -32,7 +32,9 @@ def test_an_agent_trains_over_tls(tmp_path: Path) -> None:
         tmp_path, tls_cert=cert, tls_key=key, token="t", events=tmp_path / "events.jsonl"
     ) as coordinator:
         done = run_agent(coordinator.entry.url, tmp_path, "t", "--tls-ca", str(cert))
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0
+        (line,) = done.stderr.splitlines()
+        assert f"node far is connected to job j at {coordinator.entry.url}" in line
         assert coordinator.wait() == 0
     assert '"event":"job_finished"' in (tmp_path / "events.jsonl").read_text()
 
