@@ -7,6 +7,7 @@ version could not read stores and journals of this one, or talk to its agents.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 from formats import LINES, MESSAGES, examples_of
+
+from holdfast.cli.spec_options import given_job, job_spec
+from holdfast.control.link.snapshots.files import StoredPart, find_parts, path_of
+from holdfast.protocol.checkpoints.directory import find_checkpoints, verify
+from holdfast.runtime.snapshots.cutting import PartManifest
+from holdfast.storage import LocalStorage
 
 FOLDER = Path(__file__).parent
 WRITTEN: dict[str, dict[str, dict[str, Any]]] = {
@@ -68,3 +75,27 @@ def test_a_renamed_tag_is_found() -> None:
         ".type: 'Hello' is 'Hallo'",
         ".a[1]: 2 is 3",
     ]
+
+
+def test_a_checkpoint_that_was_written_is_whole() -> None:
+    storage = LocalStorage(FOLDER / "checkpoint")
+    (name,) = find_checkpoints(storage)
+    assert verify(storage, name.folder) == name.step == 12
+
+
+def test_parts_of_a_snapshot_that_were_written_are_found_and_read(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "snapshot", tmp_path / "snapshot"))
+    damaged: list[str] = []
+    parts = find_parts(folder, "tiny_moe", lambda path, why: damaged.append(why))
+    assert damaged == []
+    assert sorted((part.step, part.part, part.parts) for part in parts) == [(6, 0, 2), (6, 1, 2)]
+    for part in parts:
+        stored = StoredPart(path_of(folder, part), "tiny_moe")
+        assert msgspec.msgpack.decode(stored.manifest, type=PartManifest).state
+        stored.close()
+
+
+def test_a_job_file_that_was_written_gives_the_same_job() -> None:
+    spec = job_spec(given_job(str(FOLDER / "job.toml"), (), (), {}))
+    found = json.loads(msgspec.json.encode(msgspec.to_builtins(spec)))
+    assert list(lacks(json.loads((FOLDER / "job.json").read_text()), found)) == []

@@ -87,7 +87,7 @@ def check_script(script: str) -> None:
     """Refuse a script that cannot be run.
 
     Raises:
-        BadInputError: there is none, or it cannot be read, or it is no Python.
+        BadInputError: it does not exist, it cannot be read, or it is not valid Python.
     """
     if not os.path.isfile(script):
         raise BadInputError(f"there is no script {script}: give the path of a Python file")
@@ -102,7 +102,7 @@ def check_script(script: str) -> None:
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise BadInputError(f"the script {script}{line} is no valid Python: {why}") from None
+        raise BadInputError(f"the script {script}{line} is not valid Python: {why}") from None
 
 
 def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
