@@ -17,6 +17,7 @@ FOUND = {
     23_569_684_184: "the same, with a dozen nodes",
     24_751_673_129: "a first node is told to end, and its word of that comes after its lease",
     34_207_122_327: "a standby that joins for a leaver leaves itself",
+    34_990_080_465: "a standby that joins for a leaver is told to end, and lost before that",
 }
 
 

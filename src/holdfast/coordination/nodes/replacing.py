@@ -242,6 +242,9 @@ class Replacing:
         turn, members = self._turn, self._turn.members
         beside = turn.record.beside(workers_by_node(plan).keys() | members.nodes.keys())
         drained = {one.node for one in turn.record.drained} | beside.keys()
+        # A standby that is lost beside the node that it came for had no place yet: it does not leave one, even if it
+        # was about to leave itself.
+        drained |= {one.beside for one in turn.record.leaving if not one.owed and one.node in members.nodes}
         if turn.record.held is not None:
             drained.update(turn.record.held.to_leave)  # The pool has given their places to others.
         places = [name for name in workers_by_node(plan) if name not in drained]
