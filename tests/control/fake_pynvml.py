@@ -15,7 +15,11 @@ nvmlEventTypeXidCriticalError = 8
 
 
 class NVMLError(Exception):
-    """What the driver refuses."""
+    """The driver refuses a request."""
+
+
+class NVMLError_NotSupported(NVMLError):
+    """The GPU does not know this fact."""
 
 
 @dataclass
@@ -37,6 +41,13 @@ class Event:
 
 XIDS = [Event(device=100, eventData=31), Event(device=100, eventData=79)]
 LOST: set[int] = set()
+#: GPUs whose memory is the machine's, as of a GB10
+SHARED_MEMORY: set[int] = set()
+
+
+def _check_present(device: int) -> None:
+    if device in LOST:
+        raise NVMLError("GPU is lost")
 
 
 def nvmlInit() -> None:
@@ -49,12 +60,14 @@ def nvmlDeviceGetCount() -> int:
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> int:
-    """A handle is no index."""
+    """Return a handle, which is not an index."""
+    _check_present(100 + index)
     return 100 + index
 
 
 def nvmlDeviceGetIndex(device: int) -> int:
-    """Back again."""
+    """Return the index of a handle."""
+    _check_present(device)
     return device - 100
 
 
@@ -64,15 +77,16 @@ def nvmlDeviceGetName(device: int) -> str:
 
 
 def nvmlDeviceGetMemoryInfo(device: int) -> Memory:
-    """Say how much is used."""
-    if device in LOST:
-        raise NVMLError("GPU is lost")
+    """Return how much is used."""
+    _check_present(device)
+    if device in SHARED_MEMORY:
+        raise NVMLError_NotSupported("Not Supported")
     return Memory(used=3_000_000_000, total=80_000_000_000)
 
 
 def _only_the_first(device: int) -> None:
     if device != 100:
-        raise NVMLError("Not Supported")
+        raise NVMLError_NotSupported("Not Supported")
 
 
 def nvmlDeviceGetTemperature(device: int, sensor: int) -> int:
@@ -99,18 +113,21 @@ def nvmlDeviceGetSupportedEventTypes(device: int) -> int:
     return nvmlEventTypeXidCriticalError if device == 100 else 0
 
 
-def nvmlEventSetCreate() -> object:
-    """A set of events."""
-    return object()
+def nvmlEventSetCreate() -> set[int]:
+    """Return an event set: the devices whose events it delivers."""
+    return set()
 
 
-def nvmlDeviceRegisterEvents(device: int, types: int, events: object) -> None:
-    """Ask for events."""
+def nvmlDeviceRegisterEvents(device: int, types: int, events: set[int]) -> None:
+    """Subscribe to a device's events."""
     _only_the_first(device)
+    events.add(device)
 
 
-def nvmlEventSetWait_v2(events: object, timeout_ms: int) -> Event:
-    """Return the next event."""
-    if XIDS:
-        return XIDS.pop(0)
+def nvmlEventSetWait_v2(events: set[int], timeout_ms: int) -> Event:
+    """Return the next event of a device of the set."""
+    for event in XIDS:
+        if event.device in events:
+            XIDS.remove(event)
+            return event
     raise NVMLError("Timeout")

@@ -1,4 +1,4 @@
-"""What the agent reports of GPUs, with a module that stands for the driver's."""
+"""The GPU facts that an agent reports, read from a fake driver module."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ def _fake_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_pynvml)
     monkeypatch.setattr(fake_pynvml, "XIDS", list(fake_pynvml.XIDS))
     monkeypatch.setattr(fake_pynvml, "LOST", set[int]())
+    monkeypatch.setattr(fake_pynvml, "SHARED_MEMORY", set[int]())
 
 
 def test_the_facts_of_each_gpu() -> None:
     reader = GpuReader(fake_pynvml)
     assert reader.count == 2
     assert reader.read()[0].xids == ()
-    assert reader.take_xids()
+    assert reader.collect_xids()
     assert reader.read() == (FIRST, SECOND)
-    assert not reader.take_xids(), "each error is taken once"
+    assert not reader.collect_xids(), "each error is collected once"
 
 
 def test_a_lost_gpu_is_a_problem_and_the_other_is_read() -> None:
@@ -54,10 +55,31 @@ def test_a_lost_gpu_is_a_problem_and_the_other_is_read() -> None:
     assert lost == GpuFacts(index=1, name="Fake GPU 101", problem="GPU is lost")
 
 
+def test_the_xid_error_of_a_lost_gpu_is_reported() -> None:
+    """The driver no longer tells its index: Xid 79 says that it has fallen off the bus."""
+    reader = GpuReader(fake_pynvml)
+    fake_pynvml.LOST.add(100)
+    fake_pynvml.XIDS[:] = [fake_pynvml.Event(device=100, eventData=79)]
+    assert reader.collect_xids()
+    assert reader.read()[0] == GpuFacts(index=0, name="Fake GPU 100", xids=(79,), problem="GPU is lost")
+
+
+def test_a_gpu_that_is_lost_before_the_agent_starts_is_a_problem() -> None:
+    fake_pynvml.LOST.add(100)
+    lost, other = GpuReader(fake_pynvml).read()
+    assert lost == GpuFacts(index=0, problem="GPU is lost")
+    assert other == SECOND
+
+
+def test_a_gpu_without_memory_of_its_own_is_no_problem() -> None:
+    fake_pynvml.SHARED_MEMORY.add(101)
+    assert GpuReader(fake_pynvml).read()[1] == GpuFacts(index=1, name="Fake GPU 101", temperature_c=41)
+
+
 def test_only_the_newest_errors_are_kept() -> None:
     reader = GpuReader(fake_pynvml)
     fake_pynvml.XIDS[:] = [fake_pynvml.Event(device=100, eventData=number) for number in range(40)]
-    while reader.take_xids():
+    while reader.collect_xids():
         pass
     assert reader.read()[0].xids == tuple(range(24, 40))
 
@@ -76,31 +98,31 @@ def test_without_the_package_or_a_driver_there_is_nothing(monkeypatch: pytest.Mo
 def test_the_thread_ends_if_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, loaded: str | None) -> None:
     monkeypatch.setattr(fake_pynvml, "nvmlDeviceGetCount", lambda: 0)
     before = set(threading.enumerate())
-    watch_gpus(lambda _: pytest.fail("nothing can be told"), load=lambda: fake_pynvml if loaded else None)
+    watch_gpus(lambda _: pytest.fail("there is no GPU to report"), load=lambda: fake_pynvml if loaded else None)
     for thread in set(threading.enumerate()) - before:
         thread.join(10.0)
         assert not thread.is_alive()
 
 
-def test_an_error_is_told_at_the_next_look() -> None:
-    told: list[tuple[GpuFacts, ...]] = []
+def test_an_xid_error_is_reported_at_the_next_check() -> None:
+    reports: list[tuple[GpuFacts, ...]] = []
     fake_pynvml.XIDS.clear()
     both = threading.Event()
 
-    def tell(gpus: tuple[GpuFacts, ...]) -> None:
-        told.append(gpus)
-        if len(told) == 1:
+    def on_read(gpus: tuple[GpuFacts, ...]) -> None:
+        reports.append(gpus)
+        if len(reports) == 1:
             fake_pynvml.XIDS.append(fake_pynvml.Event(device=100, eventData=79))
         else:
             both.set()
 
-    stop = watch_gpus(tell, load=lambda: fake_pynvml, look_s=0.01)
+    stop = watch_gpus(on_read, load=lambda: fake_pynvml, poll_s=0.01)
     assert both.wait(10.0)
     stop.set()
-    assert [gpus[0].xids for gpus in told[:2]] == [(), (79,)]
+    assert [gpus[0].xids for gpus in reports[:2]] == [(), (79,)]
 
 
-def test_an_agent_tells_its_coordinator() -> None:
+def test_an_agent_reports_to_its_coordinator() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: asyncio.Task[int]) -> None:
         await coordinator.attach()
         await coordinator.until(lambda: coordinator.of(GpusRead), "the GPUs")

@@ -1,7 +1,7 @@
-"""Reads what NVIDIA's driver knows of a node's GPUs: memory, temperature, throttling, ECC and Xid errors.
+"""Reads the state of a node's GPUs from NVIDIA's driver: memory, temperature, throttling, ECC and Xid errors.
 
-It needs the package `nvidia-ml-py` (`pip install holdfast[gpu]`). Without it, or without a driver, nothing is reported.
-Reading does not initialize CUDA, and takes no memory of a GPU.
+This needs the package `nvidia-ml-py` (`pip install holdfast[gpu]`). Without it, or without a driver, nothing is
+reported. Reading does not initialize CUDA, and uses no GPU memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import itertools
 import logging
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,25 +18,26 @@ from holdfast.protocol.messages.gpus import MAX_GPUS, MAX_XIDS, GpuFacts
 
 _log = logging.getLogger("holdfast.agent")
 
-#: seconds between two looks for Xid errors; the facts are reported after each look that found one, and each tenth look
-LOOK_S = 1.0
-_LOOKS = 10
-#: the driver's bits for lowered clocks (`nvmlClocksEventReason...`), by what they say; an idle GPU is not throttled
-_THROTTLED = {
+#: seconds between two checks for Xid errors
+POLL_S = 1.0
+#: The facts are reported after each check that found an Xid error, and after every tenth check.
+_POLLS_PER_REPORT = 10
+#: The driver's reasons for lowered clocks (`nvmlClocksEventReason...`), by their bit. An idle GPU is not throttled.
+_THROTTLE_REASONS = {
     0x04: "power limit",
     0x08: "hardware slowdown",
     0x20: "heat (software)",
     0x40: "heat (hardware)",
     0x80: "power brake",
 }
+_MAX_TEXT = 256
 
 #: the module `pynvml`, which has no types
 Nvml = Any
-Told = Callable[[tuple[GpuFacts, ...]], None]
 
 
 def load_nvml() -> Nvml | None:
-    """Return the module `pynvml` with the driver's library opened; None if one of them is missing or does not work."""
+    """Import `pynvml` and open the driver's library; return None if one of them is missing or does not work."""
     try:
         nvml: Nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -58,88 +59,120 @@ class GpuReader:
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
-        self._xids = defaultdict[int, deque[int]](lambda: deque(maxlen=MAX_XIDS))
-        self._handles: dict[int, Any] = {}
-        self._names: dict[int, str] = {}
-        for index in range(min(self._known(nvml.nvmlDeviceGetCount) or 0, MAX_GPUS)):
-            self._handles[index] = self._known(nvml.nvmlDeviceGetHandleByIndex, index)
-            self._names[index] = str(self._known(nvml.nvmlDeviceGetName, self._handles[index]) or "")[:256]
-        self._events = self._subscribe()
+        self._gpus = [_Gpu(nvml, index) for index in range(min(_ask(nvml, "DeviceGetCount") or 0, MAX_GPUS))]
 
     @property
     def count(self) -> int:
-        """How many GPUs there are."""
-        return len(self._handles)
+        """The number of GPUs."""
+        return len(self._gpus)
 
     def read(self) -> tuple[GpuFacts, ...]:
         """Return the present facts of each GPU."""
-        return tuple(map(self._facts, self._handles))
+        return tuple(gpu.read() for gpu in self._gpus)
 
-    def take_xids(self) -> bool:
-        """Remember the Xid errors since the last call, and log them; return whether there were any."""
-        nvml, found = self._nvml, False
-        for _ in range(MAX_XIDS):
-            event = None if self._events is None else self._known(nvml.nvmlEventSetWait_v2, self._events, 0)
-            if event is None:
-                break
-            index = self._known(nvml.nvmlDeviceGetIndex, event.device)
-            if index in self._handles:
-                self._xids[index].append(int(event.eventData))
-                _log.warning("GPU %d (%s): Xid error %d", index, self._names[index], event.eventData)
-                found = True
-        return found
+    def collect_xids(self) -> int:
+        """Log and keep the Xid errors since the last call; return their number."""
+        return sum(gpu.collect_xids() for gpu in self._gpus)
 
-    def _subscribe(self) -> Any:
-        """Ask the driver for Xid errors. None if no GPU can report them."""
+
+class _Gpu:
+    """One GPU, by its number in the driver."""
+
+    def __init__(self, nvml: Nvml, index: int) -> None:
+        self._nvml = nvml
+        self._index = index
+        self._xids = deque[int](maxlen=MAX_XIDS)
+        handle = _ask(nvml, "DeviceGetHandleByIndex", index)
+        self._name = "" if handle is None else str(_ask(nvml, "DeviceGetName", handle) or "")[:_MAX_TEXT]
+        # Each GPU has its own event set: the driver does not tell the index of a GPU that has fallen off the bus.
+        self._events = None if handle is None else self._subscribe(handle)
+
+    def _subscribe(self, handle: Any) -> Any:
+        """Return an event set for the GPU's Xid errors, or None if the GPU cannot report them."""
         nvml = self._nvml
-        events = self._known(nvml.nvmlEventSetCreate)
         wanted = nvml.nvmlEventTypeXidCriticalError
-        subscribed = False
-        for handle in self._handles.values():
-            if events is not None and (self._known(nvml.nvmlDeviceGetSupportedEventTypes, handle) or 0) & wanted:
-                try:
-                    nvml.nvmlDeviceRegisterEvents(handle, wanted, events)
-                    subscribed = True
-                except nvml.NVMLError as error:
-                    _log.info("a GPU's Xid errors are not reported: %s", error)
-        return events if subscribed else None
-
-    def _facts(self, index: int) -> GpuFacts:
-        nvml, handle = self._nvml, self._handles[index]
+        if not (_ask(nvml, "DeviceGetSupportedEventTypes", handle) or 0) & wanted:
+            return None
         try:
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            events = nvml.nvmlEventSetCreate()
+            nvml.nvmlDeviceRegisterEvents(handle, wanted, events)
         except nvml.NVMLError as error:
-            problem = str(error)[:256]
-            return GpuFacts(index=index, name=self._names[index], xids=tuple(self._xids[index]), problem=problem)
-        bits = self._known(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+            _log.info("Xid errors of GPU %d (%s) are not reported: %s", self._index, self._name, error)
+            return None
+        return events
+
+    def collect_xids(self) -> int:
+        """Log and keep the Xid errors since the last call, at most `MAX_XIDS`; return their number."""
+        if self._events is None:
+            return 0
+        for found in range(MAX_XIDS):
+            event = _ask(self._nvml, "EventSetWait_v2", self._events, 0)
+            if event is None:  # There is none within 0 ms.
+                return found
+            self._xids.append(int(event.eventData))
+            _log.warning("GPU %d (%s): Xid error %d", self._index, self._name, event.eventData)
+        return MAX_XIDS
+
+    def read(self) -> GpuFacts:
+        """Return the GPU's present facts."""
+        nvml, xids = self._nvml, tuple(self._xids)
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
+            used, total = _memory_of(nvml, handle)
+        except nvml.NVMLError as error:
+            return GpuFacts(index=self._index, name=self._name, xids=xids, problem=str(error)[:_MAX_TEXT])
+        bits = _ask(nvml, "DeviceGetCurrentClocksThrottleReasons", handle) or 0
         uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         return GpuFacts(
-            index=index,
-            name=self._names[index],
-            memory_used=int(memory.used),
-            memory_total=int(memory.total),
-            temperature_c=int(self._known(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU) or 0),
-            throttled=", ".join(name for bit, name in _THROTTLED.items() if bits & bit),
-            ecc_errors=int(self._known(nvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile) or 0),
-            xids=tuple(self._xids[index]),
+            index=self._index,
+            name=self._name,
+            memory_used=used,
+            memory_total=total,
+            temperature_c=int(_ask(nvml, "DeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU) or 0),
+            throttled=", ".join(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit),
+            ecc_errors=int(_ask(nvml, "DeviceGetTotalEccErrors", handle, uncorrected, volatile) or 0),
+            xids=xids,
         )
 
-    def _known(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return a function's result; None if the driver cannot say: old GPUs have no ECC, a lost GPU says nothing."""
-        try:
-            return function(*arguments)
-        except self._nvml.NVMLError:
-            return None
+
+def _memory_of(nvml: Nvml, handle: Any) -> tuple[int, int]:
+    """Return the used and the total memory in bytes, or (0, 0) if the GPU shares the memory of the machine.
+
+    Raises:
+        NVMLError: The GPU cannot be read.
+    """
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError_NotSupported:
+        return 0, 0
+    return int(memory.used), int(memory.total)
 
 
-def watch_gpus(tell: Told, *, load: Callable[[], Nvml | None] = load_nvml, look_s: float = LOOK_S) -> threading.Event:
-    """Report the GPUs' facts every ten looks, and after each look that found an Xid error, from a thread of its own.
+def _ask(nvml: Nvml, function: str, *arguments: Any) -> Any:
+    """Call the driver's function `nvml<function>`; return None if it fails, as for ECC errors of a GPU without ECC."""
+    try:
+        return getattr(nvml, f"nvml{function}")(*arguments)
+    except nvml.NVMLError:
+        return None
 
-    The thread ends if there is no GPU. A driver that hangs stops only these reports: nothing waits for the thread, not
+
+def watch_gpus(
+    on_read: Callable[[tuple[GpuFacts, ...]], None],
+    *,
+    load: Callable[[], Nvml | None] = load_nvml,
+    poll_s: float = POLL_S,
+) -> threading.Event:
+    """Start a thread that reports the GPUs' facts, every ten checks and after each check that found an Xid error.
+
+    The thread ends if there is no GPU. If the driver hangs, only these reports stop: nothing waits for the thread, not
     even the end of the process.
 
+    Args:
+        on_read: Called in the thread, with the facts of all GPUs.
+        poll_s: Seconds between two checks.
+
     Returns:
-        An event; once it is set, no more is reported.
+        An event that ends the thread once it is set. A report that is under way may still come.
     """
     stop = threading.Event()
 
@@ -149,9 +182,9 @@ def watch_gpus(tell: Told, *, load: Callable[[], Nvml | None] = load_nvml, look_
         if reader is None or not reader.count:
             return
         for number in itertools.count():
-            if reader.take_xids() or number % _LOOKS == 0:
-                tell(reader.read())
-            if stop.wait(look_s):
+            if reader.collect_xids() or number % _POLLS_PER_REPORT == 0:
+                on_read(reader.read())
+            if stop.wait(poll_s):
                 return
 
     threading.Thread(target=watch, name="holdfast-gpus", daemon=True).start()

@@ -384,13 +384,13 @@ class Agent:
         self._obey_soon(lambda: self.machine.seen(failed, now=self.clock.monotonic()))
 
     def _on_gpus(self, gpus: tuple[GpuFacts, ...]) -> None:
-        """The GPUs were read. Any thread."""
+        """Report the state of the GPUs; called in another thread."""
         self._obey_soon(lambda: self.machine.gpus_read(GpusRead(gpus=gpus), self.clock.monotonic()))
 
-    def _obey_soon(self, tell: Callable[[], Iterable[AgentInstruction]]) -> None:
-        """Tell the machine something, from any thread."""
+    def _obey_soon(self, call: Callable[[], Iterable[AgentInstruction]]) -> None:
+        """Call the machine in the agent's loop, and carry out its instructions; from any thread."""
         with contextlib.suppress(RuntimeError):  # the agent has ended
-            self._loop.call_soon_threadsafe(lambda: self._obey(tell()))
+            self._loop.call_soon_threadsafe(lambda: self._obey(call()))
 
     def _on_part(self, part: SnapshotPart) -> None:
         self._obey(self.machine.fetched(part, self.clock.monotonic()))

@@ -76,7 +76,7 @@ class Node:
     ahead_s: float = 0.0
     #: how far its wall clock is ahead of the coordinator's, in seconds; 0 if that is not known, or as good as nothing
     clock_off_s: float = 0.0
-    #: what its GPUs said of themselves last; empty without NVIDIA's driver
+    #: the last reported state of its GPUs; empty without NVIDIA's driver
     gpus: tuple[GpuFacts, ...] = ()
     #: known from before this coordinator's start
     returning: bool = False

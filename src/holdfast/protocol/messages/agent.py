@@ -230,7 +230,7 @@ class OutputFailed(Struct, frozen=True, kw_only=True, tag="OutputFailed"):
 
 
 class GpusRead(Struct, frozen=True, kw_only=True, tag="GpusRead"):
-    """What the node's GPUs say of themselves; said every ten seconds if there are any, and after an Xid error."""
+    """The state of the node's GPUs, sent every ten seconds and after each Xid error; not sent without GPUs."""
 
     gpus: Annotated[tuple[GpuFacts, ...], Meta(max_length=MAX_GPUS)]
 

@@ -1,4 +1,4 @@
-"""What a node's GPUs say of themselves."""
+"""The state of a node's GPUs, as NVIDIA's driver reports it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ShortText = Annotated[str, Meta(max_length=256)]
 
 
 class GpuFacts(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="GpuFacts"):
-    """What one GPU says of itself; a fact that it does not know is 0 or empty.
+    """The state of one GPU. A fact that the driver does not know is 0 or empty.
 
     Attributes:
         index: The GPU's number in the driver, not in CUDA_VISIBLE_DEVICES.
-        memory_used: In bytes, of all processes.
-        memory_total: In bytes.
-        temperature_c: In degrees Celsius.
+        memory_used: Bytes used by all processes.
+        memory_total: Bytes; 0 if the GPU shares the memory of the machine.
+        temperature_c: Degrees Celsius.
         throttled: Why its clocks are lower than they could be; "" if they are not.
-        ecc_errors: Memory errors that ECC could not correct, since the driver was loaded.
-        xids: Xid errors that the driver has reported since the agent started, oldest first.
-        problem: Why it cannot be read, "" if it can: a GPU that is lost.
+        ecc_errors: Memory errors since the driver was loaded that ECC could not correct.
+        xids: The newest Xid errors that the driver has reported since the agent started, oldest first.
+        problem: Why the GPU cannot be read, such as "GPU is lost"; "" if it can.
     """
 
     index: Annotated[int, Meta(ge=0, le=MAX_GPUS - 1)]
