@@ -33,26 +33,15 @@ UNIT_TESTS = ("coordination", "protocol")
 _USAGE_ERROR, _NO_TESTS = 4, 5
 
 
-class StaleMutantError(Exception):
-    """A mutant's text is not in its file exactly once."""
-
-
 def write(mutant: Mutant, place: Path) -> None:
     """Copy the source with the mutant in it to `place`/holdfast.
 
     Raises:
         StaleMutantError: the source has changed.
     """
-    text = (SOURCE / mutant.file).read_text()
-    if text.count(mutant.old) != 1:
-        times = text.count(mutant.old)
-        raise StaleMutantError(f"{mutant.name}: its text is {times} times in {mutant.file}: change it with the source")
+    changed, text = place / "holdfast" / mutant.file, mutant.put_into((SOURCE / mutant.file).read_text())
     unused = shutil.ignore_patterns() if mutant.tests else shutil.ignore_patterns("runtime", "control")
     shutil.copytree(SOURCE, place / "holdfast", ignore=unused)
-    text = text.replace(mutant.old, mutant.new)
-    if "msgspec." in mutant.new:
-        text = text.replace("\nfrom holdfast", "\nimport msgspec\n\nfrom holdfast", 1)
-    changed = place / "holdfast" / mutant.file
     changed.write_text(text)
     for compiled in changed.parent.glob(f"__pycache__/{changed.stem}.*"):
         compiled.unlink()  # (the others' bytecode is as good as before)

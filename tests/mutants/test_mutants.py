@@ -2,39 +2,88 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
-from mutant import Mutant
+from mutant import Mutant, StaleMutantError
 from mutant_table import MUTANTS
-from run_mutants import SOURCE, StaleMutantError, caught_by, write
+from run_mutants import SOURCE, caught_by, write
+
+CODE = '''"""An example."""
+
+from __future__ import annotations
+
+LIMIT = 3
+
+
+class Example:
+    """Counts."""
+
+    def count(self, what: list[int]) -> int:
+        """Count up to the limit."""
+        total = 0
+        for one in what:  # (not all)
+            if one < LIMIT and total < LIMIT:
+                total += one
+        return finish(total=total, what=what)
+'''
+
+
+def mutated(old: str, new: str, qualname: str = "Example.count") -> str:
+    return Mutant(name="m", module="m", qualname=qualname, old=old, new=new, why="").put_into(CODE)
 
 
 def test_every_mutant_fits_the_source() -> None:
-    """Its text is there once, so that what is tested is what the table says."""
-    stale = [mutant.name for mutant in MUTANTS if (SOURCE / mutant.file).read_text().count(mutant.old) != 1]
-    assert stale == []
+    """Its code is there once, and what is tested differs from the source."""
+    modules = {file: ast.parse((SOURCE / file).read_text()) for file in {mutant.file for mutant in MUTANTS}}
+    for mutant in MUTANTS:
+        mutant.find(modules[mutant.file])
+        assert ast.dump(ast.parse(mutant.old)) != ast.dump(ast.parse(mutant.new)), mutant.name
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
-    assert sum(not mutant.equivalent for mutant in MUTANTS) >= 40
+    assert sum(not mutant.equivalent for mutant in MUTANTS) >= 360
 
 
-def test_a_mutant_that_does_not_fit_fails_loudly(tmp_path: Path) -> None:
-    stale = Mutant(name="stale", file="clock.py", old="no such line", new="", why="the source has changed")
-    with pytest.raises(StaleMutantError, match=r"its text is 0 times in clock\.py"):
-        write(stale, tmp_path)
+def test_an_expression_statements_and_an_argument_are_replaced() -> None:
+    assert "if one < LIMIT:" in mutated("one < LIMIT and total < LIMIT", "one < LIMIT")
+    assert "total -= one" in mutated("total += one", "total -= one")
+    assert "            pass\n" in mutated("if one < LIMIT and total < LIMIT:\n    total += one", "pass")
+    assert "finish(total=0, what=what)" in mutated("total = total", "total = 0")
+    assert "LIMIT = 4" in mutated("LIMIT = 3", "LIMIT = 4", qualname="")
+    assert "\nimport msgspec\n" in mutated("total = 0", "total = msgspec.UNSET")
+
+
+@pytest.mark.parametrize(
+    ("old", "qualname", "times"),
+    [("no_such_thing", "Example.count", 0), ("LIMIT", "Example.count", 2), ("LIMIT", "Example.other", 0)],
+)
+def test_a_mutant_that_does_not_fit_fails_loudly(old: str, qualname: str, times: int) -> None:
+    with pytest.raises(StaleMutantError, match=f"'{old}' is {times} times in m:{qualname}"):
+        mutated(old, "None", qualname)
+
+
+def test_a_stale_mutant_is_not_run(tmp_path: Path) -> None:
+    with pytest.raises(StaleMutantError, match="is 0 times in clock:"):
+        write(Mutant(name="stale", module="clock", old="no_such_thing", new="None", why=""), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mutant_whose_tests_do_not_exist_is_not_caught() -> None:
     mutant = Mutant(
-        name="none", file="clock.py", old="class SystemClock", new="class SystemClock", why="", tests=("no.py",)
+        name="none",
+        module="clock",
+        qualname="SystemClock.time",
+        old="time.time()",
+        new="time.time()",
+        why="",
+        tests=("no.py",),
     )
     with pytest.raises(RuntimeError, match="no test has run"):
         caught_by(mutant)
 
 
 def test_without_a_mutant_nothing_is_caught() -> None:
-    line = '"""What becomes of an interrupted step'
-    none = Mutant(name="none", file="coordination/generations/decisions.py", old=line, new=line, why="")
+    none = Mutant(name="none", module="coordination.instructions", old="import msgspec", new="import msgspec", why="")
     assert caught_by(none, quick=True) == ""
 
 
