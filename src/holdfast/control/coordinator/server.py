@@ -29,7 +29,7 @@ from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.doorkeeper import check_room
 from holdfast.control.serving.http import TokenCheck, TokenGate
 from holdfast.control.serving.listening import bind, steady_time, url_of
-from holdfast.control.serving.predecessor import refuse_second
+from holdfast.control.serving.predecessor import check_predecessor_ended
 from holdfast.control.serving.web import WebServer
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError
@@ -102,7 +102,7 @@ async def serve(
             await asyncio.to_thread(stack.enter_context, lock)
         server = _Server(settings, listener, keeper, (journal, metrics), clock or SystemClock(), on_event)
         if keeper.record is not None and not keeper.record.outcome:
-            await server.refuse_second()
+            await server.check_predecessor_ended()
         async with server.registered() as entry:
             if on_ready is not None:
                 on_ready(entry)
@@ -142,7 +142,7 @@ class _Server:
         self._token = settings.token or secrets.token_urlsafe(32)
         self._url = url_of(listener, tls=settings.tls_cert is not None)
         self._signals = 0
-        #: where the coordinator before this one served
+        #: the address of the coordinator before this one, "" for none
         self._before = keeper.record.url if keeper.record is not None else ""
         cert = settings.tls_cert
         self._entry = JobEntry(
@@ -154,9 +154,10 @@ class _Server:
         )
         self._job = JobHost(settings, keeper, books, steady_time(clock), self._url, self._token, on_event=on_event)
 
-    async def refuse_second(self) -> None:
-        """Raise BadInputError if the coordinator before still serves."""
-        await refuse_second(CoordinatorClient, self._settings.job, self._before, self._entry, self._settings.registry)
+    async def check_predecessor_ended(self) -> None:
+        """Raise BadInputError if the coordinator before this one still serves."""
+        settings = self._settings
+        await check_predecessor_ended(CoordinatorClient, settings.job, self._before, self._entry, settings.registry)
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:

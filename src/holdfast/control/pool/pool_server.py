@@ -35,7 +35,7 @@ from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.agent_channel import AgentChannel
 from holdfast.control.serving.http import HANDLERS, TokenCheck, TokenGate, error_answer
 from holdfast.control.serving.listening import bind, steady_time, url_of
-from holdfast.control.serving.predecessor import refuse_second
+from holdfast.control.serving.predecessor import check_predecessor_ended
 from holdfast.control.serving.stored_record import outdated_store
 from holdfast.control.serving.web import WebServer
 from holdfast.control.store.choose import open_store
@@ -90,7 +90,7 @@ async def serve_pool(
         keeper = PoolRecordKeeper(store)
         journal = stack.enter_context(contextlib.closing(_journal(settings, keeper.record)))
         server = _PoolServer(settings, listener, store, keeper, journal, clock or SystemClock())
-        await server.refuse_second()
+        await server.check_predecessor_ended()
         async with server.registered() as entry:
             if on_ready is not None:
                 on_ready(entry)
@@ -144,7 +144,7 @@ class _PoolServer:
         self._strangers = CountedLog(_log, clock.monotonic)
         self._web = WebServer(listener, self._strangers, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
         self._url = url_of(listener, tls=settings.tls_cert is not None)
-        #: where the server before this one served
+        #: the address of the server before this one, "" for none
         self._before = keeper.record.url if keeper.record is not None else ""
         self._entry = JobEntry(
             url=self._url,
@@ -175,10 +175,10 @@ class _PoolServer:
         self._api = PoolApi(self._shell, self._jobs, self._metrics)
         self._leftovers = Leftovers(store, known=self._records, used=self._jobs.used)
 
-    async def refuse_second(self) -> None:
-        """Raise BadInputError if the server before still serves."""
+    async def check_predecessor_ended(self) -> None:
+        """Raise BadInputError if the server before this one still serves."""
         settings = self._settings
-        await refuse_second(PoolClient, settings.name, self._before, self._entry, settings.registry, "pool")
+        await check_predecessor_ended(PoolClient, settings.name, self._before, self._entry, settings.registry, "pool")
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:

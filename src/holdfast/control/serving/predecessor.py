@@ -1,8 +1,8 @@
 """Refuses to take over from a coordinator or a pool server that still serves.
 
-To start a second one with the same store is a mistake: the agents connect to the address of the first one, so no node
-would come to the second one, and the first one would end. If the first one is dead or hangs, it does not answer, and
-the second one takes over.
+A second server with the same store is a mistake: the agents connect to the address of the first one, so no node would
+connect to the second one, and the first one would be superseded. If the first one is dead or hangs, it does not answer,
+and the second one takes over.
 """
 
 from __future__ import annotations
@@ -15,47 +15,49 @@ from typing import Any, Protocol
 from holdfast.control.registry import JobEntry, live_jobs
 from holdfast.errors import BadInputError, HoldfastError
 
-#: seconds in which one that serves answers
+#: seconds that the predecessor has to accept a connection, and again to answer
 _ANSWER_S = 2.0
 
 
 class StatusClient(Protocol):
-    """A client whose `status` names what it serves."""
+    """A client whose `status` contains the name of the job or the pool."""
 
     def status(self) -> dict[str, Any]: ...
 
     def close(self) -> None: ...
 
 
-class MakeClient(Protocol):
-    """Makes a client."""
+class ClientFactory(Protocol):
+    """Makes a client for one server. Raises HoldfastError if its address or certificate cannot be used."""
 
     def __call__(self, job: JobEntry, *, timeout_s: float) -> StatusClient: ...
 
 
-async def refuse_second(
-    make: MakeClient, name: str, url: str, mine: JobEntry, registry: Path | None, kind: str = "job"
+async def check_predecessor_ended(
+    make_client: ClientFactory, name: str, url: str, own: JobEntry, registry: Path | None, kind: str = "job"
 ) -> None:
-    """Raise an error if the one before still serves.
+    """Check that the server which used this store before no longer serves.
+
+    If it cannot be reached, or refuses the token, it counts as ended.
 
     Args:
-        make: The client for this kind of server.
+        make_client: Makes the client for this kind of server.
         name: The name of the job or the pool.
-        url: The address of the one before, "" if it is not known.
-        mine: The address and the token of the new one.
-        registry: The folder of the jobs of this machine, None for none.
+        url: The address of the server before, "" if it is not known.
+        own: The address and the token of the new server.
+        registry: The folder with the jobs of this machine, whose tokens are known; None for none.
         kind: "job" or "pool".
 
     Raises:
-        BadInputError: it answers.
+        BadInputError: It answers.
     """
-    if not url or url == mine.url:
+    if not url or url == own.url:  # The new server listens there, so the one before does not.
         return
     listed = live_jobs(registry) if registry is not None else ()
-    token, tls_ca = next(((one.token, one.tls_ca) for one in listed if one.url == url), (mine.token, mine.tls_ca))
-    client = make(JobEntry(url=url, token=token, job=name, pid=0, tls_ca=tls_ca), timeout_s=_ANSWER_S)
+    access = next((entry for entry in listed if entry.url == url), own)
+    entry = JobEntry(url=url, token=access.token, job=name, pid=0, tls_ca=access.tls_ca)
     status: dict[str, Any] = {}
-    with contextlib.closing(client), contextlib.suppress(HoldfastError):
+    with contextlib.suppress(HoldfastError), contextlib.closing(make_client(entry, timeout_s=_ANSWER_S)) as client:
         status = await asyncio.to_thread(client.status)
     if status.get(kind) == name:
         raise BadInputError(
