@@ -44,7 +44,7 @@ TENANCY_MUTANTS = (
         name="gives_back_who_is_about_to_come",
         module=TENANT,
         qualname="Tenant._without_who_is_gone",
-        old="[node for node in absent if held.grants[node].came and (not self._absences.knows(node))]",
+        old="[node for node in absent if held.grants[node].came and (not self._absences.is_expected(node))]",
         new="list(absent)",
         why="a node that was granted needs its time to come",
     ),

@@ -174,7 +174,7 @@ class Coordinator:
         if isinstance(event, Tick) and self.over is None:
             self.parts.newcomers.tell()
             self.parts.progress.tell(self.config.heartbeat_s)
-            self.waiting.tell()
+            self.waiting.update()
         return self.turn.flush()
 
     def _take(self, event: Input) -> None:
@@ -298,7 +298,7 @@ class Coordinator:
             if self.members.on(connection) is not node:
                 return  # expelled for what it has said
         # Only now is everything known that the node has to say: until here it was awaited as absent.
-        self.parts.absences.back(node)
+        self.parts.absences.on_node_returned(node)
         if self.over is None:
             self._admission.catch_up(node, generation, ended.keys() | self.members.left.keys())
         else:

@@ -34,7 +34,7 @@ class Ending:
         stops = [info.stopped for info in turn.members.workers() if info.stopped is not None]
         turn.change(outcome="finished")
         self._nobody_moves()
-        self._tell("stopped" if stops else "completed", next(filter(None, stops), ""))
+        self._emit_finished("stopped" if stops else "completed", next(filter(None, stops), ""))
         turn.order_all((info.id for info in turn.members.everybody()), JobDone())
         # (those without workers are still starting: nobody is there whom JobDone would let go)
         starting = (node.connection for node in turn.members.nodes.values() if not node.workers)
@@ -55,7 +55,7 @@ class Ending:
         if self.over is not None:
             return
         self._nobody_moves()
-        self._tell(reason, why, resumable=True)
+        self._emit_finished(reason, why, resumable=True)
         self._send_home(exit_code, why)
 
     def _nobody_moves(self) -> None:
@@ -68,8 +68,9 @@ class Ending:
             why = "the job ended before a standby had its place"
             turn.emit(NodeStayed, node=one.node, reason="job_ended", detail=why)
 
-    def _tell(self, reason: str, why: str = "", *, resumable: bool = False) -> None:
+    def _emit_finished(self, reason: str, why: str = "", *, resumable: bool = False) -> None:
         at = self._turn.position
+        # All steps have the same number of samples. The steps before these are of a run whose events are not here.
         counted = at.samples // at.step_samples if at.step_samples else 0
         totals = {"steps": at.step, "samples": at.samples, "samples_since": at.step - counted}
         loss = at.loss if at.step_time else None

@@ -188,7 +188,7 @@ class Hearing:
         if node.complete:
             self._parts.ladder.back(node)
             self._parts.failing.came(node)
-        if not self._parts.absences.attached(node):
+        if not self._parts.absences.on_worker_attached(node):
             self._parts.newcomers.came(node)
             self._parts.joining.arrived()
 

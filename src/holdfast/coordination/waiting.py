@@ -1,4 +1,4 @@
-"""A job that stands still for want of nodes says so, and what it waits for."""
+"""Reports what a job waits for, if it cannot train for lack of nodes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,37 @@ from holdfast.protocol.events import JobWaiting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What is missing at least: nodes, and (0 without experts) the expert slots per MoE layer that they must bring."""
+    """What is missing at least.
+
+    Attributes:
+        nodes: The number of nodes.
+        expert_slots: The expert slots per MoE layer that these nodes must bring; 0 without experts.
+        why: The reason in words. A new reason alone is not a new need.
+    """
 
     nodes: int
     expert_slots: int
     why: str = field(compare=False)
 
 
-#: said of nodes that may train on, and come back as they are
-UNHEARD = (
-    "no node has come to this coordinator, and their workers may train on: the coordinator must listen at the address "
-    "that the agents were given"
+#: why a restarted coordinator waits for nodes that may still train
+NO_NODE_CONNECTED = (
+    "no node has connected to this coordinator since it started, although the job may still train on its nodes: the "
+    "coordinator must listen at the address that the agents were given"
 )
 
 
 class Waiting:
-    """Tells what is missing, once for each need."""
+    """Emits `job_waiting`, once for each need."""
 
     def __init__(self, parts: JobParts) -> None:
+        #: what the job waits for, None if it waits for nothing
         self.need: Need | None = None
         self._parts = parts
 
-    def tell(self) -> None:
-        """Say what the job waits for, where it does and has not said it yet."""
-        # Those that are about to come with fresh workers were not lost, and what they bring is known.
+    def update(self) -> None:
+        """Emit what the job waits for, if it has not been emitted yet."""
+        # Nodes that replace their workers are not lost, and what they bring is known.
         need = None if self._parts.absences.replacing else self._need()
         if need is not None and need != self.need:
             self._parts.turn.emit(JobWaiting, nodes=need.nodes, expert_slots=need.expert_slots, why=need.why)
@@ -52,13 +59,13 @@ class Waiting:
         if why and members.complete_nodes >= parts.replacing.needed:
             return Need(nodes=1, expert_slots=0, why=why)
         if record.generation == 0 or (turn.begins_again and not members.regular):
-            # (that nodes are still to come at the begin is worth no word, unless one came in vain)
+            # Nodes that have yet to join a new run are not reported, unless one was refused or is out.
             left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.all_out
             why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")
             return Need(nodes=left, expert_slots=0, why=why) if why and left > 0 else None
-        if unheard := parts.absences.unheard(config.lease_s):
-            return Need(nodes=unheard, expert_slots=0, why=UNHEARD)
-        # Of those that may still come back it is their part of the state that the job waits for.
+        if unreached := parts.absences.count_unreached(config.lease_s):
+            return Need(nodes=unreached, expert_slots=0, why=NO_NODE_CONNECTED)
+        # While nodes may still come back, the job waits for their part of the state, not for more nodes.
         broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
         if record.plan is not None and broken and (missing := parts.replacing.waits(record.plan)):
             return Need(nodes=missing, expert_slots=0, why="it goes on with as many nodes as before")

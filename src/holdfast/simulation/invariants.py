@@ -13,7 +13,7 @@ from holdfast.coordination.failures.class_table import REPLICA_DIFFERS
 from holdfast.coordination.failures.mismatch import RECEIVED
 from holdfast.coordination.generations.roles import every_role, unit_of
 from holdfast.coordination.inputs import Input, Received
-from holdfast.coordination.waiting import UNHEARD
+from holdfast.coordination.waiting import NO_NODE_CONNECTED
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from holdfast.observability.history.audit import audit_events
@@ -354,7 +354,7 @@ class Checker:
         self._last, self._position = event, self._position.after(event)
         match event:
             case ev.JobWaiting(why=why):
-                self._waiting = why != UNHEARD  # (those may come back as they were, and have trained meanwhile)
+                self._waiting = why != NO_NODE_CONNECTED  # Then the job may still train.
             case ev.GenerationStarted(generation=generation):
                 self._generation, self._waiting = generation, False
             case ev.JournalRepaired() | ev.CoordinatorRestarted():

@@ -1,8 +1,8 @@
-"""Nodes that are not here and expected back within a lease.
+"""Nodes that are not connected, and are expected back within a lease.
 
-Those that a coordinator before this one had in its plan come back as they are: what their workers have promised is
-awaited. Those that were sent away to replace their workers (they wait with an old state, or all are started again)
-come back with fresh ones, so that nothing that the old ones said can count.
+Nodes that an earlier coordinator had in its plan are expected with the same workers: their state and their votes still
+count. Nodes that were sent away to replace their workers are expected with new workers: nothing that the old workers
+reported counts.
 """
 
 from __future__ import annotations
@@ -16,119 +16,124 @@ from holdfast.protocol.messages.agent import Refused
 
 
 class Absences:
-    """Who is on the way back, and since when."""
+    """The nodes that are expected back, and since when they are away."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        #: since when they are away, by whether they come back as they were, or with fresh workers
-        self._as_they_were: dict[str, float] = {}
-        self._fresh: dict[str, float] = {}
-        #: of those that are to come with fresh workers, the ones that nobody was told of yet
-        self._untold: set[str] = set()
-        #: when one came back as it was: who comes later may only have stood behind it in the queue
-        self._last_back = 0.0
-        #: here again, with fresh workers still to come
+        #: the nodes that are expected with the same workers, and since when (the turn's time, in seconds)
+        self._returning: dict[str, float] = {}
+        #: the nodes that are expected with new workers, and since when
+        self._replacing: dict[str, float] = {}
+        #: those of `_replacing` whose first arrival users do not know of yet
+        self._unannounced: set[str] = set()
+        #: nodes that are connected again, and whose new workers have not all attached
         self._starting: set[str] = set()
-        #: whether any node has come to this coordinator
-        self._any_node_came = False
+        #: when a node last came back with the same workers
+        self._last_return = 0.0
+        #: whether any node has connected to this coordinator
+        self._any_connected = False
 
     @property
     def promised(self) -> Set[str]:
         """The nodes whose workers may still come back with their part of the state."""
-        return self._as_they_were.keys()
-
-    def unheard(self, lease_s: float) -> int:
-        """Return how many nodes are awaited if none at all has come to this coordinator within a lease, else 0."""
-        late = [name for name, since in self._as_they_were.items() if since < self._turn.now - lease_s]
-        return 0 if self._any_node_came else len(late)
+        return self._returning.keys()
 
     @property
     def replacing(self) -> bool:
-        """True while somebody is about to come with fresh workers."""
-        return bool(self._starting or self._fresh)
+        """Whether a node is expected with new workers, or its new workers are starting."""
+        return bool(self._starting or self._replacing)
+
+    def count_unreached(self, lease_s: float) -> int:
+        """Return how many nodes are expected if none at all has connected for a lease, else 0."""
+        if self._any_connected:
+            return 0
+        return sum(since < self._turn.now - lease_s for since in self._returning.values())
 
     def expect(self, names: Iterable[str]) -> None:
-        """Expect these nodes as they were."""
-        for name in names:
-            self._as_they_were[name] = self._turn.now
+        """Expect these nodes with the same workers."""
+        self._returning.update(dict.fromkeys(names, self._turn.now))
 
     def replace_workers(self, names: Iterable[str], why: str) -> None:
-        """Have those of these nodes that are connected replace their workers."""
+        """Send the connected ones of these nodes away to replace their workers, and expect them back."""
         turn = self._turn
         for name in dict.fromkeys(names):
             node = turn.members.nodes.get(name)
             if node is None:
                 continue
             if not (node.told or node.returning):
-                self._untold.add(name)
+                self._unannounced.add(name)
             turn.send(node.connection, Refused(why=why, exit_code=EXIT_DONE, retry=True))
             turn.close(node.connection)
             turn.members.remove(name)
             self._starting.discard(name)
-            self._as_they_were.pop(name, None)
-            self._fresh[name] = turn.now
+            self._returning.pop(name, None)
+            self._replacing[name] = turn.now
 
-    def came(self) -> None:
-        """A node has connected. All others have a lease from the time when the first one has."""
-        if not self._any_node_came:
-            self._any_node_came = True
+    def on_node_connected(self) -> None:
+        """A node has connected. If it is the first one, all others have a lease from now."""
+        if not self._any_connected:
+            self._any_connected = True
             self.pause_over()
 
-    def knows(self, name: str) -> bool:
-        """True where a node that connects was expected."""
-        return name in self._as_they_were or name in self._fresh
+    def is_expected(self, name: str) -> bool:
+        """Whether a node is expected back."""
+        return name in self._returning or name in self._replacing
 
-    def returns(self, name: str) -> bool:
-        """True where a node that connects was expected, and was told of before."""
-        return self.knows(name) and name not in self._untold
+    def is_known(self, name: str) -> bool:
+        """Whether a node is expected back, and users know that it has joined before."""
+        return self.is_expected(name) and name not in self._unannounced
 
-    def back(self, node: Node) -> None:
-        """A node is here, and has said all that its workers had to say."""
-        if self._as_they_were.pop(node.name, None) is not None:
-            self._last_back = self._turn.now
-        self._untold.discard(node.name)
-        fresh = self._fresh.pop(node.name, None) is not None
-        if fresh and not (node.complete or node.aside):  # (for a standby nobody waits)
+    def on_node_returned(self, node: Node) -> None:
+        """A node is connected, and its whole Hello was handled."""
+        if self._returning.pop(node.name, None) is not None:
+            self._last_return = self._turn.now
+        self._unannounced.discard(node.name)
+        replaces = self._replacing.pop(node.name, None) is not None
+        if replaces and not (node.complete or node.aside):  # The job does not wait for a standby.
             self._starting.add(node.name)
 
-    def attached(self, node: Node) -> bool:
-        """A worker of a node attached: True where it was awaited."""
-        awaited = node.name in self._starting or node.name in self._fresh
+    def on_worker_attached(self, node: Node) -> bool:
+        """A worker of a node has attached; return whether the node was expected with new workers."""
+        expected = node.name in self._starting or node.name in self._replacing
         if node.complete:
             self._starting.discard(node.name)
-        return awaited
+        return expected
 
     def lost(self, name: str) -> None:
-        """A node has left the job."""
+        """A node has left the job: do not expect it."""
         self._starting.discard(name)
-        self._untold.discard(name)
-        self._as_they_were.pop(name, None)
-        self._fresh.pop(name, None)
+        self._unannounced.discard(name)
+        self._returning.pop(name, None)
+        self._replacing.pop(name, None)
 
     def pause_over(self) -> None:
-        """This process was away: everybody is given the full time again."""
-        for away in (self._as_they_were, self._fresh):
+        """This process was paused: give every node its full time again."""
+        for away in (self._returning, self._replacing):
             away.update(dict.fromkeys(away, self._turn.now))
 
     def overdue(
         self, lease_s: float, needed: Collection[str] = (), needed_s: float = 0.0, *, ends: bool = False
     ) -> list[tuple[str, float]]:
-        """Return those that have not come back within a lease, with the time since when they are away.
+        """Return the nodes that have not come back within a lease, each with the time since when it is away.
 
-        Those that are `needed` have `needed_s` seconds to come with fresh workers: without them something is lost.
+        After an outage, a thousand nodes may connect at once, and one coordinator handles them one by one. While nodes
+        still come back, the others may be waiting in that queue, so none of them is overdue.
 
-        After an outage a thousand come at once, and one coordinator takes them in: as long as any of them come, nobody
-        knows whether the others are gone or wait for their turn.
+        If no node at all has connected, this coordinator may listen at an address that the agents do not know. Then no
+        node is overdue either: giving them up would end a job that still trains. If the job `ends`, they are overdue.
 
-        If no node at all has come, this coordinator may listen at an address that the agents do not know. To give up
-        the job would destroy it, and nothing can be done without nodes, unless the job `ends`.
+        Args:
+            lease_s: Seconds that a node may be away.
+            needed: Nodes without which state is lost.
+            needed_s: Seconds that a needed node has to come back with new workers.
+            ends: Whether the job is about to end.
         """
         before = self._turn.now - lease_s
-        gives_up = (self._any_node_came or ends) and self._last_back < before
-        late = self._as_they_were.items() if gives_up else ()
-        fresh = (
+        gives_up = (self._any_connected or ends) and self._last_return < before
+        returning = self._returning.items() if gives_up else ()
+        replacing = (
             (name, since)
-            for name, since in self._fresh.items()
+            for name, since in self._replacing.items()
             if name not in needed or since < self._turn.now - needed_s
         )
-        return [(name, since) for name, since in (*late, *fresh) if since < before]
+        return [(name, since) for name, since in (*returning, *replacing) if since < before]

@@ -82,8 +82,8 @@ class Admission:
             self._standbys.came(node)
         elif self._departures.owes(hello.node):
             turn.members.owe(hello.node)
-        self._absences.came()
-        node.returning = self._absences.returns(hello.node)
+        self._absences.on_node_connected()
+        node.returning = self._absences.is_known(hello.node)
         self._snapshots.hold(node, hello.snapshots)
         welcome = Welcome(
             term=turn.record.term,

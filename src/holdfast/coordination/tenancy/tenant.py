@@ -217,7 +217,7 @@ class Tenant:
         absent, now = self._absent(held), self._turn.now
         if not absent:
             return held
-        gone = [node for node in absent if held.grants[node].came and not self._absences.knows(node)]
+        gone = [node for node in absent if held.grants[node].came and not self._absences.is_expected(node)]
         gone += [node for node in overdue(held, now, self._config.grant_join_s) if node in absent]
         gone += [node for node in held.to_leave if node in absent and not held.grants[node].came]
         return give_back(held, gone)
