@@ -323,7 +323,7 @@ class Workload:
             self.loss_scale.advance(skipped=commit.nonfinite > 0)
         update.advance_schedules()
         self.updates.note_schedules()
-        self.state.settings.applied()
+        self.state.settings.on_applied()
 
     def rehearse(self, alone: Communicator) -> None:
         """End a shadow step: reduce and step as in a real one, for what that makes; the state is void afterwards.

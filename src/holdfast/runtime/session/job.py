@@ -251,7 +251,7 @@ class Job:
         settings = session.workload.state.settings
         while (work := session.next_compute()) is not None:
             if isinstance(work, ShadowAttempt):
-                settings.begin()
+                settings.begin_attempt()
                 step = Step(work, work.settle, shadow=True)
             else:
                 compute, generation = work
@@ -261,7 +261,7 @@ class Job:
                     session.finish()
                     continue
                 self._warn(session)
-                settings.begin()
+                settings.begin_attempt()
                 step = Step(attempt := session.attempt(compute, generation), partial(session.settle, attempt))
             self._step = step
             try:

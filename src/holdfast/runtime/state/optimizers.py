@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.state import tree
-from holdfast.runtime.state.step_settings import is_number
+from holdfast.runtime.state.step_settings import is_scalar_tensor
 
 #: the name of a job's only optimizer where the script gives it none
 NAMELESS = ""
@@ -80,9 +80,9 @@ class Optimizers:
         return self.by_name[names[0]] if names else None
 
     def settings(self) -> dict[tuple[str, int], dict[str, object]]:
-        """Return the options that the script chose, without those that a schedule changes.
+        """Return the options that the script chose, by the optimizer's name and the number of the parameter group.
 
-        By the optimizer's name and the number of the parameter group.
+        The options that a schedule changes are left out.
         """
         return {
             (name, number): _chosen(group)
@@ -165,7 +165,7 @@ class Optimizers:
             _adopt(optimizer, named if name == NAMELESS else named[name], apart, self._options[name])
 
     def kept_tensors(self, apart: set[int]) -> Iterator[torch.Tensor]:
-        """Yield the tensors that the optimizers keep of parameters, and that `adopt` replaces.
+        """Yield the tensors of the optimizers' state, which `adopt` replaces.
 
         Args:
             apart: ids of parameters that are left out.
@@ -271,10 +271,10 @@ def _called(names: list[str]) -> str:
 
 def _state_of(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
     """Return an optimizer's state with parameters named by their order in the groups, as state_dict() does."""
-    # What is captured may be sent or saved while the script's loop changes such a tensor in place.
+    # A tensor such as the learning rate is cloned: the script may change it in place while the state is sent or saved.
     groups = [
         {
-            key: value.clone() if is_number(value) else value
+            key: value.clone() if is_scalar_tensor(value) else value
             for key, value in sorted(group.items())
             if key not in ("params", "param_names")
         }
@@ -289,25 +289,29 @@ def _state_of(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
 
 
 def _with_state(optimizer: Optimizer, apart: set[int]) -> list[torch.Tensor]:
-    """Return the parameters that an optimizer keeps state of, also those that are in none of its groups any more."""
+    """Return the parameters that an optimizer has state of, also those that are no longer in any of its groups."""
     keys = [cast(object, key) for key in optimizer.state]
     return [key for key in keys if isinstance(key, torch.Tensor) and id(key) not in apart]
 
 
-def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int], first: set[str]) -> None:
-    """Take up an optimizer's state.
+def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int], protected: set[str]) -> None:
+    """Replace an optimizer's options and state with received ones.
 
     Args:
         apart: ids of parameters that are left out.
-        first: the options that the groups had at `protect`; the script may have added others since.
+        protected: the options that the groups had at `protect`. Others that the script has added since are removed,
+            unless they are in the received state.
+
+    Raises:
+        ValueError: the parameter groups or their options are those of another optimizer.
     """
     groups = optimizer.param_groups
     if len(value["groups"]) != len(groups):
         raise ValueError(f"{len(value['groups'])} parameter groups where the optimizer has {len(groups)}")
     for group, saved in zip(groups, value["groups"], strict=True):
-        for option in group.keys() - saved.keys() - first - optimizer.defaults.keys():
+        for option in group.keys() - saved.keys() - protected - optimizer.defaults.keys():
             del group[option]
-        # (versions of torch and schedulers add options; each side has some of its own only in another optimizer)
+        # Versions of torch and schedulers add options. Only of another optimizer, each side lacks options of the other.
         gone, new = saved.keys() - group.keys(), group.keys() - saved.keys() - {"params", "param_names"}
         if gone and new:
             ours, theirs = ", ".join(sorted(new)), ", ".join(sorted(gone))

@@ -267,7 +267,7 @@ class TrainingState:
             self.optimizers.adopt(tree.unpack(manifest.optimizer, whole), self._apart)
             for name, node in manifest.extra.items():
                 self.extra[name].load_state_dict(tree.unpack(node, whole))
-            self.settings.keep()
+            self.settings.save()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateMismatchError(f"{type(error).__name__}: {error}") from error
 
