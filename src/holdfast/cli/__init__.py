@@ -73,8 +73,11 @@ def _bad_words(error: TyperException) -> str:
         message = f"{message.rstrip('.')}, not {str(details()[0]['input'])!r}"
     context: Any = getattr(error, "ctx", None)
     command = context.command_path if context is not None else ""
-    takes_job = context is not None and any("--job" in parameter.opts for parameter in context.command.params)
-    if takes_job and (extra := re.fullmatch(r"Got unexpected extra argument\(s\) \((\S+)\)", message.rstrip("."))):
+    parameters = context.command.params if context is not None else ()
+    takes_job = any("--job" in parameter.opts for parameter in parameters)
+    takes_arguments = any(parameter.param_type_name == "argument" for parameter in parameters)
+    extra = re.fullmatch(r"Got unexpected extra argument\(s\) \((\S+)\)\.?", message)
+    if extra and takes_job and not takes_arguments:
         return f"`{command}` takes no argument {extra[1]!r}: name a job with -j {extra[1]}; see {command} --help"
     if command == "holdfast scale" and (number := re.fullmatch(r"No such option: (-[0-9]+)", message.rstrip("."))):
         return f"the size is '{number[1]}': to remove nodes, name them: holdfast drain NODE"

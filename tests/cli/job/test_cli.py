@@ -225,6 +225,7 @@ def busy_port() -> Iterator[int]:
         (["run", "--set", "foo=1", "SCRIPT"], "--set foo is not known; `holdfast schema job` lists the keys"),
         (["run", "--set", "checkpoint.every", "SCRIPT"], "write KEY=VALUE"),
         (["suspend", "second"], "`holdfast suspend` takes no argument 'second': name a job with -j second"),
+        (["audit", "a.jsonl", "b.jsonl"], "Got unexpected extra argument(s) (b.jsonl); see --help"),
         (["scale", "-1"], "the size is '-1': to remove nodes, name them: holdfast drain NODE"),
         (["logs", "node-1"], "there is no folder node-1: give the job's --log-dir; if node-1 is a node, give --node"),
         (["status", "--address", "foo"], "the coordinator's URL is 'foo': it must be http://HOST:PORT"),

@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import os
 import warnings
+import zipfile
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from holdfast.control.coordinator.alerts import check_alert
@@ -20,8 +22,6 @@ from holdfast.protocol.job_spec import RESTART_ALL, JobSpec
 from holdfast.storage import is_url, storage_at
 
 _MOST_HERE = 1024
-#: endings of scripts that are no source
-_COMPILED = {".pyc", ".pyz", ".zip"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,12 +93,13 @@ def check_script(script: str) -> None:
         raise BadInputError(f"there is no script {script}: give the path of a Python file")
     if not os.access(script, os.R_OK):
         raise BadInputError(f"the script {script} cannot be read: check its permissions")
-    if Path(script).suffix in _COMPILED:
+    content = Path(script).read_bytes()
+    if content.startswith(MAGIC_NUMBER) or zipfile.is_zipfile(script):  # Python also runs bytecode and archives.
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # (its own interpreter prints them)
-            compile(Path(script).read_bytes(), script, "exec")
+            warnings.simplefilter("ignore")  # The workers print them when they compile the script.
+            compile(content, script, "exec")
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
