@@ -73,7 +73,7 @@ def _bad_words(error: TyperException) -> str:
         message = f"{message.rstrip('.')}, not {str(details()[0]['input'])!r}"
     context: Any = getattr(error, "ctx", None)
     command = context.command_path if context is not None else ""
-    parameters = context.command.params if context is not None else ()
+    parameters: Any = context.command.params if context is not None else ()
     takes_job = any("--job" in parameter.opts for parameter in parameters)
     takes_arguments = any(parameter.param_type_name == "argument" for parameter in parameters)
     extra = re.fullmatch(r"Got unexpected extra argument\(s\) \((\S+)\)\.?", message)
