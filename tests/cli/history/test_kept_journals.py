@@ -47,6 +47,18 @@ def test_what_was_told_is_kept_and_passed_on(tmp_path: Path) -> None:
     assert newest_journal(tmp_path / "new", "b") is None
 
 
+def test_a_journal_that_another_job_removes_at_this_moment_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both jobs remove old journals. The one that found fewer of them kept no journal."""
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [*glob(folder, pattern), folder / "a.removed.jsonl"])
+    keep(tmp_path, "a", failed())
+    path = newest_journal(tmp_path, "a")
+    assert path is not None
+    assert list(read_events(path, print)) == [failed()]
+
+
 def test_only_the_newest_are_kept_and_each_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_journals, "KEPT", 3)
     monkeypatch.setattr(kept_journals, "MOST_BYTES", 1000)

@@ -66,6 +66,7 @@ GPU = {
 def test_what_is_wrong_with_a_gpu_is_a_note() -> None:
     bad = {**GPU, "xids": (31, 79), "ecc_errors": 2, "throttled": "heat (hardware)"}
     assert gpu_problems(GPU) == []
+    assert gpu_problems({**GPU, "ecc_errors": 1}) == ["1 uncorrected ECC error"]
     assert gpu_problems(bad) == ["Xid 31 79", "2 uncorrected ECC errors", "throttled by heat (hardware)"]
     nodes = [node("node-0", worker(0, 7), gpus=[GPU]), node("node-1", worker(1, 7), gpus=[{**GPU, "xids": [79]}])]
     healthy, sick = shown(nodes=nodes, leaving=[], paces=[], links=[])[-2:]

@@ -31,9 +31,7 @@ def journal_folder(environment: Mapping[str, str]) -> Path:
 
 def newest_journal(folder: Path, job: str | None = None) -> Path | None:
     """Return the newest journal of a job, or of any job, or None if there is none."""
-    with contextlib.suppress(OSError):
-        return max(_journals(folder, job), key=lambda path: path.stat().st_mtime, default=None)
-    return None
+    return max(_journals(folder, job), default=(0.0, None))[1]
 
 
 def new_journal(folder: Path, job: str) -> Path:
@@ -54,12 +52,13 @@ def kept_journal(path: Path, on_event: Callable[[ReadEvent], None]) -> Generator
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        for old in sorted(_journals(folder), key=lambda one: one.stat().st_mtime)[:-KEPT]:
-            old.unlink(missing_ok=True)
     except OSError as error:
         _log.info("the events of the job are not kept: %s", error)
         yield on_event
         return
+    for _, old in sorted(_journals(folder))[:-KEPT]:
+        with contextlib.suppress(OSError):
+            old.unlink()
     written = 0
 
     def keep(event: ReadEvent) -> None:
@@ -80,8 +79,13 @@ def kept_journal(path: Path, on_event: Callable[[ReadEvent], None]) -> Generator
         os.close(descriptor)
 
 
-def _journals(folder: Path, job: str | None = None) -> list[Path]:
-    """Return the journals in a folder, of one job or of all."""
-    # A job's name may contain dots. The rest of the file's name has none.
-    found = folder.glob("*.jsonl")
-    return [path for path in found if job is None or path.name.removesuffix(".jsonl").rpartition(".")[0] == job]
+def _journals(folder: Path, job: str | None = None) -> list[tuple[float, Path]]:
+    """Return the journals in a folder, of one job or of all, each with the time of its last write (unix seconds)."""
+    found: list[tuple[float, Path]] = []
+    with contextlib.suppress(OSError):
+        for path in folder.glob("*.jsonl"):
+            # A job's name may contain dots. The rest of the file's name has none.
+            if job is None or path.name.removesuffix(".jsonl").rpartition(".")[0] == job:
+                with contextlib.suppress(OSError):  # Another job may have removed it.
+                    found.append((path.stat().st_mtime, path))
+    return found

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.progress import loss_text, time_of_day
+from holdfast.cli.job.progress import count, loss_text, time_of_day
 from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, seconds_in_words
@@ -46,7 +46,7 @@ def status(
     if (pool := server.of_pool()) is not None:
         with pool as client:
             pooled = client.job(server.job or "")
-        if pooled["state"] != "admitted":  # (then it has no coordinator)
+        if pooled["state"] != "admitted":  # Only an admitted job has a coordinator.
             _print_pooled(pooled, as_json=as_json)
             return
     with server.client() as client:
@@ -58,7 +58,7 @@ def status(
 
 
 def _print_pooled(job: Answer, *, as_json: bool) -> None:
-    """Print where a pool's job stands that has no nodes, or has ended."""
+    """Print the state of a pool's job that has no nodes, or has ended."""
     if as_json:
         print_json(job)
         return
@@ -248,14 +248,14 @@ def _notes(answer: Answer) -> dict[str, list[str]]:
 
 
 def gpu_problems(gpu: Answer) -> list[str]:
-    """Return in words what is wrong with a GPU by the driver's account; [] if nothing is."""
+    """Return the problems that the driver reports of a GPU, in words; [] if there are none."""
     problems: list[str] = []
     if gpu["problem"]:
         problems.append(gpu["problem"])
     if gpu["xids"]:
         problems.append(f"Xid {' '.join(map(str, gpu['xids']))}")
     if gpu["ecc_errors"]:
-        problems.append(f"{gpu['ecc_errors']} uncorrected ECC errors")
+        problems.append(count(gpu["ecc_errors"], "uncorrected ECC error"))
     if gpu["throttled"]:
         problems.append(f"throttled by {gpu['throttled']}")
     return problems
