@@ -73,14 +73,14 @@ def is_stopped(pid: int) -> bool:
 
 
 def print_error(line: str) -> None:
-    """Print one line on stderr with one write: other processes write there, too."""
+    """Print one line on stderr with one write, so that lines of other processes do not mix with it."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Generator[None]:
-    """Hold SIGINT back from this thread, and from the processes that it starts, until they use `interrupts_taken`."""
+def blocked_sigint() -> Generator[None]:
+    """Block SIGINT in this thread, and in the processes that it starts until they use `handled_sigint`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -89,10 +89,11 @@ def interrupts_held() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def interrupts_taken() -> Generator[None]:
-    """Raise KeyboardInterrupt for each SIGINT within, and for one that was held back before; then ignore SIGINT.
+def handled_sigint() -> Generator[None]:
+    """Unblock SIGINT for a process's work, which raises KeyboardInterrupt; then ignore SIGINT.
 
-    The work of a process is within. A SIGINT before would show where it imports, and one after it where it ends.
+    A SIGINT that was blocked before is raised at once. Outside of this, during imports and at the end of the process,
+    a KeyboardInterrupt would only print a traceback.
     """
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

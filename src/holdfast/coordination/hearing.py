@@ -88,7 +88,7 @@ class Hearing:
                 self._parts.straggling.told(node.name, message)
 
     def _on_machine(self, node: Node, message: msg.ClockOffset | msg.GpusRead | msg.OutputFailed) -> None:
-        """Take in what an agent says of its machine."""
+        """Store or report what an agent reports about its machine."""
         match message:
             case msg.ClockOffset():
                 # Delays of a loaded machine are no offset of its clock.

@@ -143,13 +143,13 @@ class SimCluster:
 
     @property
     def _lacks_first(self) -> bool:
-        """A job that has not begun waits in place of a node whose machine ended it, and which will not come again."""
+        """Whether a job that has not begun lacks a node whose machine ended it: that node does not connect again."""
         shell, record = self.coordinator, self.world.store.record
         if shell is None or not shell.alive or record is None or record.generation > 0:
             return False
         agents = list(self.agents.values())
         here = sum(agent.alive and not agent.standby for agent in agents)
-        ended = any(agent.told and not agent.alive for agent in agents)
+        ended = any(agent.ended_by_machine and not agent.alive for agent in agents)
         return ended and here < shell.machine.config.spec.nodes_to_begin
 
     @property

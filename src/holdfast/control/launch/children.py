@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.coordinator.settings import ServerSettings
-from holdfast.control.processes import ChildProcess, die_with_parent, interrupts_held, interrupts_taken, print_error
+from holdfast.control.processes import ChildProcess, blocked_sigint, die_with_parent, handled_sigint, print_error
 from holdfast.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, HoldfastError
 
 
@@ -43,7 +43,7 @@ def spawn(order: CoordinatorOrder | AgentOrder, environment: Mapping[str, str]) 
     # The kind stands on the command line for those who read process lists.
     kind = "coordinator" if isinstance(order, CoordinatorOrder) else f"agent:{order.settings.node}"
     command = [sys.executable, "-P", "-m", "holdfast.control.launch.children", kind]
-    with interrupts_held():
+    with blocked_sigint():
         child = ChildProcess(command, environment=environment, stdin=subprocess.PIPE)
     assert child.stdin is not None
     try:
@@ -70,7 +70,7 @@ def carry_out(order: CoordinatorOrder | AgentOrder) -> int:
 def main() -> int:
     """Read an order from stdin and carry it out."""
     try:
-        with interrupts_taken():
+        with handled_sigint():
             order = msgspec.json.decode(
                 sys.stdin.buffer.read(), type=CoordinatorOrder | AgentOrder, dec_hook=_text_to_path
             )

@@ -29,12 +29,12 @@ from holdfast.control.pool_node.descendants import adopt_orphans, end_all_below
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import (
     ChildProcess,
+    blocked_sigint,
     describe_exit,
     die_with_parent,
     end_all,
     ending_signals,
-    interrupts_held,
-    interrupts_taken,
+    handled_sigint,
     print_error,
     wait_or_end_frozen,
 )
@@ -284,7 +284,7 @@ class _LocalPool:
             os.makedirs(folder, mode=0o700)
             order = NodeOrder(settings=self._node(name, folder))
         command = [sys.executable, "-P", "-m", "holdfast.control.pool.local_pool", name]
-        with interrupts_held():
+        with blocked_sigint():
             child = ChildProcess(command, stdin=subprocess.PIPE)
         assert child.stdin is not None
         try:
@@ -337,7 +337,7 @@ def _to_path(kind: type, value: Any) -> Any:
 def main() -> int:
     """Read an order from stdin and carry it out."""
     try:
-        with interrupts_taken():
+        with handled_sigint():
             order = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerOrder | NodeOrder, dec_hook=_to_path)
             level = "INFO" if isinstance(order, ServerOrder) else order.settings.log.upper()
             logging.basicConfig(level=level, format="%(name)s: %(message)s")

@@ -38,7 +38,9 @@ _ANSWER_S = 10.0
 _log = logging.getLogger("holdfast.agent")
 
 
-class _EndedJob(msgspec.Struct):
+class _JobState(msgspec.Struct):
+    """The pool's answer about a job, as far as it is read here."""
+
     state: str = ""
     submission: int = 0
 
@@ -68,9 +70,11 @@ class GrantProcesses:
         #: how long the node may stay once it is told to end: as the node was told, or its job, whichever is longer
         self.grace_s = settings.grace_s
         self._child: ChildProcess | None = None
-        #: all is to end now; and: the grant is over
-        self._ends, self._over = asyncio.Event(), asyncio.Event()
-        # (what was killed leaves its sockets behind)
+        #: set once everything must end now
+        self._ends = asyncio.Event()
+        #: set once the grant is over
+        self._over = asyncio.Event()
+        # Killed processes leave their sockets in it.
         self._folder = os.path.join(settings.folder, f"{start.grant}")
 
     async def live(self) -> None:
@@ -153,7 +157,7 @@ class GrantProcesses:
         """Return whether the pool says that the job of this grant has finished."""
         try:
             answer = await self._ask()
-            job = msgspec.json.decode(answer, type=_EndedJob) if answer else _EndedJob()
+            job = msgspec.json.decode(answer, type=_JobState) if answer else _JobState()
         except (httpx.HTTPError, TimeoutError, *MALFORMED) as error:
             _log.info("whether job %s has finished is not known: %s", self._start.job, error)
             return False
@@ -214,7 +218,11 @@ class GrantProcesses:
         )
 
     async def _ended(self, child: ChildProcess) -> None:
-        """Wait for the end of the job's agent; it has a few seconds once the grant is over and the code has ended."""
+        """Wait for the end of the job's agent.
+
+        Once the grant is over, the agent of a finished job ends after the script's code. Any other agent is told to end
+        (SIGINT), and is killed after `END_S` seconds.
+        """
         ended = asyncio.ensure_future(wait_or_end_frozen(child))
         over, told = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(self._ends.wait())
         await asyncio.wait((ended, over, told), return_when=asyncio.FIRST_COMPLETED)

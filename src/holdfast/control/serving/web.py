@@ -40,8 +40,8 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class _WithoutCancels(logging.Filter):
-    """Drops uvicorn's errors about connections that are cut off at the end: they only waited for more events."""
+class _CancelFilter(logging.Filter):
+    """Drops uvicorn's errors about connections that the server closes as it ends: they only waited for more events."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         cut_off = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
@@ -250,7 +250,7 @@ class WebServer:
         self._doorkeeper = Doorkeeper(self._listener, protocol, config.ssl, self._log, self._limits)
         with self._libraries_counted(), self._doorkeeper.opened():
             await server.serve(sockets=[])
-            await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # the ones that were cut off
+            await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # those that were cancelled
 
     def stop(self) -> None:
         """End `serve`."""
@@ -260,8 +260,8 @@ class WebServer:
 
     @contextlib.contextmanager
     def _libraries_counted(self) -> Generator[None]:
-        """Hold back what libraries say over and over for each connection that is none."""
-        filters = (_WithoutCancels(), CountedRecords(self._log))
+        """Count repeated log records of libraries about bad connections, instead of printing each."""
+        filters = (_CancelFilter(), CountedRecords(self._log))
         loggers = [logging.getLogger(name) for name in _LIBRARIES]
         for logger, one in itertools.product(loggers, filters):
             logger.addFilter(one)

@@ -96,7 +96,7 @@ class Bucket:
         """Make the buffers.
 
         Args:
-            device: of the buffers if there are no parameters: what ranks have noted travels all the same.
+            device: of the buffers if there are no parameters. The notes of the ranks are reduced also then.
             counts: its squared norm is to be added up with the others'; not that of what another role has as well.
         """
         self.parameters = tuple(parameters)

@@ -179,7 +179,7 @@ class GradientBuckets:
         """Take over the gradients of the parameters that require one; if none does, nothing is reduced.
 
         Args:
-            device: the model's, for the case that no parameter requires a gradient.
+            device: of the buffers if no parameter requires a gradient.
             counts: tells whether a parameter counts here in v, or in another role that has the same of it.
 
         Raises:

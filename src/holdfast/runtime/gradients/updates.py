@@ -79,12 +79,12 @@ class Update:
 
     @property
     def needs_backward(self) -> bool:
-        """False while all parameters of its optimizer are frozen: a loss without a gradient is as good then."""
+        """Whether its optimizer has a parameter that requires a gradient. If not, the loss needs no gradient."""
         return bool(self.buckets.parameters) or (self.steps_experts and bool(self._experts))
 
     @property
-    def has_trained(self) -> bool:
-        """Whether some parameter requires a gradient, of this optimizer or of another one."""
+    def has_trainable(self) -> bool:
+        """Whether any parameter of any optimizer requires a gradient."""
         dense = self._dense if self._only else self._state.optimizers.parameters
         return any(parameter.requires_grad for parameter in (*dense, *(weight for weight, _ in self._experts)))
 
@@ -114,7 +114,7 @@ class Update:
                 "requires_grad or the optimizer's parameter groups were changed after a micro-batch of this step had "
                 "its backward: change them in after_apply, or in the loop before step.micro_batches()"
             )
-        if not self.has_trained:
+        if not self.has_trainable:
             raise StepUseError(
                 "all parameters of all optimizers are frozen, so there is nothing left to train: call "
                 "requires_grad_(True) on those that train on, or end the job with job.stop(reason)"
@@ -254,7 +254,7 @@ class Updates:
             name: Update(name, optimizer, state, max_norm=norms.get(name), only=only, guard=guard, place=place)
             for name, optimizer in optimizers.by_name.items()
         }
-        if not any(update.has_trained for update in self._by_name.values()):
+        if not any(update.has_trainable for update in self._by_name.values()):
             whose = "the model" if only else f"none of the optimizers {listed(optimizers.by_name)}"
             raise BadInputError(
                 f"{whose} has {'no' if only else 'a'} parameter that requires a gradient: there is nothing to train; "

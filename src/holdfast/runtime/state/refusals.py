@@ -156,12 +156,12 @@ def needs_metric(scheduler: LRScheduler) -> bool:
 
 
 def said_frozen(optimizers: Optimizers) -> str:
-    """Return a warning of an optimizer whose parameters are all frozen, "" if there is none."""
+    """Return a warning that names an optimizer whose parameters are all frozen, or "" if there is none."""
     for name, optimizer in optimizers.by_name.items():
         if not any(parameter.requires_grad for parameter in parameters_of(optimizer)):
             return (
                 f"optimizer {name!r} has no parameter that requires a gradient: its steps change nothing until "
-                "requires_grad_(True) is called on one"
+                "requires_grad_(True) is called on one of them"
             )
     return ""
 

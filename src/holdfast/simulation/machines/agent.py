@@ -94,8 +94,8 @@ class SimAgent(Process):
             self._connection.close_from_below(seen=seen)
 
     @property
-    def told(self) -> bool:
-        """Whether its machine's owner has told it to end."""
+    def ended_by_machine(self) -> bool:
+        """Whether its machine has requested its end."""
         return self._notice.given
 
     def told_to_end(self, grace_s: float) -> None:
