@@ -52,7 +52,11 @@ def test_a_journal_that_another_job_removes_at_this_moment_is_no_failure(
 ) -> None:
     """Both jobs remove old journals. The one that found fewer of them kept no journal."""
     glob = Path.glob
-    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [*glob(folder, pattern), folder / "a.removed.jsonl"])
+
+    def glob_too_early(folder: Path, pattern: str) -> list[Path]:
+        return [*glob(folder, pattern), folder / "a.removed.jsonl"]
+
+    monkeypatch.setattr(Path, "glob", glob_too_early)
     keep(tmp_path, "a", failed())
     path = newest_journal(tmp_path, "a")
     assert path is not None

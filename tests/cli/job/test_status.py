@@ -57,7 +57,7 @@ def shown(width: int = 80, *, wide: bool = False, **more: Any) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-GPU = {
+GPU: dict[str, Any] = {
     "index": 3, "name": "H100", "memory_used": 3_200_000_000, "memory_total": 80_000_000_000, "temperature_c": 87,
     "throttled": "", "ecc_errors": 0, "xids": [], "problem": "",
 }  # fmt: skip
