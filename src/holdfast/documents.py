@@ -192,11 +192,11 @@ def _flat(document: Mapping[str, Any], sections: set[str], file: str) -> Iterato
 
 
 def check_known(name: str, known: Collection[str], said: str, where: str = "") -> None:
-    """Refuse a key that there is not. Say which one is near, or else which ones there are if they are few.
+    """Refuse an unknown key. The message names a similar key, or all keys if they are few, or where they are listed.
 
     Args:
-        said: what the complaint calls it.
-        where: a command that lists the keys, "" for none.
+        said: the key, as the message names it.
+        where: the command or the page that lists the keys, "" for none.
 
     Raises:
         BadInputError: it is not known.
@@ -207,7 +207,7 @@ def check_known(name: str, known: Collection[str], said: str, where: str = "") -
         said = said if said.isprintable() else repr(said)
         if near:
             raise BadInputError(f"{said} is not known; the nearest one is {near[0]}")
-        listed = f"; `{where}` lists the keys" if where else ""
+        listed = f"; {where} lists the keys" if where else ""
         few = f": give one of {', '.join(sorted(known))}" if len(known) <= _MOST_LISTED else listed
         raise BadInputError(f"{said} is not known{few}")
 

@@ -47,7 +47,7 @@ def test_a_process_that_dies_too_often_has_its_node_repaired(start_job: StartJob
     with job.client() as client:
         with pytest.raises(
             (RefusedError, UnreachableError),
-            match=r"node node-7 is unknown, and neither drained nor quarantined: .*: node-1",
+            match=r"node node-7 is not in the job, and neither drained nor quarantined: .*: node-1",
         ):
             client.undrain("node-7")
         assert client.undrain("node-1"), "whoever has started the job starts its agent"

@@ -146,8 +146,8 @@ def given_settings(pairs: Sequence[str], struct: type[Struct], example: str, whe
     """Read what `--set KEY=VALUE` gives of a struct's keys.
 
     Args:
-        example: such a pair, for the complaint.
-        where: the command that lists the keys, "" for none.
+        example: a pair, for the message.
+        where: the command or the page that lists the keys.
 
     Raises:
         BadInputError: one has no `=`, or its key is not known.
@@ -184,7 +184,7 @@ def given_job(
         given = {"module": Given(source, "-m")}
     else:
         given = read_toml(Path(source), JobSpec) if source.endswith(".toml") else {"script": Given(source, "SCRIPT")}
-    given |= given_settings(pairs, JobSpec, "checkpoint.every=50", "holdfast schema job")
+    given |= given_settings(pairs, JobSpec, "checkpoint.every=50", "`holdfast schema job`")
     given |= options
     if args:
         given["args"] = Given(tuple(args), "ARGS")
@@ -196,7 +196,7 @@ def given_job(
 
 
 def without_effect(given: Mapping[str, Given], spec: JobSpec) -> Iterator[str]:
-    """Yield a warning for each given setting that has no effect, because another one is missing."""
+    """Yield a warning for each given setting that has no effect without another one, which is not given."""
     for key in ("checkpoint.every", "checkpoint.rate"):
         if key in given and not spec.checkpoint.dir:
             yield f"{given[key].name} has no effect: give --checkpoint-dir, too"

@@ -102,6 +102,7 @@ def test_a_clusters_file_is_taken_as_it_is_and_options_say_more() -> None:
         (["--mtbf", "0.0001", "--hours", "10000"], "failures per replication"),
         (["--set", "recovery.lease_s"], "--set is 'recovery.lease_s': write KEY=VALUE, such as recovery.lease_s=5"),
         (["--set", "recovery.leese_s=1"], "--set recovery.leese_s is not known; the nearest one is recovery.lease_s"),
+        (["--set", "xyzzy=1"], "--set xyzzy is not known; docs/scale.md lists the keys"),
         (["--set", "recovery.lease_s=-1"], "--set recovery.lease_s is -1: it must be a number of seconds"),
         (["--set", "recovery.groups=mpi"], "--set recovery.groups is 'mpi': it must be one of nccl, gloo"),
         (["--set", "job.rounds=1.5"], "--set job.rounds is 1.5: it must be a whole number"),

@@ -71,7 +71,7 @@ def test_a_node_that_fails_too_often_is_quarantined_until_somebody_lets_it_back(
     job.connect(coming("n2", "n2/0/9"))
     assert job.sent(msg.Refused)[0].exit_code == EXIT_REFUSED, "whoever coordinates"
     with pytest.raises(
-        UnreachableError, match=r"n7 is unknown, and neither drained nor quarantined: .* can be undrained: n2"
+        UnreachableError, match=r"n7 is not in the job, and neither drained nor quarantined: .* can be undrained: n2"
     ):
         job.feed(Undrain("n7"))
     job.now += 50.0

@@ -72,7 +72,7 @@ def _of(nodes: Iterable[str] | None) -> str:
 def _folder_of(server: Server) -> Path:
     if (pool := server.of_pool()) is not None:
         with pool as client:
-            folder = client.job(server.job or "")["log_dir"]  # (also of a job that has ended)
+            folder = client.job(server.job or "")["log_dir"]  # A job that has ended is included.
     else:
         with server.client() as client:
             folder = client.status()["log_dir"]

@@ -128,7 +128,7 @@ _REMEDIES = {
     "node_stayed": "start a standby that can take its place",
     "rolled_back": "save more often (--checkpoint-every, --snapshot-every) to lose fewer steps the next time",
     "checkpoint_failed": "check that the checkpoint directory can be written and has space; the node's output",
-    "checkpoint_delayed": "give a faster storage, or save less often (--checkpoint-every); the node's output",
+    "checkpoint_delayed": "use faster storage, or save less often (--checkpoint-every); the node's output",
     "checkpoint_rejected": "check the storage of the checkpoints, and restore the damaged files from a copy; details",
     "snapshot_failed": "free memory on that node, or give it a --snapshot-dir with more space; details",
     "corruption_found": (

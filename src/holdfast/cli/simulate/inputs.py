@@ -34,7 +34,7 @@ def given_case(
     Raises:
         BadInputError: something is wrong with one of them, or they do not fit together.
     """
-    said = given_settings(pairs, FleetCase, "recovery.lease_s=5", "")
+    said = given_settings(pairs, FleetCase, "recovery.lease_s=5", "docs/scale.md")
     said |= {key: Given(value, OPTIONS[key], text=True) for key, value in options.items()}
     if scale:
         _refuse_what_has_no_effect(said, drawing or {})

@@ -304,7 +304,9 @@ class Agent:
                 if machine.welcomed:
                     backoff = _FIRST_BACKOFF_S
                     if machine.over is None:
-                        _log.info("the coordinator is away: the workers go on, and this node connects again")
+                        _log.info(
+                            "lost the connection to the coordinator: the workers train on, and this node reconnects"
+                        )
                 self._channel = None
                 machine.disconnected()
             await asyncio.sleep(backoff)
@@ -505,7 +507,7 @@ async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]
     code = await agent.run()
     over = agent.machine.over
     if settings.grant and over is not None and over.why in reasons.values():
-        return code  # A pool's node ends a job's agent by a signal, however the job has ended.
+        return code  # A pool's node ends the agent by a signal even if the job is done, so this is no news.
     if over is not None and over.why and (over.alone or not settings.quiet):
         say(f"holdfast agent {settings.node}: {over.why}")
     return code

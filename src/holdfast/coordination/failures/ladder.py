@@ -183,7 +183,7 @@ class Ladder:
         entry = next((one for one in self.all_out if one.node == node), None)
         if entry is None:
             away = ", ".join(one.node for one in (*record.drained, *self.all_out)) or "none"
-            what = "is in the job" if node in turn.members.nodes else "is unknown"
+            what = "is in the job" if node in turn.members.nodes else "is not in the job"
             raise UnreachableError(
                 f"node {node} {what}, and neither drained nor quarantined: there is nothing to undo; "
                 f"nodes that can be undrained: {away}"
