@@ -193,7 +193,7 @@ class Hearing:
             self._parts.joining.arrived()
 
     def _unfit(self, node: Node, why: str) -> None:
-        """A node was told to end because it does not fit the job."""
+        """Report a node that was sent away because it does not fit the job."""
         if node.standby:
             self._parts.standbys.unfit(node, why)
             return

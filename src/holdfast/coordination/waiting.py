@@ -87,7 +87,7 @@ def _missing_statically(turn: Turn, ep_size: int) -> Need | None:
 
 
 def _missing(turn: Turn, why: str) -> Need | None:
-    """Return what is missing beyond the nodes that are here; their workers may still be starting."""
+    """Return the need beyond the connected nodes, whose workers may still be starting."""
     shape, nodes = turn.record.expert_shape, turn.members.regular
     if shape is None:
         return None if nodes else Need(nodes=1, expert_slots=0, why=why)

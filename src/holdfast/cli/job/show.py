@@ -111,14 +111,18 @@ def writing_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
 
 
 def of_this_run(events: str, on_event: OnEvent) -> OnEvent:
-    """Return a function that passes on only events that come after those already in the events file, "" for none."""
+    """Return a function that passes only the events of this run to `on_event`.
+
+    Args:
+        events: The job's events file, which may have the events of earlier runs; "" for none.
+    """
     before = last_number(Path(events)) if events else 0
 
-    def told(event: ReadEvent) -> None:
+    def pass_on(event: ReadEvent) -> None:
         if event.seq > before:
             on_event(event)
 
-    return told
+    return pass_on
 
 
 class _PatientWriter:

@@ -99,7 +99,7 @@ class GrantProcesses:
         except OSError as error:
             await self._say_unfit(launch, f"the job cannot be started on it: {error.strerror or error}")
             return
-        await self._ended(self._child)
+        await self._wait_for_agent(self._child)
 
     def over(self) -> None:
         """The grant is over: end everything, but let a finished job's code after its loop run to its end."""
@@ -217,19 +217,19 @@ class GrantProcesses:
             grant=self.grant,
         )
 
-    async def _ended(self, child: ChildProcess) -> None:
+    async def _wait_for_agent(self, child: ChildProcess) -> None:
         """Wait for the end of the job's agent.
 
         Once the grant is over, the agent of a finished job ends after the script's code. Any other agent is told to end
         (SIGINT), and is killed after `END_S` seconds.
         """
         ended = asyncio.ensure_future(wait_or_end_frozen(child))
-        over, told = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(self._ends.wait())
-        await asyncio.wait((ended, over, told), return_when=asyncio.FIRST_COMPLETED)
-        if not (ended.done() or told.done()) and await self._job_finished():
-            await asyncio.wait((ended, told), return_when=asyncio.FIRST_COMPLETED)
+        over, ends = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(self._ends.wait())
+        await asyncio.wait((ended, over, ends), return_when=asyncio.FIRST_COMPLETED)
+        if not (ended.done() or ends.done()) and await self._job_finished():
+            await asyncio.wait((ended, ends), return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
-        told.cancel()
+        ends.cancel()
         if not ended.done():
             child.send_signal(signal.SIGINT)
             child.send_signal(signal.SIGCONT)
