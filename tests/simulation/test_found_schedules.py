@@ -16,6 +16,7 @@ FOUND = {
     23_117_135_179: "a node that has given its place away is needed again in the same turn",
     23_569_684_184: "the same, with a dozen nodes",
     24_751_673_129: "a first node is told to end, and its word of that comes after its lease",
+    26_464_796_299: "one of three nodes is lost three times, and the job waits for it each time",
     34_207_122_327: "a standby that joins for a leaver leaves itself",
     34_990_080_465: "a standby that joins for a leaver is told to end, and lost before that",
 }

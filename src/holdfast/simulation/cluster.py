@@ -117,9 +117,13 @@ class SimCluster:
 
     @property
     def _most_help(self) -> int:
-        """How many nodes are brought or let back at most; more, if others cannot connect to some of them."""
+        """How many nodes are brought or let back at most: each once, and once more for each fault that may end one.
+
+        More, if others cannot connect to some of them.
+        """
+        again = sum(fault.kind in (FaultKind.KILL_NODE, FaultKind.SILENT_NODE) for fault in self.plan.faults)
         unreachable = sum(fault.kind is FaultKind.JOIN_UNREACHABLE for fault in self.plan.faults)
-        return self.plan.nodes + 2 * len(self.plan.blocked) + unreachable
+        return self.plan.nodes + again + 2 * len(self.plan.blocked) + unreachable
 
     @property
     def _waits_for_a_person(self) -> bool:
