@@ -18,6 +18,11 @@ FOUND = {
     24_751_673_129: "a first node is told to end, and its word of that comes after its lease",
     26_464_796_299: "one of three nodes is lost three times, and the job waits for it each time",
     34_207_122_327: "a standby that joins for a leaver leaves itself",
+    26_877_671_091: "a coordinator goes down as it loses a node that is there, and later leaves",
+    34_063_469_399: "a standby that joins for a leaver is told to end, and the leaver's process fails",
+    34_386_483_723: "a standby has a leaver's place, is told to end, and the pool recalls the leaver",
+    34_776_784_574: "the pool recalls a leaver, and the standby that joins for it is told to end",
+    34_949_927_330: "a standby that has taken the place of a leaver is lost while the leaver is owed",
     34_990_080_465: "a standby that joins for a leaver is told to end, and lost before that",
 }
 

@@ -318,6 +318,7 @@ class Departures:
         followed = [one for one in leaving if not one.owed and self._replacing.is_beside(one)]
         found = {name: standby for name, (standby, _) in self._replacing.targets(places).items()}
         found |= {one.node: one.beside for one in followed}
+        self._replacing.pass_on(found)
         for one in followed:
             self._replacing.has_come(one)
         taking = self._replacing.stand_in_for(places)
@@ -330,9 +331,6 @@ class Departures:
                 turn.change(wanted=max(0, turn.record.wanted - 1))
             beside = found.get(one.node, one.beside)
             self._write(msgspec.structs.replace(one, owed=owed, step=step, beside=beside))
-        for one in self._turn.record.leaving:  # (a leaver that was there for another leaver: now its successor is)
-            if one.beside in found and one.node not in names:
-                self._write(msgspec.structs.replace(one, beside=found[one.beside]))
         return taking
 
     def taken_back(self, workers: Iterable[str]) -> None:

@@ -7,7 +7,9 @@ lies beside everything else that has to be done. Where a place is empty, a stand
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.announcing import Newcomers
@@ -51,6 +53,17 @@ class Replacing:
         stand_ins, self._stand_ins = self._stand_ins, {}
         return {name: whose for name, whose in stand_ins.items() if self._stands_in(name)}
 
+    def pass_on(self, successors: Mapping[str, str]) -> None:
+        """Assign leavers to other standbys, if the ones that joined for them are lost or leave themselves.
+
+        Args:
+            successors: the nodes that are lost or leave, with the standby that takes the place of each.
+        """
+        leaving = self._turn.record.leaving
+        if any(one.beside in successors for one in leaving):
+            changed = (replace(one, beside=successors.get(one.beside, one.beside)) for one in leaving)
+            self._turn.change(leaving=tuple(changed))
+
     def fill(self, plan: GenerationPlan) -> None:
         """The members of a plan that are left have spoken: let standbys take the places of the others."""
         members, self.why = self._turn.members, ""
@@ -64,6 +77,7 @@ class Replacing:
                 return
             self.promote(standby)
             self._stand_ins[standby] = name, self._whence(name, standby)
+            self.pass_on({name: standby})
 
     def _weigh(self, plan: GenerationPlan) -> Replacement:
         """Say whether standbys take the places that are empty now, and keep why."""

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, NodeLeft, NodesJoined
+from holdfast.protocol.events import (
+    AnyEvent,
+    CoordinatorRestarted,
+    FailureDetected,
+    GenerationStarted,
+    NodeLeft,
+    NodesJoined,
+)
 from holdfast.protocol.failures import Severity
 from holdfast.protocol.record import Record
 from holdfast.simulation.invariants import InvariantError
@@ -68,6 +75,8 @@ class PlacesTaken:
             self._here.discard(event.node)
         elif isinstance(event, FailureDetected) and event.severity is Severity.NODE:
             self._lost.add(event.node)
+        elif isinstance(event, CoordinatorRestarted):
+            self._lost -= self._here  # (the one before went down within the turn in which it lost these)
         elif isinstance(event, FailureDetected) and event.severity is Severity.PROCESS:
             # (it is there: the coordinator that had lost it went down before that was in the record)
             self._lost.discard(event.node)

@@ -65,6 +65,8 @@ class PoolAbove:
         self._written = Held(submission=SUBMISSION)
         #: how many nodes the pool's decisions let train, as far as the job has heard
         self._places = 0
+        #: the nodes that joined next to a node that leaves, until they leave themselves
+        self._joined: set[str] = set()
         self._role_changes = Counter[int]()
         self._gone: set[int] = set()
         for at in cluster.world.plan.recalls:
@@ -265,8 +267,12 @@ class PoolAbove:
             raise InvariantError(f"{sorted(idle)} count as training without places, {surplus} too many: {record}")
 
     def _nobody_waits_who_trains(self, plan: GenerationPlan, held: Held, record: Record) -> None:
-        """Check that the pool takes no member for a standby, unless it joins next to a node whose place it takes."""
-        joining = {one.beside for one in record.leaving}
-        members = {node_of(worker) for worker in plan.workers} - joining
+        """Check that the pool takes no member for a standby, unless it joins next to a node whose place it takes.
+
+        If such a node leaves itself, it counts as a standby until it has left.
+        """
+        leaving = {one.node for one in record.leaving}
+        self._joined = {one.beside for one in record.leaving} | (self._joined & leaving)
+        members = {node_of(worker) for worker in plan.workers} - self._joined
         if waiting := [node for node in members if node in held.grants and held.grants[node].standby]:
             raise InvariantError(f"{waiting} are members, and wait by what the pool is told: {plan}, {held}")
