@@ -12,7 +12,7 @@ import typer
 from holdfast import environment, errors
 from holdfast.cli import app
 from holdfast.cli.spec_options import SPEC_OPTIONS
-from holdfast.coordination.nodes.injection import FAULTS
+from holdfast.coordination.job.injection import FAULTS
 from holdfast.documents import keys_of
 from holdfast.protocol.job_spec import JobSpec
 from places import ROOT

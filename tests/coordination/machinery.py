@@ -14,9 +14,9 @@ import msgspec
 from holdfast.coordination.agent.instructions import Pass
 from holdfast.coordination.agent.known_plans import KnownPlans
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
 from holdfast.coordination.instructions import Broadcast, Close, Emit, EndJob, Instruction, Persist, Send
+from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.job_spec import JobSpec

@@ -17,9 +17,9 @@ import pytest
 from machinery import Job, attach, hello, w
 from msgspec import inspect
 
+from holdfast.coordination import membership
 from holdfast.coordination.failures import ladder, suspects
 from holdfast.coordination.inputs import Disconnected, Received, Tick
-from holdfast.coordination.nodes import membership
 from holdfast.protocol import record as limits
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import MAX_MESSAGE_BYTES

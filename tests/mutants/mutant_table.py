@@ -31,18 +31,18 @@ ASSIGNMENT = "coordination.generations.assignment"
 ADOPTING = "coordination.worker.unit.adopting"
 SHARE = "coordination.worker.unit.share"
 DECISIONS = "coordination.generations.decisions"
-DECIDING = "coordination.generations.deciding"
+DECIDING = "coordination.job.deciding"
 LEDGER = "coordination.progress.ledger"
 STANDINGS = "coordination.progress.standings"
 PLANNER = "coordination.generations.planner"
 JOINING = "coordination.generations.swap"
-HEARING = "coordination.hearing"
+HEARING = "coordination.job.handlers"
 STOPPING = "coordination.generations.stopping"
-FAILURES = "coordination.failures.failures"
+FAILURES = "coordination.recovery.failures"
 DEPARTURES = "coordination.nodes.departures"
-ADMISSION = "coordination.nodes.admission"
+ADMISSION = "coordination.job.admission"
 ABSENCES = "coordination.nodes.absences"
-COORDINATOR = "coordination.coordinator"
+COORDINATOR = "coordination.job.coordinator"
 CHECKPOINTS = "coordination.progress.checkpoints"
 PROGRESS = "coordination.progress.announced"
 EXPERTS = "coordination.experts.placing"
@@ -463,7 +463,7 @@ MUTANTS = (
     ),
     Mutant(
         name="hears_the_expelled",
-        module="coordination.nodes.membership",
+        module="coordination.membership",
         qualname="Membership.remove",
         old="self._by_connection.pop(node.connection, None)",
         new="pass",
@@ -487,7 +487,7 @@ MUTANTS = (
     ),
     Mutant(
         name="leases_never_run_out",
-        module="coordination.nodes.membership",
+        module="coordination.membership",
         qualname="Membership.expired",
         old="[node for node in silent if now - node.seen > min(lease_s, node.lease.lasts_s)]",
         new="[]",

@@ -5,20 +5,20 @@ from __future__ import annotations
 from mutant import Mutant
 
 BLAME = "coordination.failures.blame"
-DECIDING = "coordination.generations.deciding"
+DECIDING = "coordination.job.deciding"
 MACHINE = "coordination.worker.machine"
-CLOSING = "coordination.closing"
-FAILURES = "coordination.failures.failures"
+CLOSING = "coordination.recovery.closing"
+FAILURES = "coordination.recovery.failures"
 LADDER = "coordination.failures.ladder"
-KEPT_RANKS = "coordination.failures.kept_ranks"
-ADMISSION = "coordination.nodes.admission"
+KEPT_RANKS = "coordination.recovery.kept_ranks"
+ADMISSION = "coordination.job.admission"
 PLANNER = "coordination.generations.planner"
 PROBING = "coordination.nodes.probing"
 PAIR_PROBES = "coordination.nodes.pair_probes"
 START_PROBES = "coordination.nodes.start_probes"
-COORDINATOR = "coordination.coordinator"
+COORDINATOR = "coordination.job.coordinator"
 SUSPECTS = "coordination.failures.suspects"
-TRANSFERS = "coordination.nodes.transfers"
+TRANSFERS = "coordination.transfers"
 
 FAILURE_MUTANTS = (
     Mutant(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-TIMES = "coordination.lateness.times"
+TIMES = "coordination.timing.times"
 WATCH = "coordination.lateness.watch"
-READING = "coordination.lateness.reading"
+READING = "coordination.timing.reading"
 JUDGE = "coordination.lateness.judge"
 OWN_WORK = "coordination.lateness.own_work"
 INQUIRY = "coordination.lateness.inquiry"
@@ -316,7 +316,7 @@ LATENESS_MUTANTS = (
     # ---- leases ----
     Mutant(
         name="lease_forgets_the_window_before",
-        module="coordination.nodes.learnt_lease",
+        module="coordination.timing.lease",
         qualname="LearntLease.lasts_s",
         old="max(self.before_s, self.longest_s)",
         new="self.longest_s",
@@ -324,7 +324,7 @@ LATENESS_MUTANTS = (
     ),
     Mutant(
         name="late_coordinator_relies_on_learnt_leases",
-        module="coordination.coordinator",
+        module="coordination.job.coordinator",
         qualname="Coordinator._tick",
         old="now - self._late_tick > config.lease_s",
         new="True",

@@ -7,10 +7,10 @@ from mutant import Mutant
 PLANNER = "coordination.generations.planner"
 DEPARTURES = "coordination.nodes.departures"
 REPLACING = "coordination.nodes.replacing"
-COORDINATOR = "coordination.coordinator"
-FITTING = "coordination.nodes.fitting"
+COORDINATOR = "coordination.job.coordinator"
+FITTING = "coordination.generations.fitting"
 JOINING = "coordination.generations.swap"
-HEARING = "coordination.hearing"
+HEARING = "coordination.job.handlers"
 GENERATIONS = "coordination.worker.generations"
 BOUNDARIES = "coordination.worker.boundaries"
 

@@ -12,10 +12,10 @@ SHARE = "coordination.worker.unit.share"
 DECISIONS = "coordination.generations.decisions"
 PLANNER = "coordination.generations.planner"
 STOPPING = "coordination.generations.stopping"
-CLOSING = "coordination.closing"
-FINISHING = "coordination.generations.finishing"
+CLOSING = "coordination.recovery.closing"
+FINISHING = "coordination.job.finishing"
 SUSPECTS = "coordination.failures.suspects"
-HEARING = "coordination.hearing"
+HEARING = "coordination.job.handlers"
 RECORD_AGE = "coordination.nodes.record_age"
 
 PART_MUTANTS = (

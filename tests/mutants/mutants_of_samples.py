@@ -7,8 +7,8 @@ from mutant import Mutant
 WORKER = "coordination.worker.machine"
 REPORTING = "coordination.worker.reporting"
 REFUSALS = "coordination.generations.refusals"
-DECIDING = "coordination.generations.deciding"
-HEARING = "coordination.hearing"
+DECIDING = "coordination.job.deciding"
+HEARING = "coordination.job.handlers"
 PLACE = "coordination.agent.place"
 SAMPLES = "step_samples"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 BOOK = "coordination.snapshots.book"
-NEAREST = "coordination.snapshots.nearest"
+NEAREST = "coordination.generations.nearest"
 HELD = "coordination.agent.held_snapshots"
 
 SNAPSHOT_MUTANTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 TENANT = "coordination.tenancy.tenant"
-HOLDING = "coordination.tenancy.holding"
+HOLDING = "coordination.grants"
 
 TENANCY_MUTANTS = (
     Mutant(
@@ -98,7 +98,7 @@ TENANCY_MUTANTS = (
     ),
     Mutant(
         name="lets_a_node_without_a_place_in_as_one_that_trains",
-        module="coordination.nodes.admission",
+        module="coordination.job.admission",
         qualname="Admission.let_in",
         old="self._tenant.is_standby",
         new="self._standbys.waits",

@@ -13,8 +13,8 @@ ASSIGNMENT = "coordination.generations.assignment"
 DECISIONS = "coordination.generations.decisions"
 PLANNER = "coordination.generations.planner"
 TURN = "coordination.turn"
-HEARING = "coordination.hearing"
-MEMBERSHIP = "coordination.nodes.membership"
+HEARING = "coordination.job.handlers"
+MEMBERSHIP = "coordination.membership"
 
 UNIT_MUTANTS = (
     Mutant(

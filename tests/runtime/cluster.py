@@ -26,9 +26,9 @@ from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.agent.instructions import Pass
 from holdfast.coordination.agent.known_plans import KnownPlans
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, InjectFault, Planned, Received, Tick
 from holdfast.coordination.instructions import Broadcast, Emit, EndJob, Persist, PlanExperts, Send
+from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import CheckpointSpec, ExperimentSpec, ExpertSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
@@ -38,7 +38,7 @@ DEADLINE_S = 120.0
 JOB = "test"
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([*PRELOAD, "holdfast.coordination.coordinator"])
+_context.set_forkserver_preload([*PRELOAD, "holdfast.coordination.job.coordinator"])
 
 
 @contextmanager

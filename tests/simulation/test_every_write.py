@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.coordination.agent.instructions import AgentInstruction
 from holdfast.coordination.agent.machine import AgentMachine
-from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.instructions import Instruction
+from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.errors import EXIT_DONE
 from holdfast.simulation.__main__ import main
 from holdfast.simulation.cluster import SimCluster

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, Input, Tick
 from holdfast.coordination.instructions import Instruction
+from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.__main__ import main, replay
 from holdfast.simulation.cluster import SimCluster

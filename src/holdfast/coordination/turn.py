@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.coordination.failures.persons import request_of
+from holdfast.coordination.attention import request_of
 from holdfast.coordination.instructions import (
     Broadcast,
     Close,
@@ -21,7 +21,7 @@ from holdfast.coordination.instructions import (
     StopOutdated,
     TellPool,
 )
-from holdfast.coordination.nodes.membership import Membership
+from holdfast.coordination.membership import Membership
 from holdfast.protocol.events import ActionRequested, AnyEvent, CoordinatorRestarted
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeOrder, ToWorker
 from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints, WorkerOrder

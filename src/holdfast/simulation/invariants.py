@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.failures.class_table import REPLICA_DIFFERS
 from holdfast.coordination.failures.mismatch import RECEIVED
-from holdfast.coordination.generations.roles import every_role, unit_of
 from holdfast.coordination.inputs import Input, Received
-from holdfast.coordination.waiting import NO_NODE_CONNECTED
+from holdfast.coordination.job.coordinator import Coordinator
+from holdfast.coordination.job.waiting import NO_NODE_CONNECTED
+from holdfast.coordination.roles import every_role, unit_of
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from holdfast.observability.history.audit import audit_events

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
+from holdfast.coordination.timing.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Phase

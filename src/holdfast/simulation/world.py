@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.config import CoordinatorConfig, PeriodBounds
-from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.job_spec import CheckpointSpec, ExperimentSpec, ExpertSpec, JobSpec, RecoverySpec
 from holdfast.protocol.names import node_of

@@ -27,7 +27,7 @@ from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.workforce import WorkforceOwner
 from holdfast.control.link.framing import ToWorkerProcess
-from holdfast.coordination.lateness.reading import ProgressAccount, Reading
+from holdfast.coordination.timing.reading import ProgressAccount, Reading
 from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
 from holdfast.protocol.layouts.unit_words import UnitAnswer
 from holdfast.protocol.messages.agent import CoordinatorMessage

@@ -20,7 +20,7 @@ from holdfast.protocol.failures import SeenWait, SeenWorker, SharedStack
 from holdfast.protocol.position import Awaited
 from made_events import made
 
-#: events that lead to a request (holdfast.coordination.failures.persons)
+#: events that lead to a request (holdfast.coordination.attention)
 ABOUT = (
     *("job_waiting", "node_left", "node_stayed", "rolled_back", "checkpoint_failed", "checkpoint_delayed"),
     *("checkpoint_rejected", "snapshot_failed", "corruption_found", "step_skipped", "job_failed"),

@@ -22,7 +22,7 @@ from holdfast.control.agent.channel import (
     websocket_url,
 )
 from holdfast.control.serving.turns import in_parts
-from holdfast.coordination.telling.plan_change import change_of
+from holdfast.coordination.generations.plan_change import change_of
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, Part, Welcome
 from holdfast.protocol.messages.orders import Posted
 from holdfast.protocol.messages.plans import PrepareNode

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.agent.stacks import CoreMeter, thread_clock
-from holdfast.coordination.lateness.reading import Reading
+from holdfast.coordination.timing.reading import Reading
 from holdfast.protocol.messages.progress import Activity
 
 READING = Reading(generation=1, step=1, activity=Activity.COMPUTE, micro_batch=0, since=0.0, world=1)

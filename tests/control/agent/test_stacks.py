@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.control.agent.stacks import StackReader, stacks_of
 from holdfast.control.processes import ProcessHandle
-from holdfast.coordination.lateness.reading import CollectiveWait, ProgressAccount
+from holdfast.coordination.timing.reading import CollectiveWait, ProgressAccount
 
 SCRIPT = """
 import sys, threading, time

@@ -10,10 +10,10 @@ import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.failures.budget import WINDOW_S
-from holdfast.coordination.failures.kept_ranks import KeptRanks
 from holdfast.coordination.failures.ladder import MAX_RETRIES
+from holdfast.coordination.generations.plans import MAX_ASKED
 from holdfast.coordination.inputs import Undrain
-from holdfast.coordination.telling.plans import MAX_ASKED
+from holdfast.coordination.recovery.kept_ranks import KeptRanks
 from holdfast.errors import EXIT_REFUSED, UnreachableError
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind

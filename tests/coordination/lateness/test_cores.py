@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordination.lateness.reading import CoreWaits, Reading, ThreadClock
 from holdfast.coordination.lateness.watch import STALLED_S, LateWatch
+from holdfast.coordination.timing.reading import CoreWaits, Reading, ThreadClock
 from holdfast.protocol.messages.progress import Activity
 
 ME = "a/0/a"

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
-from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S
 from holdfast.coordination.lateness.watch import AGAIN, EXPECTED, LEARN_S, STALLED_S, LateWatch
+from holdfast.coordination.timing.reading import ProgressAccount, Reading, Total
+from holdfast.coordination.timing.times import ENDLESS, UNKNOWN_S
 from holdfast.protocol.job_spec import OWN_TIMES_S
 from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, WatchWork
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.coordination.lateness.pace import ASK_FLOOR_S, Pace
-from holdfast.coordination.lateness.times import UNKNOWN_S
+from holdfast.coordination.timing.times import UNKNOWN_S
 
 STEP_S = 0.5
 

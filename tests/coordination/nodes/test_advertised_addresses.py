@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from machinery import Job, hello
 
-from holdfast.coordination.nodes.admission import reaches_only_itself
+from holdfast.coordination.job.admission import reaches_only_itself
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg

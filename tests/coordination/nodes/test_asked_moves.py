@@ -7,7 +7,7 @@ import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.inputs import MoveNodes, Shutdown
-from holdfast.coordination.nodes.foresight import waits_for
+from holdfast.coordination.job.foresight import waits_for
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.messages import any_side as msg
 

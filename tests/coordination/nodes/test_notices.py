@@ -7,7 +7,7 @@ import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.inputs import MoveNodes
-from holdfast.coordination.nodes.foresight import waits_for
+from holdfast.coordination.job.foresight import waits_for
 from holdfast.coordination.progress.costs import Cost
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg

@@ -9,7 +9,7 @@ import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.inputs import MoveNodes, Shutdown
-from holdfast.coordination.nodes.foresight import foresee, waits_for
+from holdfast.coordination.job.foresight import foresee, waits_for
 from holdfast.coordination.nodes.standbys import MAX_TRIES
 from holdfast.errors import EXIT_FAILED, BadInputError, RefusedError
 from holdfast.protocol import events as ev

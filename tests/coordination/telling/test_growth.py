@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, Received
 from holdfast.coordination.instructions import Broadcast, Instruction, Send
+from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import key_of

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.tenancy.holding import give_back, hear, joined, overdue, report
+from holdfast.coordination.grants import give_back, hear, joined, overdue, report
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobShares
 

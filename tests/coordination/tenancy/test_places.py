@@ -7,8 +7,8 @@ import pytest
 from machinery import attach, hello, w
 from pooled_job import Reserved, reserved
 
+from holdfast.coordination.grants import select_surplus, update_roles
 from holdfast.coordination.inputs import MoveNodes
-from holdfast.coordination.tenancy.holding import select_surplus, update_roles
 from holdfast.protocol.events import NodeLeft, NodesJoined
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from holdfast.coordination.nodes.same_data import difference
+from holdfast.coordination.generations.same_data import difference
 from holdfast.protocol.batch_summary import MAX_PARTS, BatchSummary
 from holdfast.runtime.data.batch_summary import summarize_batch, summarize_data
 from holdfast.runtime.data.loading import MicroBatchLoader

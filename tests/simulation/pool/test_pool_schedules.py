@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from holdfast.coordination.grants import hear, update_roles
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, StartGrant
 from holdfast.coordination.pool.inputs import JobSaid, NodeGone, PoolInput
 from holdfast.coordination.pool.instructions import BeginJob, EmitPool, PersistPool, PoolInstruction
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.share.policies import POLICIES
-from holdfast.coordination.tenancy.holding import hear, update_roles
 from holdfast.protocol.messages.pool import NodeGrant
 from holdfast.protocol.pool.events import JobSuspended
 from holdfast.protocol.pool.held import Held

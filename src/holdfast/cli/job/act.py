@@ -18,7 +18,7 @@ from holdfast.cli.pool.draining import drain_of_pool
 from holdfast.cli.pool.nodes import move_together, scale_job, undrain_nodes
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.pool_client import PoolClient
-from holdfast.coordination.nodes.injection import FAULTS
+from holdfast.coordination.job.injection import FAULTS
 from holdfast.errors import EXIT_FAILED, EXIT_REFUSED, BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.events import NodeMoved, NodeStayed
 

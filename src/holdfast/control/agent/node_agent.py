@@ -56,7 +56,7 @@ from holdfast.coordination.agent.instructions import (
 )
 from holdfast.coordination.agent.known_plans import PlanMaker
 from holdfast.coordination.agent.machine import AgentMachine
-from holdfast.coordination.lateness.reading import ProgressAccount, Reading
+from holdfast.coordination.timing.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
 from holdfast.protocol.layouts.unit_words import UnitWord

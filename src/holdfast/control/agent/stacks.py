@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.control.link.stacks import STACKS_SIGNAL
 from holdfast.control.processes import ProcessHandle, is_stopped
-from holdfast.coordination.lateness.reading import CoreWaits, ProgressAccount, Reading, ThreadClock
+from holdfast.coordination.timing.reading import CoreWaits, ProgressAccount, Reading, ThreadClock
 from holdfast.protocol.messages.progress import Collective, Stacks, WorkerStack
 
 #: an answer takes a millisecond where the process gets a core

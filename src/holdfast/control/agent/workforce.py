@@ -25,7 +25,7 @@ from holdfast.control.link.unit.page import ProposalPage
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.control.output_relay import OutputRelay
 from holdfast.control.processes import ProcessHandle, is_stopped
-from holdfast.coordination.lateness.reading import ProgressAccount, Reading
+from holdfast.coordination.timing.reading import ProgressAccount, Reading
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.layouts.unit_words import JoinUnit, UnitFormed, UnitRefused, UnitWord
 from holdfast.protocol.messages.agent import WorkerDown

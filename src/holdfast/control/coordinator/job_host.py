@@ -24,9 +24,9 @@ from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.coordinator.status import slowness_of, status_of
 from holdfast.control.serving.agent_channel import AgentChannel
-from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Drain, MoveNodes, PoolSaid, Shutdown, Tick
-from holdfast.coordination.nodes.foresight import foresee
+from holdfast.coordination.job.coordinator import Coordinator
+from holdfast.coordination.job.foresight import foresee
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import AnyEvent

@@ -39,7 +39,7 @@ _RECORD = msgspec.msgpack.Decoder(Record)
 
 
 class Machine(Protocol):
-    """What the shell drives: `holdfast.coordination.coordinator.Coordinator`, or a fake."""
+    """What the shell drives: `holdfast.coordination.job.coordinator.Coordinator`, or a fake."""
 
     def start(
         self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()

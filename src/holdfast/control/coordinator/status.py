@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.experts.blobs import experts_by_layer
+from holdfast.coordination.job.awaited import awaited_by
+from holdfast.coordination.job.coordinator import Coordinator
+from holdfast.coordination.job.foresight import waits_for
 from holdfast.coordination.lateness.stragglers import LinkPace, WorkerPace
-from holdfast.coordination.nodes.foresight import waits_for
-from holdfast.coordination.nodes.membership import Node
-from holdfast.coordination.progress.awaited import awaited_by
+from holdfast.coordination.membership import Node
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.metrics import Slowness
 from holdfast.protocol.layouts.layout import WHOLE

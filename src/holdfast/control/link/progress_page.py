@@ -33,7 +33,7 @@ from typing import Protocol
 
 from holdfast.control.link.stacks import answer_with_stacks
 from holdfast.control.link.worker_settings import WorkerSettings
-from holdfast.coordination.lateness.reading import CollectiveWait, ProgressAccount, Reading, Total
+from holdfast.coordination.timing.reading import CollectiveWait, ProgressAccount, Reading, Total
 from holdfast.protocol.messages.progress import ACTIVITIES, Activity
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.budget import TOGETHER_S, Budget
 from holdfast.coordination.inputs import Failure
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_FAILED, UnreachableError
 from holdfast.protocol.events import NodeLeft, NodeRepaired

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import GenerationStarted, JobAtRisk, NodesJoined, WorkersChanged
 from holdfast.protocol.plan import Decision, FaultThreshold, GenerationPlan, JoinedNode

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heapreplace
 
-from holdfast.coordination.generations.roles import whole_units
+from holdfast.coordination.roles import whole_units
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of, seat_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan

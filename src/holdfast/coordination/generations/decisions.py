@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from holdfast.coordination.generations.roles import every_role, only_whole, whole_units
+from holdfast.coordination.roles import every_role, only_whole, whole_units
 from holdfast.protocol.commit import Commit, same_lanes
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind

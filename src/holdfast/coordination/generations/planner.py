@@ -15,10 +15,10 @@ from holdfast.coordination.experts.placing import PlacementQuestion, as_before, 
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.coordination.generations.assignment import divided, even
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
-from holdfast.coordination.generations.roles import assign_roles, by_role, whole_units
 from holdfast.coordination.generations.witnesses import choose_witnesses, witnesses_wanted
-from holdfast.coordination.nodes.membership import Membership
-from holdfast.coordination.nodes.transfers import TransferHistory
+from holdfast.coordination.membership import Membership
+from holdfast.coordination.roles import assign_roles, by_role, whole_units
+from holdfast.coordination.transfers import TransferHistory
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray

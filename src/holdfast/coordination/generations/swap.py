@@ -17,15 +17,15 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
 from holdfast.coordination.generations.announcing import Newcomers, announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import longest
+from holdfast.coordination.generations.fitting import wanted_places
 from holdfast.coordination.generations.planner import factors_of, plan_generation, plan_with
-from holdfast.coordination.generations.roles import only_whole
-from holdfast.coordination.nodes.fitting import wanted_places
+from holdfast.coordination.generations.plans import Telling
 from holdfast.coordination.progress.announced import Progress
-from holdfast.coordination.telling.plans import Telling
+from holdfast.coordination.progress.loads import LoadBook
+from holdfast.coordination.roles import only_whole
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.protocol.messages.orders import Arm, Disarm, Void

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.failures.seen import hangs, node_lost, process_ended
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Failure
@@ -19,10 +18,11 @@ from holdfast.coordination.lateness.own_work import AGAIN_LONGER, OwnWork
 from holdfast.coordination.lateness.pace import Answers, Pace
 from holdfast.coordination.lateness.stories import Stories
 from holdfast.coordination.lateness.stragglers import Stragglers
-from holdfast.coordination.lateness.times import UNKNOWN_S
+from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.absences import Absences
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.recovery.failures import Failures
 from holdfast.coordination.telling.memories import Memories
+from holdfast.coordination.timing.times import UNKNOWN_S
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import WorkerDown

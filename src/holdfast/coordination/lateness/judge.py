@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.coordination.lateness.times import FAILURE, FLOOR_S, UNKNOWN_S
+from holdfast.coordination.timing.times import FAILURE, FLOOR_S, UNKNOWN_S
 from holdfast.protocol.messages.progress import Activity, Stand
 from holdfast.protocol.names import node_of
 

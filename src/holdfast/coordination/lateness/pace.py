@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.coordination.lateness.reading import Total
-from holdfast.coordination.lateness.times import FAILURE, FLOOR_S, UNKNOWN_S, Times
+from holdfast.coordination.timing.reading import Total
+from holdfast.coordination.timing.times import FAILURE, FLOOR_S, UNKNOWN_S, Times
 from holdfast.protocol.messages.progress import Activity
 
 #: A step that takes longer than so many usual ones is worth asking after: that costs a message to each node and harms

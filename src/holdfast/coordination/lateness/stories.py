@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import StacksTaken
 from holdfast.protocol.failures import SeenWait, SeenWorker, SharedStack

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
-from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S, WARM_UP, RunningMean, Times
+from holdfast.coordination.timing.reading import ProgressAccount, Reading, Total
+from holdfast.coordination.timing.times import ENDLESS, UNKNOWN_S, WARM_UP, RunningMean, Times
 from holdfast.protocol.job_spec import OWN_TIMES_S
 from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, Stand, WatchWork
 

@@ -18,9 +18,9 @@ import msgspec
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.layouts.choosing import LayoutChoice, choose_layout
+from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
-from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.costs import Cost
 from holdfast.coordination.progress.recovery_cost import LAYOUT

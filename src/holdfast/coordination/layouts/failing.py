@@ -11,11 +11,11 @@ from collections import Counter
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.roles import UnitName, unit_of
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.layouts.changing import RECENT_S, LayoutChanges
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.announced import Progress
+from holdfast.coordination.roles import UnitName, unit_of
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.events import LayoutKept

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Set
 
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.messages.agent import Refused

@@ -22,8 +22,8 @@ from holdfast.coordination.failures.ladder import LEFT_AS
 from holdfast.coordination.generations.planner import lacks_slots, only_with, shortage, slots_of
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Failure
+from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.absences import Absences
-from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.nodes.replacing import Replacing, named
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.pair_probes import Endpoint, PairProbe, PairProbes
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.messages.agent import AgentMessage, Hello

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.announcing import Newcomers
+from holdfast.coordination.generations.fitting import workers_by_node
 from holdfast.coordination.generations.planner import copies_left, lacks_slots
-from holdfast.coordination.nodes.fitting import workers_by_node
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.choosing import NodesLost, Replacement, choose
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.generations.fitting import misfit
 from holdfast.coordination.inputs import Failure
-from holdfast.coordination.nodes.fitting import misfit
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED

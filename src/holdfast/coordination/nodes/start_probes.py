@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import islice
 
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.pair_probes import PairProbe, PairProbes
 from holdfast.coordination.nodes.probing import TRIES, endpoint_of, why_unreachable
 from holdfast.coordination.turn import Turn

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import lost_experts
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.snapshots.keeping import peers_of
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import SnapshotFailed, SnapshotRejected, SnapshotSaved

@@ -1,1 +1,1 @@
-"""What nodes are told of a generation, as little as can be: plans as changes, addresses in bundles."""
+"""Addresses of a generation, in bundles; and what nodes held around a change of the members."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import MemorySampled
 from holdfast.protocol.messages.memory import MemoryOfNode

@@ -12,19 +12,10 @@ from operator import is_
 
 import msgspec
 
-from holdfast.coordination.closing import Closing
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.ending import Ending
-from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.failures.ladder import Ladder
 from holdfast.coordination.failures.seen import node_lost
-from holdfast.coordination.inputs import PoolSaid, Shutdown
-from holdfast.coordination.nodes.absences import Absences
-from holdfast.coordination.nodes.departures import Departures
-from holdfast.coordination.nodes.replacing import Replacing
-from holdfast.coordination.nodes.standbys import Standbys
-from holdfast.coordination.progress.costs import Cost, MeasuredCosts
-from holdfast.coordination.tenancy.holding import (
+from holdfast.coordination.grants import (
     awaited,
     give_back,
     hear,
@@ -36,6 +27,15 @@ from holdfast.coordination.tenancy.holding import (
     stand,
     update_roles,
 )
+from holdfast.coordination.inputs import PoolSaid, Shutdown
+from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.departures import Departures
+from holdfast.coordination.nodes.replacing import Replacing
+from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.progress.costs import Cost, MeasuredCosts
+from holdfast.coordination.recovery.closing import Closing
+from holdfast.coordination.recovery.ending import Ending
+from holdfast.coordination.recovery.failures import Failures
 from holdfast.coordination.tenancy.pacing import Pacing
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_ENDED

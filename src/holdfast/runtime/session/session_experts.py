@@ -6,7 +6,7 @@ import logging
 
 from holdfast.clock import Clock
 from holdfast.control.link.wire import TransferError
-from holdfast.coordination.experts.loads import encode_loads
+from holdfast.coordination.progress.loads import encode_loads
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import MAX_LOADS, Loads
 from holdfast.protocol.plan import GenerationPlan

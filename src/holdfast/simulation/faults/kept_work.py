@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from holdfast.coordination.generations.roles import unit_of
+from holdfast.coordination.roles import unit_of
 from holdfast.protocol.messages.orders import Begin
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import index_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.coordination.generations.assignment import share_of
-from holdfast.coordination.nodes.membership import Membership
+from holdfast.coordination.membership import Membership
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.record import Record
 from holdfast.simulation.world import World

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from holdfast.coordination.agent import instructions as ask
 from holdfast.coordination.agent.identity import NodeIdentity, Notice
-from holdfast.coordination.lateness.reading import Reading
+from holdfast.coordination.timing.reading import Reading
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.layouts.unit_words import JoinUnit, UnitAnswer, UnitFormed, UnitRefused

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from holdfast.coordination.grants import hear, update_roles
 from holdfast.coordination.pool.fence import Fence, StartGrant
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.state import PoolConfig
-from holdfast.coordination.tenancy.holding import hear, update_roles
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import PooledJob, PoolRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from holdfast.coordination.tenancy.holding import give_back, joined, overdue, report, set_roles, stand
+from holdfast.coordination.grants import give_back, joined, overdue, report, set_roles, stand
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, NodeUnfit
 from holdfast.simulation.pool.pool_around import PoolAround

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
 
+from holdfast.coordination.grants import give_back, hear, joined, report
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding
 from holdfast.coordination.pool.inputs import JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput, Submit
 from holdfast.coordination.pool.instructions import BeginJob, PoolInstruction, TellJob, TellNode
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
-from holdfast.coordination.tenancy.holding import give_back, hear, joined, report
 from holdfast.protocol.messages.pool import NodeGrant, PoolHello
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolNode, PoolRecord

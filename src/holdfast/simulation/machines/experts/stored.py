@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.coordination.experts.loads import encode_loads
 from holdfast.coordination.experts.placing import counts_by_node
 from holdfast.coordination.progress.costs import MeasuredCosts
+from holdfast.coordination.progress.loads import encode_loads
 from holdfast.planning import CostModel
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.messages.worker import Loads

@@ -1,0 +1,147 @@
+"""What the workers of a node must have in common with those of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import zip_longest
+from typing import Any
+
+from holdfast.coordination.generations.same_data import ADVICE, difference
+from holdfast.coordination.membership import Node
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol.layouts.several import said_of
+from holdfast.protocol.messages.agent import EndNode
+from holdfast.protocol.messages.worker import Attach
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
+
+
+def misfit(turn: Turn, node: Node, attach: Attach, goes_back: Callable[[str], bool] = lambda _: False) -> str:
+    """Take the job's configuration from its first worker; where another's differs its node is told to end.
+
+    Args:
+        goes_back: told what differs in the first worker under another layout, has all begin again under one that fits.
+
+    Returns:
+        What differs; "" where all is the same.
+    """
+    if why := _cannot_be(node, attach):
+        return send_away(turn, node, why)
+    if not turn.record.config and node.standby:
+        return ""  # (the others say what the job is)
+    if not turn.record.config and (why := _other_work(turn, attach)):
+        why = f"node {node.name} does not fit the job: {why}"
+        return why if goes_back(why) else send_away(turn, node, why)
+    if not turn.record.config:
+        turn.change(
+            config=attach.config,
+            global_batch=attach.global_batch,
+            micro_batches=attach.micro_batches,
+            seed=attach.seed,
+            expert_shape=attach.expert_shape,
+            saves=attach.saves,
+            saves_in_time=attach.saves_in_time,
+            layout=attach.layout,
+            layouts=attach.layouts,
+        )
+        return ""
+    job, here = turn.record.config, attach.config
+    differing = [name for name in dict.fromkeys((*job, *here)) if job.get(name) != here.get(name)]
+    said = [_difference(name, here.get(name, "none"), job.get(name, "none")) for name in differing]
+    if attach.layouts != turn.record.layouts:
+        said.append(_difference("layouts", said_of(attach.layouts) or "one", said_of(turn.record.layouts) or "one"))
+    elif attach.layout != turn.record.layout:
+        said.append(_difference("layout", str(attach.layout), str(turn.record.layout)))
+    if other := difference(attach.data, turn.record.data):
+        said.append(f"{other}: {ADVICE}")
+    if node.standby:
+        said += _other_room(turn, node, attach)
+    return send_away(turn, node, f"node {node.name} does not fit the job: {'; '.join(said)}") if said else ""
+
+
+def _other_work(turn: Turn, attach: Attach) -> str:
+    """Say in what a worker differs from those that trained under another layout; "" where none did."""
+    record = turn.record
+    if not record.layouts:
+        return ""
+    pairs = (
+        ("layouts", said_of(attach.layouts) or "one", said_of(record.layouts)),
+        ("global batch", attach.global_batch, record.global_batch),
+        ("micro-batches", attach.micro_batches, record.micro_batches),
+        ("seed", attach.seed, record.seed),
+    )
+    return "; ".join(_difference(name, str(here), str(job)) for name, here, job in pairs if here != job)
+
+
+def send_away(turn: Turn, node: Node, why: str) -> str:
+    """End a node that does not fit the job, alone; return why."""
+    turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+    return why
+
+
+def _cannot_be(node: Node, attach: Attach) -> str:
+    """Say why no job could have a worker as this one says it is, and what to do; "" where one could."""
+    layout, places = attach.layout, attach.layout.places
+    if layout.stages > 1:
+        return f"layout {layout}: there are no pipelines yet; give no stages"
+    if node.expected % places:
+        workers = f"{node.expected} worker{'s' if node.expected > 1 else ''}"
+        return (
+            f"layout {layout} takes {places} workers of a node for each replica, node {node.name} has {workers}: "
+            f"give --workers-per-node a multiple of {places}, or a smaller layout"
+        )
+    samples = attach.global_batch // attach.micro_batches if attach.micro_batches else 0
+    if samples % layout.shard:
+        return (
+            f"a micro-batch of {samples} samples cannot be split evenly over shard {layout.shard}: "
+            f"give a micro_batch that is a multiple of {layout.shard}"
+        )
+    return ""
+
+
+def _other_room(turn: Turn, node: Node, attach: Attach) -> list[str]:
+    """Say why a node could not take any other's place, although it would fit beside them."""
+    record, said = turn.record, list[str]()
+    mine, theirs = attach.expert_shape, record.expert_shape
+    if mine is not None and theirs is not None and mine.slots != theirs.slots:
+        said.append(f"expert slots are {mine.slots}, the job's are {theirs.slots}")
+    on_others = {other.expected for other in turn.members.regular}
+    if on_others and node.expected not in on_others:
+        said.append(f"workers per node are {node.expected}, the job's are {max(on_others)}")
+    if record.script_digest and node.digest != record.script_digest:
+        said.append("script or arguments differ from the job's")
+    return said
+
+
+def workers_by_node(plan: GenerationPlan) -> dict[str, list[str]]:
+    """Return a plan's workers by their nodes, in rank order."""
+    nodes: dict[str, list[str]] = {}
+    for worker in plan.workers:
+        nodes.setdefault(node_of(worker), []).append(worker)
+    return nodes
+
+
+def wanted_places(turn: Turn, plan: GenerationPlan) -> dict[str, Any]:
+    """Return what a plan that comes into force makes of the record: how many nodes the job wants, and of which places.
+
+    Whoever has joined beside a node to take its place counts with that node. Those that the job misses are of a place,
+    too: who comes for one of them had best be of the same.
+    """
+    record, members, here = turn.record, turn.members, workers_by_node(plan)
+    there = len(here) - len(record.beside(here))
+    wanted = max(record.wanted, there)
+    away = here.keys() | {one.node for one in record.drained}
+    missed = [name for name in record.places if name not in away]
+    names = [*missed[-(wanted - there) :], *here] if wanted > there else here
+    places = {name: place for name in names if any(place := members.place_of(name))}
+    return {"wanted": wanted, "places": places}
+
+
+def _difference(name: str, here: str, job: str) -> str:
+    """Say how two values differ; of two lists, the first items that do."""
+    if ", " in here and ", " in job:
+        both = zip_longest(here.split(", "), job.split(", "), fillvalue="none")
+        here, job = next((mine, theirs) for mine, theirs in both if mine != theirs)
+        name = f"the first of the {name} that differs"
+    return f"{name} is {here}, the job's is {job}"

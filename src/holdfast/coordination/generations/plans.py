@@ -1,0 +1,93 @@
+"""Tells the plans of generations: what changes to the nodes that have the plan before, the whole to all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from holdfast.coordination.generations.plan_change import Assignment, change_of, shares_of
+from holdfast.coordination.membership import Node
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_FAILED
+from holdfast.protocol.messages.agent import Refused
+from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import Decision, GenerationPlan
+
+#: Whoever asks for more plans than this while no other is made cannot read what it is sent.
+MAX_ASKED = 3
+
+_Plan = GenerationPlan | None
+_Tell = Callable[[_Plan], BeginNode | PrepareNode]
+
+
+class Telling:
+    """Knows what was told of the plan in force and of the pending one, for those that ask for the whole."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._told: dict[int, _Tell] = {}
+        self._wholes: dict[int, BeginNode | PrepareNode] = {}
+        #: how often each node has asked since the newest generation was made, and which that was
+        self._asked: dict[str, int] = {}
+        self._newest = 0
+
+    def begin(
+        self, plan: GenerationPlan, base: _Plan, decision: Decision, assignment: Assignment, kept: Assignment = ()
+    ) -> None:
+        """Let the members begin a generation.
+
+        Args:
+            base: the plan that was in force before.
+            assignment: which unit computes which micro-batches of its first step; () for those of their numbers.
+            kept: which of those it has named as summed each unit keeps.
+        """
+        self._told.clear()
+        self._tell(plan, base, partial(_begin, plan, decision, assignment, kept, self._turn.record.micro_batches))
+
+    def prepare(self, plan: GenerationPlan, base: _Plan) -> None:
+        """Let the members prepare a generation beside the one in force, which is the base."""
+        self._tell(plan, base, partial(_prepare, plan))
+
+    def asked(self, node: Node, ask: AskPlan) -> str:
+        """A node wants the whole plan of a generation: send it, or refuse the node and return why."""
+        generation = self._turn.record.generation
+        if generation != self._newest:
+            self._newest = generation
+            self._asked.clear()
+        count = self._asked[node.name] = self._asked.get(node.name, 0) + 1
+        if count > MAX_ASKED:
+            why = f"node {node.name} asks for the plan of generation {ask.generation} again and again"
+            self._turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED))
+            return why
+        tell, whole = self._told.get(ask.generation), self._wholes.get(ask.generation)
+        if whole is None and tell is not None:  # (else another one was told since)
+            whole = self._wholes[ask.generation] = tell(None)
+        if whole is not None:
+            self._turn.send(node.connection, whole)
+        return ""
+
+    def _tell(self, plan: GenerationPlan, base: _Plan, tell: _Tell) -> None:
+        turn = self._turn
+        in_force = turn.record.plan.generation if turn.record.plan is not None else 0
+        self._told = {number: told for number, told in self._told.items() if number == in_force}
+        self._told[plan.generation] = tell
+        self._wholes.clear()
+        having = {node_of(worker) for worker in turn.members.live(base.workers)} if base is not None else set[str]()
+        told = [worker for worker in plan.workers if node_of(worker) in having]
+        if told:
+            turn.order_all(told, tell(base))
+        if len(told) < len(plan.members):
+            whole = self._wholes[plan.generation] = tell(None)
+            turn.order_all((worker for worker in plan.workers if node_of(worker) not in having), whole)
+
+
+def _begin(
+    plan: GenerationPlan, decision: Decision, assignment: Assignment, kept: Assignment, micro_batches: int, base: _Plan
+) -> BeginNode:
+    shares = shares_of(assignment, micro_batches, plan, base) if assignment else None
+    return BeginNode(plan=change_of(plan, base), decision=decision, shares=shares, kept=kept)
+
+
+def _prepare(plan: GenerationPlan, base: _Plan) -> PrepareNode:
+    return PrepareNode(plan=change_of(plan, base))

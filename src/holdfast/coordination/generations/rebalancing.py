@@ -1,0 +1,114 @@
+"""Searches for a better placement: once one was mended at a failure or a join, and every so many steps for the loads
+of late; adopted if that pays. The first look is as soon as loads are known: until then all experts count as equal.
+
+The machine asks (PlanExperts) and goes on; the answer comes back (Planned) after any time, or never. One that is for a
+generation that is over is forgotten; one that comes while something else is about to change the generation waits. So a
+job's course does not depend on how long a search takes, but for when the rebalance comes.
+"""
+
+from __future__ import annotations
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.experts.searching import Found, Search
+from holdfast.coordination.generations.planner import placement_question
+from holdfast.coordination.inputs import Planned
+from holdfast.coordination.instructions import PlanExperts
+from holdfast.coordination.progress.costs import MeasuredCosts
+from holdfast.coordination.progress.loads import LoadBook
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.events import RebalanceDecided
+from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, GenerationPlan
+
+#: A search is over after so many seconds at the earliest, however short steps are: the largest ones take minutes.
+LEAST_SEARCH_S = 600.0
+
+
+class Rebalancing:
+    """Asks for placements, and says which answer is to be adopted."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, step: int) -> None:
+        """Begin at the committed `step`: the first look is due after a later one, once loads are known."""
+        self._turn = turn
+        self._config = config
+        self._loads = loads
+        self._asked_at = step
+        self._looked = False
+        #: the generation for which the last search was asked, and whether its answer has not come yet
+        self._searched = 0
+        self._waiting = False
+        #: the answer, until nothing else is about to change the generation
+        self._found: Found | None = None
+
+    def look(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> ExpertPlan | None:
+        """Return the placement that has come if it is to be adopted; else have one searched for, if that is due.
+
+        Args:
+            plan: in force, and nothing is about to change it.
+        """
+        found = self._weighed(plan)
+        if found is None:
+            self._ask(plan, committed, costs)
+        return found
+
+    def came(self, planned: Planned) -> None:
+        """An answer has come."""
+        if self._waiting and planned.generation == self._searched:
+            self._waiting = False
+            self._found = planned.found
+
+    def _ask(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> None:
+        """Have a placement searched for the members of `plan`, if one is due after this step."""
+        self._asked_at = min(self._asked_at, committed)  # after a roll-back
+        experts, loads, turn = plan.expert_plan, self._loads, self._turn
+        if experts is None or self._config.spec.experiments.static_experts:
+            return
+        anew = self._searched != plan.generation
+        if (self._waiting and not anew) or not (self._due(committed) or (experts.repaired and anew)):
+            return
+        held = dict(zip(plan.workers, experts.placement, strict=True))
+        question = placement_question(turn.record, turn.members, plan.workers, held, self._config, loads.tokens)
+        assert question is not None
+        self._asked_at, self._searched, self._waiting, self._found = committed, plan.generation, True, None
+        self._looked |= loads.tokens is not None
+        horizon = self._steps_to_next_look()
+        search = Search(
+            generation=plan.generation,
+            step=committed,
+            question=question,
+            repaired=experts.repaired,
+            token_s=loads.token_s,
+            expert_bytes=loads.expert_bytes,
+            bandwidth=costs.bandwidth,
+            pause_s=costs.pause_s,
+            hidden_s=costs.step_s,
+            horizon=horizon,
+            within_s=max(LEAST_SEARCH_S, horizon * costs.step_s),
+        )
+        turn.compute(PlanExperts(search))
+
+    def _due(self, committed: int) -> bool:
+        """Tell whether a look at the loads is due."""
+        every = self._config.spec.experts.rebalance_every
+        if not every or committed == self._asked_at or self._loads.tokens is None:
+            return False
+        return not self._looked or committed // every != self._asked_at // every
+
+    def _weighed(self, plan: GenerationPlan) -> ExpertPlan | None:
+        """Return the placement that has come if it is to be adopted; the reason goes into an event either way."""
+        found, self._found = self._found, None
+        if found is None or self._searched != plan.generation:
+            return None
+        self._turn.emit(
+            RebalanceDecided,
+            step=self._asked_at,
+            adopted=found.adopt,
+            gain_s=found.gain_s,
+            cost_s=found.cost_s,
+            moves=found.experts.moves,
+            why=found.why,
+        )
+        return found.experts if found.adopt else None
+
+    def _steps_to_next_look(self) -> int:
+        every = self._config.spec.experts.rebalance_every
+        return every - self._asked_at % every if every else LOADS_WINDOW

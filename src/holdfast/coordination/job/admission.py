@@ -1,0 +1,282 @@
+"""Who is let in: what an agent's first message must fit; and who has to come again."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from holdfast.coordination.failures.seen import ended_unheard
+from holdfast.coordination.grants import awaited
+from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.membership import Node
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
+from holdfast.protocol.events import NodeLeft, NodeRefused
+from holdfast.protocol.messages.agent import Hello, Refused, Welcome, WorkerDown
+from holdfast.protocol.messages.worker import Begun, Entered, Prepared, Report
+from holdfast.protocol.names import PROTOCOL
+from holdfast.protocol.record import Record
+
+#: At most this many refusals are remembered.
+_KEPT_REFUSALS = 4096
+
+
+@dataclass(slots=True)
+class _Namesake:
+    """Somebody asks for a name that another still holds."""
+
+    first: float
+    last: float
+
+
+class Admission:
+    """The door: lets agents in, and tells those that come back what they have missed."""
+
+    def __init__(self, parts: JobParts) -> None:
+        self._turn = parts.turn
+        self._config = parts.config
+        self._ledger = parts.ledger
+        self._stopping = parts.stopping
+        self._failures = parts.failures
+        self._absences = parts.absences
+        self._departures = parts.departures
+        self._standbys = parts.standbys
+        self._ladder = parts.ladder
+        self._tenant = parts.tenant
+        self._record_age = parts.record_age
+        self._snapshots, self._checkpoints = parts.snapshots, parts.checkpoints
+        self._namesakes: dict[str, _Namesake] = {}
+        #: the refused nodes that were reported, with their addresses; the oldest first
+        self._refused: dict[tuple[str, str], None] = {}
+
+    def let_in(self, connection: int, hello: Hello) -> Node | None:
+        """Welcome an agent and return its node, or turn it away: None."""
+        turn, config = self._turn, self._config
+        if newer := self._record_age.newer_than_record(hello):
+            # The write finds out whether another coordinator leads: then this one was paused, and ends as superseded.
+            turn.change()
+            turn.stop_outdated(newer)
+            return None
+        if hello.term > turn.record.term and not self._record_age.raise_term(hello):
+            turn.close(connection)  # it may find the newer coordinator
+            return None
+        if not self._tenant.lets_in(hello):
+            turn.close(connection)  # (it comes again until its pool says whose it is)
+            return None
+        why_not = self._refusal(hello)
+        if why_not is not None:
+            if why_not.exit_code == EXIT_BAD_INPUT:
+                self._tenant.refuse(hello.node, why_not.why)
+            turn.send(connection, why_not)
+            turn.close(connection)
+            return None
+        self._namesakes.pop(hello.node, None)
+        self._ladder.came(hello.node)
+        self._tenant.takes(hello.node)
+        waits = self._tenant.is_standby(hello)
+        if not turn.record.script_digest and not waits:
+            turn.change(script_digest=hello.digest)
+        node = turn.members.add(hello, connection, turn.now, standby=waits)
+        if waits:
+            self._standbys.came(node)
+        elif self._departures.owes(hello.node):
+            turn.members.owe(hello.node)
+        self._absences.on_node_connected()
+        node.returning = self._absences.is_known(hello.node)
+        self._snapshots.hold(node, hello.snapshots)
+        welcome = Welcome(
+            term=turn.record.term,
+            lease_s=config.lease_s,
+            heartbeat_s=config.beat_s(max(config.spec.nodes_to_begin, len(turn.members.nodes))),
+            committed=self._turn.recorded.step,
+            members=tuple(turn.planned_on(hello.node)),
+            rules=config.rules,
+            max_restarts=config.spec.recovery.max_restarts,
+            snapshot_key=self._snapshots.key,
+            layout=turn.record.layout if turn.record.layouts else None,
+            nodes=config.spec.nodes_to_begin,
+            time=turn.now,
+            identity=turn.record.identity,
+        )
+        turn.send(connection, welcome)
+        return node
+
+    def catch_up(self, node: Node, generation: int, ended: Set[str]) -> None:
+        """Tell a node that came (back) what its workers should know by now; `generation` was in force when it came.
+
+        Args:
+            ended: workers of which it is known how they have ended.
+        """
+        turn, plan = self._turn, self._turn.record.plan
+        self._checkpoints.remind(node.name)
+        here = node.workers.keys() | ended | node.broken
+        missing = [worker for worker in turn.planned_on(node.name) if worker not in here]
+        if missing:
+            self._failures.take(*(ended_unheard(node.name, worker, turn.now) for worker in missing))
+        if self._stopping.stop is not None:
+            turn.send(node.connection, self._stopping.stop)
+            return
+        for worker in list(node.workers):
+            if plan is None or plan.generation != generation or plan.rank(worker) is None:
+                continue  # nothing to catch up with, or just told
+            if node.workers[worker].entered < generation:
+                # The rendezvous of the coordinator before is lost: only a new generation helps.
+                self._stopping.begin(turn.now)
+
+    def _refusal(self, hello: Hello) -> Refused | None:
+        """Return why an agent is refused, None where it is welcome."""
+        record = self._turn.record
+        why = _misfit(record, hello)
+        if why is not None:
+            return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        why = self.bad_address(hello)
+        if why is not None:
+            self._report_refusal(hello.node, hello.address, why)
+            return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        if self._departures.bars(hello.node):
+            why = f"node {hello.node} is drained; `holdfast undrain {hello.node}` lets it come back"
+            return Refused(why=why, exit_code=EXIT_DONE)
+        barred = self._ladder.quarantined(hello.node, hello.host)
+        if barred is not None:
+            what = (
+                f"node {hello.node}" if barred.node == hello.node else f"{hello.host}, the host of node {barred.node},"
+            )
+            why = f"{what} is quarantined: {barred.why}; `holdfast undrain {barred.node}` lets it come back"
+            return Refused(why=why, exit_code=EXIT_REFUSED)
+        if hello.unfit:
+            self._keep_out(hello)
+            return Refused(why=f"node {hello.node} is not fit: {hello.unfit}", exit_code=EXIT_REFUSED)
+        known = self._turn.members.nodes.get(hello.node)
+        if record.outcome == "failed" or (record.outcome and known is not None):
+            exit_code = EXIT_FAILED if record.outcome == "failed" else EXIT_DONE
+            return Refused(why=f"the job is {record.outcome}", exit_code=exit_code)
+        if known is not None:
+            return self._name_taken(known)
+        if _was_expelled(self._turn.planned, hello):
+            why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
+            return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
+        return None
+
+    def bad_address(self, hello: Hello) -> str | None:
+        """Return why other nodes cannot reach the address that a node advertises, or it theirs; None if they can.
+
+        A loopback address will do only if the coordinator and all nodes are on one host. A member that comes back
+        after a lost connection is not asked again: the others have reached it.
+        """
+        if self._turn.planned_on(hello.node):
+            return None
+        others = [node for node in self._turn.members.nodes.values() if node.name != hello.node]
+        if reaches_only_itself(hello.address):
+            said = f"node {hello.node} advertises {hello.address}, which only its own host can reach, and "
+            advice = "start its agent with --advertise ADDRESS, an address of its host that the others can reach"
+            if not hello.beside_coordinator:
+                return f"{said}the coordinator is on another host: {advice}"
+            if elsewhere := next((node for node in others if not node.beside_coordinator), None):
+                return f"{said}node {elsewhere.name} is on another host: {advice}"
+        elif not hello.beside_coordinator and (
+            bad := next((o for o in others if reaches_only_itself(o.address)), None)
+        ):
+            return (
+                f"node {hello.node} cannot reach node {bad.name}, which advertises {bad.address}: "
+                f"start the agent of {bad.name} again with --advertise ADDRESS, an address that others can reach"
+            )
+        return None
+
+    def refuse_newcomer(self, connection: int, hello: Hello, why: str) -> None:
+        """Refuse a newcomer that members cannot reach, or that cannot reach them."""
+        self._refuse(connection, hello.node, hello.address, why)
+
+    def refuse_node(self, node: Node, why: str) -> None:
+        """Refuse a node, before the first generation, that others cannot reach, or that cannot reach them."""
+        self._refuse(node.connection, node.name, node.address, why)
+        self._departures.forget(node)
+        if node.told:
+            self._turn.emit(NodeLeft, node=node.name, reason="failed", detail=why)
+
+    def _refuse(self, connection: int, node: str, address: str, why: str) -> None:
+        self._report_refusal(node, address, why)
+        self._tenant.refuse(node, why)
+        self._turn.send(connection, Refused(why=why, exit_code=EXIT_REFUSED))
+        self._turn.close(connection)
+
+    def _report_refusal(self, node: str, address: str, why: str) -> None:
+        """Report that a node is refused for its address, once for each node and address."""
+        key = node, address
+        if key in self._refused:
+            return
+        self._refused[key] = None
+        if len(self._refused) > _KEPT_REFUSALS:
+            del self._refused[next(iter(self._refused))]
+        self._turn.emit(NodeRefused, node=node, why=why, address=address)
+
+    def _keep_out(self, hello: Hello) -> None:
+        """A node finds itself unfit. A pool has others, and gives this one again once it has come anew."""
+        if hello.grant:
+            self._tenant.refuse(hello.node, hello.unfit)
+        else:
+            self._ladder.quarantine(hello.node, hello.host, hello.unfit)
+        reason = "failed" if hello.grant else "quarantined"
+        self._turn.emit(NodeLeft, node=hello.node, reason=reason, detail=hello.unfit)
+
+    def pause_over(self) -> None:
+        """This process was away: what it did not read in that time says nothing about anybody."""
+        self._namesakes.clear()
+
+    def _name_taken(self, known: Node) -> Refused:
+        """Refuse a namesake: for good only once the other has lived on for two leases since it first asked.
+
+        Until then it may well be the same node, come back before its old connection's end was noticed.
+        """
+        now, lease_s = self._turn.now, self._config.lease_s
+        self._namesakes = {name: one for name, one in self._namesakes.items() if name in self._turn.members.nodes}
+        asked = self._namesakes.setdefault(known.name, _Namesake(now, now))
+        if now - asked.last > lease_s:
+            asked.first = now
+        asked.last = now
+        if known.seen - asked.first > 2 * lease_s:
+            why = f"a node named {known.name} is connected: choose another --node-name"
+            return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        why = f"the lease of a node named {known.name} still runs"
+        return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
+
+
+def reaches_only_itself(address: str) -> bool:
+    """Return whether an address leads nowhere but to the host that uses it: loopback, or the unspecified address."""
+    if address == "localhost":
+        return True
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False  # a name
+    return parsed.is_loopback or parsed.is_unspecified
+
+
+def _misfit(record: Record, hello: Hello) -> str | None:
+    if hello.protocol != PROTOCOL:
+        return f"protocol {hello.protocol} of node {hello.node} is not {PROTOCOL}: install the same holdfast everywhere"
+    if hello.job != record.job:
+        return f"job {hello.job!r} is not run here, but {record.job!r}: give the right --address"
+    if record.script_digest and hello.digest != record.script_digest:
+        return f"script or arguments of node {hello.node} differ from those of the job: start it with the same ones"
+    return None
+
+
+def _was_expelled(planned: Set[str], hello: Hello) -> bool:
+    """True where the node holds workers that were in a generation and are in none any more."""
+    # (Whoever has applied a step was told to begin, or has prepared.)
+    begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}
+    left = {kept.worker for kept in hello.kept if isinstance(kept, WorkerDown) and kept.left}
+    return not begun - left <= planned
+
+
+def send_away_all(turn: Turn, why: str) -> None:
+    """Have all nodes replace their workers and come again, except where none was in a generation, and they come up."""
+    stay = {node.name for node in turn.members.regular if node.coming and not turn.planned_on(node.name)}
+    if turn.record.held is not None:
+        turn.change(held=awaited(turn.record.held, turn.record.held.grants.keys() - stay, turn.now))
+    for node in [node for node in turn.members.regular if node.name not in stay]:
+        turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+        turn.close(node.connection)
+        turn.members.remove(node.name)
+        turn.emit(NodeLeft, node=node.name, reason="failed")

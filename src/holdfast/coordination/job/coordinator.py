@@ -1,0 +1,459 @@
+"""The coordinator's machine: every decision about a job, as (input, now) -> instructions.
+
+An input is first taken in by the handler that its kind and the job's state have in the tables at the end; then whatever
+has become due is done, always in the same order (`_advance`). Within one call everything durable goes into one Persist
+that precedes all events and messages, so a crash at any write leaves either the state before or the state after, never
+a promise without its record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import ClassVar
+
+import msgspec
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.failures.seen import node_lost
+from holdfast.coordination.inputs import REQUESTS, Disconnected, Failure, FileFailed, Input, Received, Request, Tick
+from holdfast.coordination.instructions import Emit, EndJob, Instruction
+from holdfast.coordination.job.admission import Admission
+from holdfast.coordination.job.deciding import Deciding
+from holdfast.coordination.job.finishing import Finishing
+from holdfast.coordination.job.handlers import Heard, Hearing
+from holdfast.coordination.job.parts import JobParts, JobState
+from holdfast.coordination.job.requests import grant
+from holdfast.coordination.job.table import Row, always, row, while_it_goes_on
+from holdfast.coordination.job.waiting import Waiting
+from holdfast.coordination.membership import Membership, Node
+from holdfast.coordination.nodes.pair_probes import PairProbe
+from holdfast.coordination.nodes.probing import Newcomer, ProbeVerdict, Probing
+from holdfast.coordination.progress.mending import missing_events
+from holdfast.coordination.timing.lease import least_lease_s
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.position import Position
+from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
+
+_ALIVE = msg.Heartbeat()
+#: fields of the record that a job which begins again from its checkpoints learns from its new workers, or does not need
+_OF_ONE_RUN = (
+    *("outcome", "plan", "pending", "decision", "passed", "raised", "given_up", "will", "stopped", "refusal"),
+    *("script_digest", "config", "data", "global_batch", "micro_batches", "seed", "expert_shape"),
+    *("saves", "saves_in_time"),
+    *("layout", "layouts", "change", "layout_s", "too_large", "failed_layouts", "evaluated", "flop_per_sample"),
+    *("leaving", "standbys", "slow", "relieved", "wanted", "places"),
+)
+_EMPTY = Record(schema=SCHEMA, job="", term=0)
+
+
+class Coordinator:
+    """One job's coordination. The shell feeds it inputs with the time and carries out what it returns, in order."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        tail: Position,
+        record: Record | None,
+        ended: tuple[int, int] | None = None,
+    ) -> None:
+        """Take up a job.
+
+        Args:
+            tail: what the events in the journal add up to. record: the stored one, None if the store is empty. ended:
+                the highest term and generation in the journal of a job that is over, and that begins again.
+        """
+        self.config = config
+        record = record or Record(schema=SCHEMA, job=config.spec.name, term=0)
+        self._begins_again = ended is not None
+        if ended is not None:
+            term, generation = max(record.term, ended[0]), max(record.generation, ended[1])
+            record = msgspec.structs.replace(record, term=term, generation=generation)
+        #: events that are not in the journal, although the record knows of them
+        self._lost = missing_events(record, tail)
+        self.turn = Turn(record, reduce(Position.after, self._lost, tail))
+        self.turn.begins_again = self._begins_again
+        self.parts = parts = JobParts(self.turn, config)
+        self.waiting = Waiting(parts)
+        self._admission = Admission(parts)
+        self._probing = Probing(self.turn, parts.pair_probes)
+        self._deciding = Deciding(parts)
+        self._hearing = Hearing(parts)
+        self._finishing = Finishing(parts)
+        self._last_tick: float | None = None
+        #: when a tick came too late to judge by what was learnt of leases
+        self._late_tick = 0.0
+
+    # ---- the shell's side ----
+
+    @property
+    def record(self) -> Record:
+        """The durable state."""
+        return self.turn.record
+
+    @property
+    def members(self) -> Membership:
+        """Who is there."""
+        return self.turn.members
+
+    @property
+    def over(self) -> EndJob | None:
+        """How the job ended, None while it goes on."""
+        return self.parts.ending.over
+
+    @property
+    def state(self) -> str:
+        """What users are told: waiting, running, recovering, stopping, finished, stopped or failed."""
+        if self.over is None and self.parts.closing.under_way:
+            return "stopping"
+        return self.record.outcome or self.parts.state
+
+    def start(self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> list[Instruction]:
+        """Open a new term; what the journal lacks of what the record knows is emitted first.
+
+        Args:
+            checkpoints: intact ones that lie in the checkpoint directory; they count where the record knows of none.
+        """
+        turn, first = self.turn, self.record.term == 0
+        turn.now = self._last_tick = now
+        self.parts.progress.begin(now, first=first)
+        since = self.record.run_since if self.config.takeover else 0.0
+        identity = self.record.identity or self.config.identity
+        born = self.record.born or now
+        turn.change(term=self.record.term + 1, run_since=since or now, born=born, identity=identity, url=url)
+        if self._begins_again or (self.record.outcome == "failed" and not self.config.takeover):
+            turn.change(**{name: getattr(_EMPTY, name) for name in _OF_ONE_RUN})
+        if self._begins_again and checkpoints:
+            turn.change(checkpoints=())  # those in the directory count: some may have been removed meanwhile
+        if not self.record.checkpoints and checkpoints and self.record.plan is None:
+            # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
+            term = max(self.record.term, 1 + max(known.term for known in checkpoints))
+            turn.change(checkpoints=tuple(checkpoints), term=term)
+        if not self.config.takeover:
+            turn.change(data=())  # Its user may have corrected the data: the workers of this run say what they are.
+        emulated, told = self.config.spec.experiments.emulated_seconds, self.parts.flop.told
+        turn.origin = {"url": url, "coordinator_pid": pid, **told}
+        if first:
+            turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, **emulated, **told)
+        else:
+            turn.emit(ev.CoordinatorRestarted, **turn.origin)
+        if self._begins_again and not self.record.checkpoints and turn.position.step:
+            self.parts.ledger.reset(0)
+            turn.emit(ev.RolledBack, to_step=0, why="the job begins again, and has no checkpoint")
+        self.parts.record_age.begin()
+        self.parts.tenant.begin()
+        self.parts.absences.expect(map(node_of, turn.planned))
+        self.parts.joining.wait_anew()
+        self.parts.closing.taken_over(again=not self.config.takeover)
+        self.parts.failing.begin()
+        if self.record.outcome:
+            self.parts.ending.taken_over()
+        return [*(Emit(event) for event in self._lost), *turn.flush()]
+
+    def handle(self, event: Input, now: float) -> list[Instruction]:
+        """Take in one input.
+
+        Raises:
+            BadInputError, UnreachableError, RefusedError: a user's request that is refused.
+        """
+        self.turn.now = max(now, self.turn.now)
+        if isinstance(event, Received) and event.message == _ALIVE:
+            self.members.renew(event.connection, self.turn.now)  # most of what is heard, and nothing comes of it
+            return []
+        self._take(event)
+        # (Where somebody stands leads to nothing, but where that is all.)
+        if self.parts.ledger.due or not (isinstance(event, Received) and isinstance(event.message, msg.Heartbeat)):
+            self._advance()
+            self.parts.tenant.look()
+        if isinstance(event, Tick) and self.over is None:
+            self.parts.newcomers.tell()
+            self.parts.progress.tell(self.config.heartbeat_s)
+            self.waiting.update()
+        return self.turn.flush()
+
+    def _take(self, event: Input) -> None:
+        if isinstance(event, Received):
+            self._received(event)
+        else:
+            self._INPUTS[type(event)][self.parts.state](self, event)
+
+    def _advance(self) -> None:
+        """Do what is due now."""
+        self.parts.record_age.confirm()
+        if why := self.parts.ladder.deserted(awaited=bool(self.parts.absences.promised)):
+            self.parts.ending.failed(why)
+        if self.over is not None:
+            return
+        spare = self.members.complete_nodes - self.parts.replacing.needed
+        for node, why in self.parts.start_probes.judge(spare):
+            self.parts.misfit = why
+            self._admission.refuse_node(node, why)
+        self.parts.departures.let_go()
+        self._deciding.decide()
+        self.parts.departures.let_go()  # (those that are members of nothing any more)
+        self._deciding.start()
+        plan = self.record.plan
+        if plan is None or self.parts.stopping.stop is not None or self.over is not None:
+            return  # (while reports are awaited nobody knows who a member is)
+        self.parts.departures.look(plan, self.parts.checkpoints.newest_written)
+        if at_boundary := self.parts.progress.release():
+            self.parts.made_good()
+        if self._fails_for_skipped_steps(plan):
+            return
+        self.parts.look_at_what_is_saved(plan)
+        if self.parts.progress.finished(plan):
+            if self.parts.closing.renews:
+                self._deciding.renew()
+            elif plan.last:
+                self.parts.closing.end()
+            else:
+                self.parts.ending.done()
+            return
+        self.parts.joining.arm()
+        if at_boundary and self._settled is not None:
+            self.parts.change(plan)
+        if self._settled is not None and not self.parts.departures.go_next(plan):
+            self._rearrange(plan)
+
+    def _fails_for_skipped_steps(self, plan: GenerationPlan) -> bool:
+        """End the job if too many steps in a row were skipped; return whether nothing else follows from its steps."""
+        why = self.parts.progress.skipped_too_often(self.config.spec.recovery.max_skipped_steps)
+        if not why or plan.last:
+            return False
+        # Before all members have entered, a resumed job may have yet to roll back. Members whose loops are over need
+        # not enter a generation that came into force with the last step.
+        if not (self.members.entered(plan) or self.parts.progress.finished(plan)):
+            return False
+        self.parts.closing.fail(why)
+        return True
+
+    def _rearrange(self, plan: GenerationPlan) -> None:
+        """Nothing is about to change the plan in force: change it where that is of use."""
+        self.parts.standbys.look(plan)
+        self.parts.departures.enter_beside()
+        self.parts.replacing.grow(plan)
+        if not self.config.spec.recovery.restarts_all:
+            self.parts.joining.prepare(plan)
+        elif self.parts.joining.newcomers(plan):
+            self.parts.stopping.begin(self.turn.now)  # only a restart lets them in
+        if self._settled is not None and (experts := self.parts.other_placement(plan)) is not None:
+            self.parts.joining.rearrange(plan, experts)
+
+    @property
+    def _settled(self) -> GenerationPlan | None:
+        """The plan in force, where nothing is about to change it; else None."""
+        plan = self.record.plan
+        if plan is None or plan.last or plan.puts_away or self.members.owed:
+            return None
+        calm = self.parts.state is JobState.RUNNING and self.record.pending is None and not self.parts.absences.promised
+        return plan if calm and self.members.entered(plan) else None
+
+    # ---- connections ----
+
+    def _received(self, event: Received) -> None:
+        node = self.members.on(event.connection)
+        message = event.message
+        if isinstance(message, msg.Hello):
+            if node is None:
+                self._hello(event.connection, message)
+        elif node is not None:
+            node.seen = self.turn.now
+            if not (node.standby and self.parts.standbys.take(node, message)):
+                self._AGENT_SAYS[type(message)][self.parts.state](self, node, message)
+        elif isinstance(message, msg.AddressProbed):
+            self._on_address_probed(event.connection, message)
+        else:  # expelled, or not let in yet
+            self._probing.keep(event.connection, message)
+
+    def _hello(self, connection: int, hello: msg.Hello) -> None:
+        known = self.members.nodes.get(hello.node)
+        if known is not None and known.session == hello.session:
+            # It has lost its old connection, and nobody told us yet.
+            self.turn.close(known.connection)
+            self._take(Disconnected(known.connection))
+        if self._admission.bad_address(hello) is None and self._probing.begin(connection, hello):
+            return
+        node = self._admission.let_in(connection, hello)
+        if node is None:
+            return
+        self.parts.start_probes.begin(node)
+        if not node.returning and not node.aside:
+            self.parts.newcomers.came(node)
+        generation = self.turn.generation
+        ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}
+        # (the others have gone on without these)
+        superseded = {worker for worker, down in ended.items() if down.left and worker not in self.turn.planned}
+        for kept in hello.kept:
+            if isinstance(kept, msg.AppliedSteps | msg.WorkerDown):
+                if not self.parts.standbys.take(node, kept):
+                    self._AGENT_SAYS[type(kept)][self.parts.state](self, node, kept)
+            elif kept.worker not in superseded:
+                self._hearing.take(node, kept)
+            if self.members.on(connection) is not node:
+                return  # expelled for what it has said
+        # Only now is everything known that the node has to say: until here it was awaited as absent.
+        self.parts.absences.on_node_returned(node)
+        if self.over is None:
+            self._admission.catch_up(node, generation, ended.keys() | self.members.left.keys())
+        else:
+            self.parts.ending.late(node)
+
+    def _on_address_probed(self, connection: int, answer: msg.AddressProbed) -> None:
+        probe = self.parts.pair_probes.on_probed(connection, answer)
+        if probe is not None:
+            self._on_probe_ended(probe)
+
+    def _on_probe_ended(self, probe: PairProbe) -> None:
+        self.parts.start_probes.on_probed(probe)
+        self._conclude(self._probing.on_probed(probe))
+
+    def _conclude(self, probed: tuple[Newcomer, ProbeVerdict] | None) -> None:
+        """Let a newcomer in that was probed, or refuse it."""
+        if probed is None:
+            return
+        newcomer, outcome = probed
+        if outcome is ProbeVerdict.REFUSED and self.over is None:
+            self._admission.refuse_newcomer(newcomer.connection, newcomer.hello, newcomer.why)
+            return
+        self._hello(newcomer.connection, newcomer.hello)
+        for message in newcomer.backlog:
+            self._take(Received(newcomer.connection, message))
+
+    def _disconnected(self, event: Disconnected) -> None:
+        self._probing.forget(event.connection)
+        if (node := self.members.on(event.connection)) is not None:
+            self.parts.failures.take(node_lost(node.name, FailureKind.CONNECTION_LOST, self.turn.now))
+
+    def _disconnected_at_last(self, event: Disconnected) -> None:
+        self._probing.forget(event.connection)
+        if (node := self.members.on(event.connection)) is not None:
+            self.parts.departures.depart(node, self.parts.ending.farewell)
+
+    def _leave(self, node: Node, leave: msg.Leave) -> None:
+        self.parts.failures.gone(self.parts.departures.depart(node, leave.reason, leave.detail), self.turn.now)
+        self.parts.ladder.left(node, leave)
+
+    def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
+        self.parts.departures.depart(node, leave.reason)
+        if leave.waits:
+            self.parts.ending.late(node)
+
+    # ---- time ----
+
+    def _paused(self) -> bool:
+        """Tell whether this process was away: then nobody may be judged by what was not read in time."""
+        last, self._last_tick = self._last_tick, self.turn.now
+        away_s = 0.0 if last is None else self.turn.now - last
+        if away_s > least_lease_s(self.config.lease_s, self.config.heartbeat_s) / 2:
+            self._late_tick = self.turn.now
+        if away_s <= self.config.lease_s / 2:
+            return False
+        self.turn.change()  # (another may lead by now: a write tells, and who is connected here looks for that one)
+        self.members.renew_leases(self.turn.now)
+        self.parts.absences.pause_over()
+        self._admission.pause_over()
+        self.parts.pair_probes.pause_over()
+        self.parts.inquiry.wait_anew()
+        return True
+
+    def _tick_at_last(self, _tick: Tick) -> None:
+        self._paused()
+        for probed in self._probing.end():
+            self._conclude(probed)
+
+    def _tick(self, _tick: Tick) -> None:
+        if self._paused():
+            return
+        config, now = self.config, self.turn.now
+        in_time = now - self._late_tick > config.lease_s
+        least_s = least_lease_s(config.lease_s, config.beat_s(len(self.members.nodes)) if in_time else config.lease_s)
+        expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s, least_s)]
+        ends = self.parts.closing.under_way
+        away = self.parts.absences.overdue(
+            config.lease_s, self.parts.layouts.needed, config.return_timeout_s, ends=ends
+        )
+        self.parts.failures.take(*(node_lost(name, FailureKind.LEASE_EXPIRED, at) for name, at in [*expired, *away]))
+        if self.parts.joining.overdue:
+            self.parts.failures.undo_pending(now, ())
+        self.parts.inquiry.tick()
+        self._finishing.tick()
+        for probed in self._probing.tick():
+            self._conclude(probed)
+        for probe in self.parts.pair_probes.tick():
+            self._on_probe_ended(probe)
+        self.parts.start_probes.tick()
+        self.parts.standbys.tick()
+        self.parts.failing.tick()
+        self.parts.closing.tick()
+
+    def _hear(self, node: Node, message: Heard) -> None:
+        self._hearing.hear(node, message)
+
+    def _probed(self, node: Node, answer: msg.AddressProbed) -> None:
+        self._on_address_probed(node.connection, answer)
+
+    def _asks(self, node: Node, ask: msg.AskPlan) -> None:
+        if why := self.parts.telling.asked(node, ask):
+            self._hearing.expel(node, why)
+
+    def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
+        if not self._hearing.is_news(node, down) or self.parts.failing.ended(down):
+            return
+        known, member = self.members.drop(node, down.worker), self.turn.is_member(down.worker)
+        # (a member has the script and the settings that all have: it is bad input to all of them)
+        if down.exit_code == EXIT_BAD_INPUT and (not self.turn.generation or (member and not down.final)):
+            self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
+            return
+        if down.left:
+            self._finishing.left(down, known)
+            return
+        if self.parts.raisers.no_more(down) and self._hearing.useless(node, down.detail):
+            return
+        if self.over is None:
+            self._hearing.ended(node, down, was_here=known is not None)
+        self.parts.raisers.ended(down)
+
+    def _worker_down_at_last(self, node: Node, down: msg.WorkerDown) -> None:
+        self.members.drop(node, down.worker)
+        self.parts.ending.late(node)
+
+    # ---- what users and the shell say ----
+
+    def _failed(self, failure: Failure) -> None:
+        if not self.parts.ending.takes(failure.node) and failure.node in self.members.nodes:
+            self.parts.failures.take(failure)
+
+    def _file_failed(self, failed: FileFailed) -> None:
+        self.turn.emit(ev.OutputLost, file=failed.file, why=failed.why)
+
+    def _asked(self, request: Request) -> None:
+        grant(self.parts, request)
+
+    #: what the shell says, and what the job's state makes of it
+    _INPUTS: ClassVar[dict[type, Row]] = {
+        Disconnected: row(_disconnected, _disconnected, _disconnected, _disconnected_at_last),
+        Tick: row(_tick, _tick, _tick, _tick_at_last),
+        Failure: always(_failed),
+        FileFailed: while_it_goes_on(_file_failed),
+        **dict.fromkeys(REQUESTS, always(_asked)),
+    }
+
+    #: the same of what agents say
+    _AGENT_SAYS: ClassVar[dict[type, Row]] = {
+        msg.Heartbeat: while_it_goes_on(_hear),
+        msg.FromWorker: always(_hear),
+        msg.AskPlan: while_it_goes_on(_asks),
+        msg.AddressProbed: always(_probed),
+        msg.Posts: while_it_goes_on(_hear),
+        **dict.fromkeys((msg.AppliedSteps, msg.NodeSnapshots, msg.EndNotice, msg.MemoryTaken), while_it_goes_on(_hear)),
+        **dict.fromkeys((msg.OutputFailed, msg.ClockOffset, msg.GpusRead), while_it_goes_on(_hear)),
+        **dict.fromkeys((msg.Late, msg.Whereabouts, msg.Stacks, msg.OwnTimes), while_it_goes_on(_hear)),
+        msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
+        msg.Leave: row(_leave, _leave, _leave, _leave_at_last),
+    }

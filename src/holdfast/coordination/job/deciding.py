@@ -1,0 +1,577 @@
+"""From a broken generation (or none) to the next: once all members have spoken or are gone, decide, write, begin."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+
+from holdfast.coordination.failures.budget import WINDOW_S, Budget
+from holdfast.coordination.failures.ladder import MAX_RETRIES
+from holdfast.coordination.failures.mismatch import REPLACEMENTS, Mismatch, find_mismatch
+from holdfast.coordination.failures.seen import differs, hung
+from holdfast.coordination.failures.suspects import (
+    TRANSFER_TRIES,
+    StateTransfers,
+    Suspects,
+    blamed_last,
+    failed_transfers,
+    lacking_state,
+    last_on,
+    some_stay,
+)
+from holdfast.coordination.generations.announcing import announce_generation, warn_of_one_replica
+from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
+from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, what_counts, without_state
+from holdfast.coordination.generations.fitting import send_away, wanted_places
+from holdfast.coordination.generations.nearest import nearest
+from holdfast.coordination.generations.planner import (
+    fills_the_seats,
+    held_experts,
+    lacks_slots,
+    lost_of,
+    plan_generation,
+)
+from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
+from holdfast.coordination.generations.same_data import ADVICE, difference, split_by_data
+from holdfast.coordination.grants import begins_anew
+from holdfast.coordination.job.admission import send_away_all
+from holdfast.coordination.job.finishing import TOGETHER, left_alone, went_through, with_the_end
+from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.membership import Node, WorkerInfo
+from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT, SAVE
+from holdfast.coordination.roles import every_role, only_whole
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.planning import Shortage
+from holdfast.protocol.events import CorruptionFound, NodeRefused, RolledBack
+from holdfast.protocol.messages.worker import Complaint, Report
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
+from holdfast.protocol.record import MAX_BASES, Refusal
+from holdfast.protocol.state import SnapshotSource
+
+
+class Deciding:
+    """Asked after every input; does something only where it is time."""
+
+    def __init__(self, parts: JobParts) -> None:
+        self._parts = parts
+        self._turn, self._config = parts.turn, parts.config
+        self._progress = parts.progress
+        self._ledger = parts.ledger
+        self._stopping = parts.stopping
+        self._failures = parts.failures
+        self._absences = parts.absences
+        self._standbys, self._replacing = parts.standbys, parts.replacing
+        self._departures = parts.departures
+        self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
+        self._snapshots, self._layouts, self._failing = parts.snapshots, parts.layouts, parts.failing
+        self._loads, self._rendezvous = parts.loads, parts.rendezvous
+        self._ending, self._closing = parts.ending, parts.closing
+        self._raisers, self._kept_ranks = parts.raisers, parts.kept_ranks
+        self._telling, self._newcomers = parts.telling, parts.newcomers
+        self._record_age, self._start_probes = parts.record_age, parts.start_probes
+        self._suspects = Suspects()
+        #: restarts of all workers for a step that was refused
+        self._refusals = Budget()
+        #: replacements of workers that differ from the others
+        #: by likely cause
+        self._mismatches: defaultdict[str, Budget] = defaultdict(Budget)
+        #: the generation in which they differed last
+        self._differed = 0
+
+    def decide(self) -> None:
+        """Decide what becomes of the interrupted step, if everybody has spoken and there is room for all experts."""
+        turn, record, stopping = self._turn, self._turn.record, self._stopping
+        if stopping.stop is None or record.plan is None or stopping.awaits(self._absences.promised):
+            return
+        if alone := left_alone(record.plan.workers, stopping.reports, turn.members.left):
+            gone, step, waiting = alone
+            gone, waiting = turn.place_of(gone), turn.place_of(waiting)
+            why = f"{gone} left its loop after step {step} while {waiting} went on"
+            self._ending.failed(f"{why}: {TOGETHER}")
+            return
+        if self._catches_up():
+            return
+        mismatch = find_mismatch(record.plan.workers, stopping.reports, record.plan.places)
+        if mismatch is not None and not self._replace_minority(mismatch):
+            return
+        parted = mismatch is None and self._judge(record.plan)
+        if record.refusal is not None and refused_again(record.refusal, stopping.reports.values()):
+            self._closing.fail(f"{stopping.refused}, in an attempt too that had kept nothing from before")
+            if self._ending.over is not None or turn.record.plan is None:
+                return
+        closing = self._closing.under_way
+        if not closing:
+            self._departures.followed()
+            self._replacing.fill(record.plan)
+            if self._replacing.waits(record.plan):
+                return
+        if lacks_slots(turn, self._config):
+            if closing:
+                self._closing.end()  # (nobody waits for the nodes that would bring room)
+            return
+        self._settle(parted=parted)
+
+    def _replace_minority(self, mismatch: Mismatch) -> bool:
+        """Replace the nodes that differ from the majority, or end the job; return whether it goes on.
+
+        Each likely cause has a budget of its own. Of two workers, the one that has received its state is replaced
+        first, and if the other one was wrong, it differs from its replacement next: that is one fault, not two.
+
+        A job that ends is not saved, because it is not known which of its members are right.
+        """
+        turn, step, why, cause = self._turn, mismatch.step, mismatch.why, mismatch.likely_cause
+        if turn.generation != self._differed:  # A node that comes back with its old report is not another mismatch.
+            self._differed = turn.generation
+            self._mismatches[cause].use(turn.now)
+            turn.emit(CorruptionFound, step=step, what=mismatch.what, detail=why, likely_cause=cause)
+        tries, minority = self._mismatches[cause].tries, mismatch.minority
+        if minority and tries <= REPLACEMENTS[cause]:
+            self._failures.take(*(differs(node, f"step {step}: {why}", turn.now) for node in minority))
+            return True
+        again = f" ({tries} times in {WINDOW_S:.0f} s)" if tries > 1 else ""
+        self._ending.failed(f"workers differ at step {step}{again}: {why}")
+        return False
+
+    def _settle(self, *, parted: bool) -> None:
+        """Carry out what follows from the reports."""
+        turn, stopping, closing = self._turn, self._stopping, self._closing.under_way
+        raisers = [] if closing else self._raisers.among(stopping.reports)
+        if raisers and self._want_slots_without(raisers):
+            return
+        if self._kept_ranks.waits and not closing:
+            return  # (for those that are to have the same ranks)
+        self._kept_ranks.over()
+        refused = self._refused_anew()
+        if self._config.spec.recovery.restarts_all and not closing:
+            tries = self._refusals.use(turn.now) if refused else 0
+            if tries <= MAX_RETRIES:
+                stopping.end()
+                self._restart()
+                return
+            self._closing.fail(f"{stopping.refused}; {tries} times in {WINDOW_S:.0f} s steps were refused")
+            closing = True
+        reports = self._in_units(what_counts(turn.record, stopping.gathered()))
+        arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
+        if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
+            # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
+            # be put together in turns, for ever.
+            arrivals = [worker for worker in self._replacing.workers if worker not in reports and not closing]
+        verdict = self._verdict(reports, arrivals)
+        if raisers:
+            without = self._without(raisers, verdict, reports) or self._before(raisers, reports, arrivals)
+            if without is None:
+                without = self._back_again(verdict, arrivals)
+            if without is None and isinstance(verdict, Verdict) and verdict.decision.applied:
+                why = f"there is no other live copy of step {verdict.decision.applied}"
+                self._progress.release()  # (what all have applied counts, although this may end the job)
+                self._closing.renew(self._failures.explain(why))
+                arrivals = []
+            else:
+                self._kept_ranks.lost(raisers)
+                self._raisers.release(raisers)
+                if self._kept_ranks.waits or lacks_slots(turn, self._config):
+                    return  # (for the processes that follow them)
+                verdict = without or self._verdict({}, arrivals)
+        elif not closing and (leavers := self._departures.going(reports)):
+            verdict, reports, arrivals = self._part_with(leavers, verdict, reports, arrivals)
+        stopping.end()
+        if self._ending.over is None:
+            workers = only_whole(turn.members.live([*reports, *arrivals]), turn.record.layout.places)
+            self._carry_out(verdict, workers, reports)
+
+    def _refused_anew(self) -> bool:
+        """Tell of a step that was refused: from the next generation on it is computed with nothing held."""
+        turn, stopping = self._turn, self._stopping
+        step = refused_anew(turn.record.refusal, stopping.reports.values())
+        if step:
+            turn.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
+            turn.change(refusal=Refusal(step=step, clean_from=turn.record.generation + 1))
+        return step > 0
+
+    def _verdict(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
+        record, committed = self._turn.record, self._ledger.committed
+        verdict = decide(
+            record.decision,
+            committed,
+            list(reports.values()),
+            record.checkpoints,
+            self._standbys.fresh(arrivals),
+            lost=partial(lost_of, record, reports=reports) if record.expert_shape is not None else None,
+            away=self._snapshots.lacking,
+            anew=self._anew,
+            unreadable=record.unreadable,
+            places=record.layout.places,
+        )
+        return self._nearest(verdict)
+
+    def _in_units(self, reports: dict[str, Report]) -> dict[str, Report]:
+        """Return the reports of whole units. Where the job ends, without those in which a script has raised.
+
+        The others of such a unit wait for it in the middle of a micro-batch, and save nothing any more.
+        """
+        places = self._turn.record.layout.places
+        reports = {worker: reports[worker] for worker in only_whole(list(reports), places)}
+        if places == 1 or not self._closing.under_way or not (stuck := set(self._raisers.among(reports))):
+            return reports
+        others = {worker: report for worker, report in reports.items() if worker not in stuck}
+        verdict = self._verdict(others, [])
+        return others if self._is_to_save(verdict) else reports
+
+    def _nearest(self, verdict: Verdict | NothingLeft) -> Verdict | NothingLeft:
+        """Return a verdict that goes back to a snapshot instead, where that is nearer.
+
+        A job that ends needs none, but for what a change of layout has put away.
+        """
+        ends = self._closing.under_way and not self._turn.record.in_memory
+        if ends or self._config.spec.recovery.restarts_all:
+            return verdict
+        committed = self._ledger.committed
+        self._snapshots.look(committed, at_once=True)
+        return nearest(verdict, self._snapshots.serving(committed), committed)
+
+    def _want_slots_without(self, raisers: list[str]) -> bool:
+        """Members whose scripts have raised cannot go on; where the others are too few, wait for those that follow."""
+        turn, gone = self._turn, set(raisers)
+        others = [info.id for info in turn.members.workers() if info.id not in gone]
+        if not others or not self._config.spec.experiments.static_experts:
+            return False  # (where each expert lives on another node those have room for all)
+        if not lacks_slots(turn, self._config, others):
+            return False
+        self._raisers.release(raisers)
+        return True
+
+    def _without(
+        self, raisers: list[str], verdict: Verdict | NothingLeft, reports: Mapping[str, Report]
+    ) -> Verdict | NothingLeft | None:
+        """Return what is decided without members whose scripts have raised; None: what they have would be lost."""
+        if not isinstance(verdict, Verdict) or not verdict.holders:
+            return verdict
+        holders = tuple(worker for worker in verdict.holders if worker not in raisers)
+        others = replace(verdict, holders=holders)
+        whole = every_role(holders, self._turn.record.layout.places)
+        return None if not whole or lost_of(self._turn.record, others, reports) else others
+
+    def _before(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
+        """Return what the others can go on from, as if those that have raised were dead; None: from nothing live.
+
+        What only those have applied is announced to nobody yet: else the others would have applied it, too.
+        """
+        others = {worker: report for worker, report in reports.items() if worker not in raisers}
+        verdict = self._verdict(others, arrivals) if others else None
+        if isinstance(verdict, Verdict) and verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD):
+            return verdict
+        return None
+
+    def _back_again(self, verdict: Verdict | NothingLeft, arrivals: list[str]) -> Verdict | None:
+        """Return that the others go back once more to what all went back to, where nothing was done since; else None.
+
+        What those that have raised have is all there, and was read: it need not be saved, nor all be started again.
+        """
+        last, again = self._turn.record.decision, self._verdict({}, arrivals)
+        if isinstance(verdict, NothingLeft) or isinstance(again, NothingLeft) or last is None:
+            return None
+        decided = last, again.decision
+        same = all(one.kind is DecisionKind.ROLLBACK and one.applied == verdict.decision.applied for one in decided)
+        return again if same else None
+
+    def _part_with(
+        self, leavers: list[str], verdict: Verdict | NothingLeft, reports: dict[str, Report], arrivals: list[str]
+    ) -> tuple[Verdict | NothingLeft, dict[str, Report], list[str]]:
+        """Let members go that are to leave, where the others have all that they have; return what counts then.
+
+        Standbys that are warm take their places in the same breath.
+        """
+        names = set(map(node_of, leavers))
+        # (a process of theirs may have come only now, and be all that can begin)
+        theirs = (
+            [worker for worker in verdict.holders if node_of(worker) in names] if isinstance(verdict, Verdict) else []
+        )
+        without = self._without([*leavers, *theirs], verdict, reports)
+        here = self._turn.members.live([*reports, *arrivals])
+        if not isinstance(without, Verdict) or not self._departures.can_go(leavers, here):
+            self._departures.stay()
+            return verdict, reports, arrivals
+        taking = self._departures.go(leavers, without.decision.applied)
+        left = {worker: report for worker, report in reports.items() if worker not in leavers}
+        come = (worker for worker in dict.fromkeys((*arrivals, *taking)) if worker not in left)
+        come = [worker for worker in come if node_of(worker) not in names]
+        return without, left, come
+
+    def _catches_up(self) -> bool:
+        """Announce a portion of an outage's steps, where they are too many for the decision's record."""
+        reports = self._stopping.reports
+        self._ledger.hear(reports.values(), self._turn.record.global_batch)
+        whole = [worker for worker, report in reports.items() if report.applied is not None]
+        return self._progress.catch_up(whole)
+
+    def start(self) -> None:
+        """Begin the first generation (or the first after everybody was gone), if enough nodes are here."""
+        turn, record = self._turn, self._turn.record
+        if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
+            return
+        if self._snapshots.awaited or self._record_age.awaits_agents:
+            return
+        self._replacing.take_over()
+        complete, needed = turn.members.complete_nodes, 1 if self._closing.under_way else self._replacing.needed
+        if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, self._config)):
+            return
+        if self._start_probes.are_open or not self._have_same_data():
+            return
+        workers = [info.id for info in turn.members.workers()]
+        known, fresh = record.checkpoints, self._standbys.fresh(workers)
+        anew, unreadable, places = self._anew, record.unreadable, record.layout.places
+        committed, away = self._ledger.committed, self._snapshots.lacking
+        verdict = without_state(committed, known, fresh, away, anew=anew, unreadable=unreadable, places=places)
+        self._carry_out(self._nearest(verdict), workers, {})
+
+    def _have_same_data(self) -> bool:
+        """Compare the data of all workers before the first plan of a run; return whether the job may begin.
+
+        The majority has the job's data, and the nodes of other workers are refused. Without a majority the job fails.
+        """
+        turn, infos = self._turn, list(self._turn.members.workers())
+        if turn.record.data:
+            return True  # Workers were compared with it as they came.
+        groups = split_by_data([(info, info.attach.data) for info in infos])
+        if not groups:
+            return True
+        most, *others = groups
+        if others and 2 * len(most) <= sum(map(len, groups)):
+            self._ending.failed(self._without_majority(most[0], others[0][0]), EXIT_BAD_INPUT)
+            return False
+        turn.change(data=most[0].attach.data)
+        for name in {node_of(info.id) for group in others for info in group}:
+            self._refuse(turn.members.nodes[name])
+        return not others
+
+    def _without_majority(self, one: WorkerInfo, other: WorkerInfo) -> str:
+        where = self._turn.place_of(one.id), self._turn.place_of(other.id)
+        what = difference(other.attach.data, one.attach.data, f"that of {where[0]}")
+        return f"the nodes have different data: on {where[1]} {what}; {ADVICE}"
+
+    def _refuse(self, node: Node) -> None:
+        """Send a node away whose data are not those of the majority."""
+        job, parts = self._turn.record.data, self._parts
+        what = next(filter(None, (difference(info.attach.data, job) for info in node.workers.values())), "")
+        why = f"node {node.name} does not fit the job: {what}: {ADVICE}"
+        parts.misfit = send_away(self._turn, node, why)
+        self._turn.emit(NodeRefused, node=node.name, why=why, address=node.address)
+        parts.tenant.refuse(node.name, why)
+        parts.departures.forget(node)
+
+    @property
+    def _anew(self) -> bool:
+        """Where nothing is left and there is no checkpoint, begin from the start: none was kept yet, or none may be."""
+        record, restarts = self._turn.record, self._config.spec.recovery.restarts_all
+        return restarts or begins_anew(record.held) or (record.saves and not record.unreadable)
+
+    def _judge(self, plan: GenerationPlan) -> bool:
+        """Collectives failed: where nobody is gone whose fault that was, look for whose it is.
+
+        Returns:
+            Whether the members go on without newcomers: it is known whose fault it was, or state could not be sent.
+        """
+        members, reports, complaints = plan.workers, self._stopping.reports, dict(self._stopping.complaints)
+        self._stopping.complaints.clear()
+        # (whose script had raised before a generation that is to save takes part in that like the others)
+        raised = not plan.last and self._raisers.among(members)
+        if not complaints or not set(members) <= set(reports) or raised:
+            return False  # (somebody is gone, or has raised: that is why)
+        if any(report.refused or report.ending for report in reports.values()):
+            return False  # all had put in their parts: who refused v left the others; or it will be told who has raised
+        if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
+            return False  # members that are told to stop let go of groups that others still build
+        now, first = self._turn.now, next(iter(complaints.values()))
+        owing = self._rendezvous.owing(plan)
+        accused = some_stay(members, self._failures.accused(complaints.values()))
+        transfers = self._transfers(plan, complaints)
+        named = accused or self._suspects.name(members, reports, complaints, self._ledger.committed, owing, transfers)
+        if not named:
+            node = blamed_last(members, complaints, transfers)
+            if not self._failures.retried(first, reports[first.worker], node):
+                named = some_stay(members, {node: f"its collectives fail again and again, at last: {first.detail}"})
+        self._failures.take(*(hung(last_on(node, reports.values()), why, now) for node, why in named.items()))
+        return bool(named or transfers.failed)
+
+    def _transfers(self, plan: GenerationPlan, complaints: Mapping[str, Complaint]) -> StateTransfers:
+        """Return the transfers of state in the generation that failed, and record the ones that failed."""
+        record, reports, history = self._turn.record, self._stopping.reports, self._turn.members.transfers
+        decision, failed = record.decision, failed_transfers(plan, complaints.values())
+        lacking = lacking_state(plan, reports, decision.applied if decision is not None else 0)
+        for receiver in plan.sources:
+            if receiver not in lacking and receiver not in failed:
+                history.note_receipt(node_of(receiver), map(node_of, plan.senders(receiver)))
+        by_node: dict[str, set[str]] = {}
+        for receiver, senders in failed.items():
+            by_node.setdefault(node_of(receiver), set()).update(map(node_of, senders))
+        for node, senders in by_node.items():
+            history.note_failure(node, senders)
+        nodes = dict.fromkeys(map(node_of, plan.workers))
+        initial = decision is None or decision.applied == 0
+        return StateTransfers(
+            # Every worker can make the initial state, so a member that has it does not count more than another.
+            lacking=frozenset() if initial else lacking,
+            failed=failed,
+            exhausted={receiver for receiver in failed if history.tries(node_of(receiver)) >= TRANSFER_TRIES},
+            suspects=[node for node in nodes if history.is_suspect(node)],
+            can_spare=self._can_spare,
+        )
+
+    def _can_spare(self, node: str) -> bool:
+        """Return whether the others could go on without losing state if a node left."""
+        reports = self._in_units(what_counts(self._turn.record, self._stopping.gathered()))
+        verdict = self._verdict(reports, [])
+        if not isinstance(verdict, Verdict) or not verdict.holders:
+            return True
+        return self._without([worker for worker in reports if node_of(worker) == node], verdict, reports) is not None
+
+    def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
+        if self._closing.under_way and not self._is_to_save(verdict):
+            if not self._closing.renews or isinstance(verdict, NothingLeft):
+                self._closing.end(_unsaved(verdict, self._ledger.committed))
+                return
+            # Whoever had the newest state is gone: all that was wanted of it was to go on.
+            self._closing.renewed()
+            verdict = self._nearest(verdict)
+        if went_through(verdict, self._turn, self._progress):
+            if why := self._progress.skipped_too_often(self._config.spec.recovery.max_skipped_steps):
+                self._ending.failed(why)
+            else:
+                self._ending.done()
+            return
+        if isinstance(verdict, NothingLeft):
+            self._ending.failed(self._failures.explain(verdict.why))
+            return
+        turn, decision = self._turn, verdict.decision
+        if decision.kind is DecisionKind.START and not verdict.holders:
+            send_away_all(turn, "no worker's initial state is whole")
+            workers = []
+        if not workers:
+            # Nobody is there; where to begin is decided anew once somebody is (`start`), who may know of more.
+            turn.change(plan=None, pending=None, decision=decision, passed=())
+            return
+        reason = self._stopping.reason if turn.record.plan else "start"
+        if self._closing.under_way:
+            reason = SAVE
+        if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self._ledger.committed):
+            reason = self._roll_back(verdict)
+        self._ledger.undo_after(decision.applied)
+        self._begin(workers, verdict, reports, reason)
+
+    def _is_to_save(self, verdict: Verdict | NothingLeft) -> bool:
+        """Tell whether a verdict leads to a state that may be in no checkpoint yet."""
+        if not isinstance(verdict, Verdict) or self._layouts.from_memory(verdict.decision):
+            return isinstance(verdict, Verdict)
+        return verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and verdict.decision.applied > 0
+
+    def _roll_back(self, verdict: Verdict) -> str:
+        """Forget what came after the decided step; return the reason of the generation to come."""
+        turn = self._turn
+        known = turn.record.plan is not None or (self._ledger.committed > 0 and not turn.begins_again)
+        why = verdict.why if known else "the job resumes from its checkpoint"
+        why = "all workers were started again" if self._progress.restarting else why
+        self._ledger.reset(verdict.decision.applied)
+        self._checkpoints.rolled_back(to_snapshot=isinstance(verdict.decision.source, SnapshotSource))
+        self._evaluations.rolled_back(verdict.decision.applied)
+        if self._layouts.from_memory(verdict.decision):
+            return SAVE if self._closing.under_way else LAYOUT
+        self._turn.emit(RolledBack, to_step=verdict.decision.applied, why=why)
+        return "rollback" if known else "start"
+
+    def renew(self) -> None:
+        """The newest state is saved: begin again from it, with fresh workers everywhere."""
+        self._closing.renewed()
+        if not self._failing.leaves():
+            self._restart()
+
+    def _restart(self) -> None:
+        """Stop all workers and start others, which begin from the newest checkpoint once all of them are there."""
+        self._departures.all_over()
+        workers = self._turn.planned
+        self._progress.restarts()
+        self._turn.change(plan=None, pending=None, decision=None, passed=())
+        self._absences.replace_workers(map(node_of, workers), "all workers are started again")
+
+    def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
+        """Write the next generation and tell its members."""
+        self._departures.taken_back(workers)
+        self._turn.begins_again = False
+        record, turn, decision = self._turn.record, self._turn, with_the_end(verdict.decision, self._turn.record)
+        # (whoever is sent the state, although it could have come to it, lets go of its experts as well)
+        holding = {worker: report for worker, report in reports.items() if worker in verdict.holders}
+        experts, moved = held_experts(decision, holding), self._replacing.over()
+        whose = {name: lost for name, (lost, _) in moved.items()}
+        plan = plan_generation(
+            record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens, whose
+        )
+        if isinstance(plan, Shortage):
+            if self._closing.under_way:
+                self._closing.end()
+            else:
+                self._ending.failed(str(plan), EXIT_BAD_INPUT)
+            return
+        puts_away = self._layouts.leads_on(decision, ends=self._closing.under_way)
+        plan = msgspec.structs.replace(plan, last=self._closing.under_way, puts_away=puts_away)
+        refusal = refusal_after(record.refusal, decision)
+        assignment = () if refusal is not None else first_assignment(record, plan, decision, reports, whose)
+        whole = bool(whose) and fills_the_seats(record.plan, plan.workers, whose)
+        if whole and reason == FAILURE and record.plan and len(plan.members) == len(record.plan.members):
+            reason = "replace"
+        anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
+        self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
+        if puts_away:
+            self._progress.puts_away(decision)
+        self._progress.replaced(moved, plan, self._replacing.why, whole=whole)
+        if anew:
+            turn.change(lineage=plan.generation)
+        if anew or not _any_of(record.plan, reports):
+            # (What its members had got to is with nobody who is heard: what they have saved of it must not count.)
+            turn.change(bases=(*record.bases, (plan.generation, decision.applied))[-MAX_BASES:])
+        turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
+        turn.change(**wanted_places(turn, plan))
+        # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
+        rest = [worker for worker in reports if plan.rank(worker) is None]
+        idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
+        self._absences.replace_workers(idle, "the node waits for its turn")
+        # A script that has raised saves nothing as a part of a replica group, and what it still sends must not count.
+        others = [info.id for info in turn.members.workers() if plan.rank(info.id) is None]
+        self._raisers.release(self._raisers.among(others))
+        for info in turn.members.workers():
+            turn.members.finish(info, finished=False)
+        self._newcomers.taken_in()
+        announce_generation(turn, plan, reason, decision)
+        warn_of_one_replica(turn, record.plan, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
+        kept = kept_by_units(plan, decision, reports, assignment) if refusal is None else ()
+        self._telling.begin(plan, record.plan, decision, assignment, kept)
+        self._keep_what_passed(decision)
+
+    def _keep_what_passed(self, decision: Decision) -> None:
+        """Write down the steps that this decision rests on and that are not in the journal yet.
+
+        Those who told of them may be dead: no coordinator after this one would hear of them again.
+        """
+        record = self._turn.record
+        assert record.plan is not None
+        if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
+            self._ledger.decided(decision.applied, decision.commit)
+        self._progress.release()
+        self._turn.change(passed=self._ledger.unannounced)
+
+
+def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:
+    """Say what of a job that ends is lost, "" where nothing is."""
+    kept = verdict.decision.applied if isinstance(verdict, Verdict) else 0
+    if kept >= committed:
+        return ""
+    newest = f", the newest checkpoint is of step {kept}" if kept else ""
+    return f"nothing could be saved: step {committed} has no live copy{newest}"
+
+
+def _any_of(plan: GenerationPlan | None, reports: Collection[str]) -> bool:
+    """Tell whether a member of a generation is among those that report."""
+    return plan is not None and any(worker in reports for worker in plan.workers)

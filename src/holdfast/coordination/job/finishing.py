@@ -1,0 +1,126 @@
+"""Some members have left their loops and others have not: are those late, or have they gone on without them?
+
+All ranks must leave their loops after the same step. Where one alone does (a `break` on it, a loop of its own length),
+the others wait for it in their next reduction. Nothing tells that from a slow evaluation, but where they stand: so
+after a while they are stopped, and asked. Who ends before its first step has left no loop: the job ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.coordination.generations.decisions import NothingLeft, Verdict
+from holdfast.coordination.job.parts import JobParts, JobState
+from holdfast.coordination.membership import Membership, WorkerInfo
+from holdfast.coordination.progress.announced import Progress
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Phase
+from holdfast.protocol.record import Record
+
+TOGETHER = "all ranks must leave it after the same step"
+_BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.ADOPTING, Phase.FORWARD, Phase.FINISHED, Phase.COMPUTE)
+
+
+class Finishing:
+    """Asks after `report_timeout_s`, then after twice that time, and so on."""
+
+    def __init__(self, parts: JobParts) -> None:
+        self._parts = parts
+        self._since: float | None = None
+        self._wait_s = parts.config.report_timeout_s
+
+    def left(self, down: WorkerDown, known: WorkerInfo | None) -> None:
+        """The script of a worker has ended by itself, as if all were done; `known`: what was known of the worker."""
+        turn = self._parts.turn
+        if known is not None:
+            self._parts.ledger.settle(down.worker, down.applied)
+            turn.members.left_loop(down.worker, down.applied)
+        begun = down.applied or (known is not None and known.entered)
+        # (of a newcomer that is in no generation yet, the others need nothing)
+        if not begun and (turn.is_member(down.worker) or not turn.generation):
+            why = "the script ended before its first step: train in a loop over job.steps()"
+            self._parts.closing.fail(f"{turn.place_of(down.worker)}: {why}")
+        elif known is not None and turn.is_member(down.worker):
+            plan = turn.record.plan
+            if known.entered < turn.generation or (plan is not None and newcomers_alone(plan, turn.members)):
+                self._parts.stopping.begin(turn.now)  # the others wait for it, or for its state, in vain
+
+    def tick(self) -> None:
+        """Stop the members and ask them, where it is time."""
+        parts, now = self._parts, self._parts.turn.now
+        plan = parts.turn.record.plan
+        if plan is None or plan.last or parts.state is not JobState.RUNNING:
+            self._since = None
+            return
+        self._look_for_deserters()
+        if parts.members.unfinished(plan) == len(plan.members):
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since > self._wait_s:
+            self._wait_s *= 2
+            self._since = None
+            parts.stopping.begin(now)
+
+    def _look_for_deserters(self) -> None:
+        """Others have gone on without somebody who had left its loop: after a failure they need not wait for it."""
+        turn = self._parts.turn
+        for worker, step in turn.members.left.items():
+            if 0 < step < turn.position.step:
+                why = f"left its loop after step {step}, and the others went on: {TOGETHER}"
+                self._parts.closing.fail(f"{turn.place_of(worker)} {why}")
+                return
+
+
+def with_the_end(decision: Decision, record: Record) -> Decision:
+    """Return a decision that knows whether the step to which it goes back is the one after which all are to stop."""
+    stopped = record.stopped
+    if decision.kind is not DecisionKind.ROLLBACK or stopped is None or stopped.step != decision.applied:
+        return decision
+    return msgspec.structs.replace(decision, commit=stopped.commit)
+
+
+def newcomers_alone(plan: GenerationPlan, members: Membership) -> list[str]:
+    """Return the members that wait for a state, where all that had one have left their loops; [] where not all have."""
+    others = [worker for worker in plan.workers if worker not in members.left]
+    known = [members.worker(worker) for worker in others]
+    alone = len(others) < len(plan.workers) and all(info is not None and not info.entered for info in known)
+    return others if alone else []
+
+
+def went_through(verdict: Verdict | NothingLeft, turn: Turn, progress: Progress) -> bool:
+    """Tell whether no state is left because all that had it were through; then what they did is announced.
+
+    A job that saves goes back to what it has saved, or begins anew, so that its end is saved, too.
+    """
+    plan = turn.record.plan
+    anew = isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.START and not turn.record.saves
+    if plan is None or not (anew or isinstance(verdict, NothingLeft)):
+        return False
+    newcomers = newcomers_alone(plan, turn.members)
+    if newcomers:
+        progress.ledger.without(newcomers)
+        progress.release()
+    return bool(newcomers)
+
+
+def left_alone(
+    workers: Sequence[str], reports: Mapping[str, Report], left: Mapping[str, int]
+) -> tuple[str, int, str] | None:
+    """Return a member that has left its loop, after which step, and one that waits for it in the next; None: all well.
+
+    Args:
+        left: members whose scripts have ended since, with the last step they applied.
+    """
+    known = [reports[worker] for worker in workers if worker in reports]
+    finished = {report.worker: report.step - 1 for report in known if report.phase is Phase.FINISHED}
+    finished |= {worker: step for worker, step in left.items() if worker in workers}
+    for worker, step in finished.items():
+        for other in known:
+            if other.step > step + 1 or (other.step == step + 1 and other.phase not in _BEFORE_REDUCTION):
+                return worker, step, other.worker
+    return None

@@ -1,0 +1,127 @@
+"""What is foreseen of a node that is to leave: what it waits for, what moves, to whom, how long that takes, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from holdfast.coordination.experts.blobs import experts_by_layer
+from holdfast.coordination.generations.fitting import workers_by_node
+from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.progress.costs import Cost
+from holdfast.protocol.messages.forecast import MoveForecast
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.record import Departure
+
+#: what that costs the others
+_FOR = {
+    Cost.SWAP: "for it to join, its state comes beside the training",
+    Cost.DECISION: "to decide",
+    Cost.BUILD: "for the group",
+    Cost.TRANSFER: "for the state",
+}
+
+
+def foresee(
+    parts: JobParts, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False
+) -> list[MoveForecast]:
+    """Return what would come of asking these nodes to leave; nothing is changed. The arguments are those of `ask`.
+
+    Raises:
+        BadInputError, UnreachableError, RefusedError: asking would be refused.
+    """
+    new = parts.departures.check(names, to, stays=stays)
+    given = dict(zip(names, to, strict=False))
+    promised = {one.to for one in parts.turn.record.leaving} | set(to)
+    free = sorted(
+        (name for name in parts.members.standbys if name not in promised and not parts.standbys.in_vain(name)),
+        key=lambda name: parts.standbys.warm_in_s(name),
+    )
+    later = [one.node for one in parts.turn.record.leaving if one.stays]  # (standbys once they have moved themselves)
+    found: list[MoveForecast] = []
+    for name in new:
+        target = given.get(name, "")
+        if not target and not parts.members.nodes[name].standby:
+            taking = [one for one in free if stays or parts.standbys.ready(one)] or (later if stays else [])
+            target = taking[0] if taking and (stays or parts.config.spec.recovery.uses_standbys) else ""
+            free = [one for one in free if one != target]
+            later = [one for one in later if one != target]
+        found.append(_forecast(parts, name, target))
+    return found
+
+
+def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
+    """Return what comes of one node's leaving; `to`: who takes its place."""
+    costs, plan = parts.progress.costs, parts.turn.record.plan
+    known = next((one for one in parts.turn.record.leaving if one.node == name), Departure(node=name, since=0.0))
+    beside = bool(to) and parts.replacing.goes_beside(known)
+    here = parts.turn.planned_on(name)
+    ranks = [] if plan is None else [rank for worker in here if (rank := plan.rank(worker)) is not None]
+    if plan is None or not ranks:
+        why = "it has no rank: nothing moves, and no step waits"
+        return MoveForecast(
+            node=name, to="", ranks=(), expert_replicas=0, moved_bytes=0, wait_s=0.0, down_s=0.0, why=why
+        )
+    replicas = _replicas(parts, plan, ranks)
+    moved = int(costs.of(Cost.STATE)) * len(ranks) if costs.is_measured(Cost.STATE) else None
+    warm_s, left = parts.standbys.warm_in_s(to) if to else 0.0, len(workers_by_node(plan)) - 1
+    pauses = [Cost.DECISION, Cost.BUILD]
+    if to:
+        pauses = [Cost.SWAP, *pauses] if beside else [*pauses, Cost.TRANSFER]
+        first = f"{to} is warm in about {warm_s:.1f} s" if warm_s else f"{to} is warm"
+        if math.isinf(warm_s):
+            first = f"{to} gives its own place away before, and is a standby then"
+    else:
+        longer = (left + 1) / max(left, 1)
+        first = f"no standby takes its place: {left} of {left + 1} nodes go on, a step takes {longer:.2f} times as long"
+    guessed = {True: "", False: " (a guess)"}
+    told = ", ".join(f"{costs.of(one):.3f} s {_FOR[one]}{guessed[costs.is_measured(one)]}" for one in pauses)
+    # (first its group is built, and in the step after that its state comes)
+    joins_s = costs.of(Cost.BUILD) + costs.step_s + max(costs.step_s, costs.of(Cost.TRANSFER)) if beside else 0.0
+    return MoveForecast(
+        node=name,
+        to=to,
+        ranks=tuple(ranks),
+        expert_replicas=replicas,
+        moved_bytes=moved if to or replicas else 0,
+        wait_s=None if math.isinf(warm_s) else warm_s + joins_s + costs.step_s,
+        down_s=sum(map(costs.of, pauses)) + costs.step_s,
+        why=f"{first}; {told}, and {costs.step_s:.3f} s for the step itself",
+    )
+
+
+def _replicas(parts: JobParts, plan: GenerationPlan, ranks: Sequence[int]) -> int:
+    """Return how many replicas of experts live at these ranks."""
+    shape, experts = parts.turn.record.expert_shape, plan.expert_plan
+    if shape is None or experts is None:
+        return 0
+    held = (experts_by_layer(experts.placement[rank], shape) for rank in ranks)
+    return sum(len(layer) for layers in held for layer in layers)
+
+
+def waits_for(parts: JobParts, one: Departure) -> str:
+    """Return what a node that is to leave waits for; where several things lack, what lacks first."""
+    turn, leaving = parts.turn, parts.turn.record.leaving
+    if one.owed:
+        return f"the others, to go on without it from step {one.step}"
+    joins, joined = parts.replacing.beside_of(one)
+    if not (joins or joined) and (one.stays or parts.departures.in_time(one)):
+        waiting = [other for other in leaving if not (other.owed or any(parts.replacing.beside_of(other)))]
+        found = parts.replacing.targets(waiting)
+        if one.node not in found:
+            return parts.replacing.waits_for(one)
+    if turn.record.plan is None:
+        return "the job to begin"
+    if turn.record.plan.last:
+        return "nothing any more: the job ends"
+    if before := [other.node for other in leaving if other.owed]:
+        return f"{', '.join(before)}, which leaves before it"
+    if parts.stopping.stop is not None:
+        return "the others to report where they stand"
+    if joins:
+        return f"standby {one.beside} to join beside it"
+    if turn.record.pending is not None:
+        return f"generation {turn.record.pending.generation} to begin, which is being prepared"
+    before = dict.fromkeys(map(node_of, parts.departures.go_next(turn.record.plan)))
+    return f"{', '.join(before)}, which leaves before it" if before and one.node not in before else "the end of a step"

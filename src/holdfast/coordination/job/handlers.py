@@ -1,0 +1,433 @@
+"""What workers say, and what it leads to at once; what follows from it is done after every input (coordinator)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from holdfast.coordination.experts.blobs import unreadable
+from holdfast.coordination.failures.seen import says_nonsense
+from holdfast.coordination.generations.fitting import misfit
+from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.job.table import Row, ignore, row, while_it_goes_on
+from holdfast.coordination.membership import Node
+from holdfast.coordination.progress.costs import Cost
+from holdfast.coordination.progress.ledger import DivergedError
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol.commit import weight
+from holdfast.protocol.events import NodeRefused, OutputLost
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.names import node_of
+
+#: A page that brings the news of so many steps shows that its node is not silent, but has more to tell than a report.
+MUCH_NEWS = msg.PAGE_STEPS // 2
+#: Files of nodes that cannot be written, reported at most.
+_MAX_LOST_OUTPUTS = 256
+#: what agents say of their workers
+Heard = (
+    msg.FromWorker
+    | msg.Posts
+    | msg.AppliedSteps
+    | msg.Heartbeat
+    | msg.Seen
+    | msg.NodeSnapshots
+    | msg.EndNotice
+    | msg.ClockOffset
+    | msg.OutputFailed
+    | msg.GpusRead
+)
+
+
+class Hearing:
+    """Hears the workers of nodes that were let in."""
+
+    def __init__(self, parts: JobParts) -> None:
+        self._parts = parts
+        self._turn = parts.turn
+        #: The files that nodes cannot write, as far as that was reported.
+        self._lost_outputs = set[tuple[str, str]]()
+
+    def hear(self, node: Node, message: Heard) -> None:
+        """Take in what an agent says of its workers."""
+        match message:
+            case msg.Heartbeat():
+                self._stand(node, message)  # (most of what is heard)
+            case msg.FromWorker():
+                self.take(node, message.message)
+            case msg.Posts():
+                if why := self._parts.rendezvous.take(node.name, message.posts):
+                    self.expel(node, why)
+            case msg.AppliedSteps():
+                self._replayed(node, message)
+            case msg.Late() | msg.Whereabouts() | msg.Stacks() | msg.OwnTimes() | msg.MemoryTaken():
+                self._seen(node, message)
+            case msg.NodeSnapshots():
+                self._parts.snapshots.hold(node, message)
+            case msg.EndNotice():
+                self._noticed(node, message)
+            case msg.ClockOffset() | msg.GpusRead() | msg.OutputFailed():
+                self._on_machine(node, message)
+        ledger, ending = self._parts.progress.ledger, self._parts.ending
+        if ledger.differing and ending.over is None and (why := ledger.diverged()):
+            ending.failed(f"replicas diverged: {why}")
+
+    def _seen(self, node: Node, message: msg.Seen) -> None:
+        """Take in how far a node's workers are, and what of."""
+        inquiry = self._parts.inquiry
+        match message:
+            case msg.Late():
+                inquiry.late(node, message)
+            case msg.Whereabouts():
+                inquiry.told(node, message)
+            case msg.Stacks():
+                inquiry.explained(node, message)
+            case msg.MemoryTaken():
+                inquiry.memories.told(node, message)
+            case msg.OwnTimes():
+                inquiry.stragglers.told(node.name, message)
+                self._parts.straggling.told(node.name, message)
+
+    def _on_machine(self, node: Node, message: msg.ClockOffset | msg.GpusRead | msg.OutputFailed) -> None:
+        """Store or report what an agent reports about its machine."""
+        match message:
+            case msg.ClockOffset():
+                # Delays of a loaded machine are no offset of its clock.
+                known = math.isfinite(message.ahead_s) and abs(message.ahead_s) > message.uncertainty_s
+                node.clock_off_s = message.ahead_s if known else 0.0
+            case msg.GpusRead():
+                node.gpus = message.gpus
+            case msg.OutputFailed():
+                self._on_output_failed(node, message)
+
+    def _on_output_failed(self, node: Node, message: msg.OutputFailed) -> None:
+        """Report a file that a node cannot write, once."""
+        key = node.name, message.file
+        if key not in self._lost_outputs and len(self._lost_outputs) < _MAX_LOST_OUTPUTS:
+            self._lost_outputs.add(key)
+            self._turn.emit(OutputLost, node=node.name, file=message.file, why=message.why)
+
+    def _noticed(self, node: Node, message: msg.EndNotice) -> None:
+        """A node will end; where the job cannot go on without it, it is saved before."""
+        why = self._parts.departures.noticed(node.name, message.grace_s)
+        if why and self._turn.record.saves:
+            self._parts.checkpoints.want(self._parts.ledger.committed)
+
+    def take(self, node: Node, message: msg.WorkerMessage) -> None:
+        """Take in what a worker of a node says; what a stranger says through it does not count."""
+        known, alone = message.worker in node.workers, msg.Attach | msg.CheckpointNews
+        if known or (isinstance(message, alone) and node_of(message.worker) == node.name):
+            self._WORKER_SAYS[type(message)][self._parts.state](self, node, message)
+
+    def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
+        """Take in a page of what a node's workers applied while nobody listened, as if they had told it one by one."""
+        record, ledger = self._turn.record, self._parts.ledger
+        if not self.plausible(node, page.given_up, *page.workers.values(), *(kept.step for kept in page.steps)):
+            return
+        ledger.give_up_to(page.given_up, record.global_batch)
+        reached, tops = page.given_up, {worker: top for worker, top in page.workers.items() if worker in node.workers}
+        learnt = further = 0
+        for kept in page.steps:
+            witness = next((worker for worker, top in tops.items() if top >= kept.step), None)
+            if witness is None or not record.lineage <= kept.generation <= record.generation:
+                continue
+            reached, learnt = kept.step, learnt + weight(kept.commit) * (not ledger.knows(kept.step))
+            try:
+                # (a clock that was set meanwhile must not bring times that are still to come)
+                time = min(self._turn.now, kept.time + node.ahead_s) if kept.time else 0.0
+                ledger.learn(kept, witness, time)
+            except DivergedError as error:
+                self._parts.ending.failed(f"replicas diverged: {error}")
+                return
+            self._passed(kept.step, kept.generation, kept.commit)
+        for worker, top in tops.items():
+            if reached:
+                further = max(further, min(top, reached) - (ledger.applied_by(worker) or 0))
+                ledger.settle(worker, min(top, reached))
+        if max(learnt, further) >= MUCH_NEWS:  # (a report comes after the steps before it)
+            self._parts.stopping.wait_anew()
+
+    def _stand(self, node: Node, heartbeat: msg.Heartbeat) -> None:
+        """Take in where a node's workers stand."""
+        record, applied = self._turn.record, heartbeat.applied
+        if not record.lineage <= heartbeat.generation <= record.generation:
+            return  # that was before a roll-back
+        if not self.plausible(node, *applied):
+            return
+        if len(applied) == 1 and applied[0]:
+            self._parts.ledger.settle_all(node.workers, applied[0])
+            return
+        for info in node.workers.values():
+            if info.index < len(applied) and applied[info.index]:
+                self._parts.ledger.settle(info.id, applied[info.index])
+
+    def _attach(self, node: Node, attach: msg.Attach) -> None:
+        if attach.worker in node.workers or attach.worker in node.broken:
+            return
+        if not node.has_place_for(attach.worker):
+            if self._turn.record.outcome:  # (one of its unit's places has ended already, with the job)
+                self._turn.send(node.connection, msg.ToWorker(worker=attach.worker, order=msg.JobDone()))
+                return
+            self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
+            return
+        if self._parts.layouts.outdated(node, attach):
+            return
+        if differing := misfit(self._turn, node, attach, self._parts.failing.goes_back):
+            self._unfit(node, differing)
+            return
+        self._turn.members.attach(node, attach)
+        self._parts.stopping.came(attach.worker)
+        if self._turn.record.outcome:
+            self._turn.order(attach.worker, msg.JobDone())
+            return
+        if node.standby and node.complete and not node.returning:
+            self._parts.progress.costs.measured(Cost.START, self._turn.now - node.came)
+        if node.aside:
+            return  # (a standby is warmed up once the others train)
+        self._parts.newcomers.attached(node, is_new=attach.worker not in self._turn.planned_on(node.name))
+        self._parts.kept_ranks.came(attach.worker, node.came)
+        if node.complete:
+            self._parts.ladder.back(node)
+            self._parts.failing.came(node)
+        if not self._parts.absences.on_worker_attached(node):
+            self._parts.newcomers.came(node)
+            self._parts.joining.arrived()
+
+    def _unfit(self, node: Node, why: str) -> None:
+        """Report a node that was sent away because it does not fit the job."""
+        if node.standby:
+            self._parts.standbys.unfit(node, why)
+            return
+        self._parts.misfit = why
+        if self.turned_away(node, why):
+            self._turn.emit(NodeRefused, node=node.name, why=why, address=node.address)
+
+    def _applied(self, node: Node, message: msg.Applied) -> None:
+        record = self._turn.record
+        if message.generation < record.lineage or message.generation > record.generation:
+            return
+        if not self.plausible(node, message.step):
+            return
+        try:
+            self._parts.ledger.note(message, self._turn.now)
+            self._parts.progress.last_step = message.last_step
+        except DivergedError as error:
+            self._parts.ending.failed(f"replicas diverged: {error}")
+            return
+        if message.generation == self._turn.generation:
+            self._parts.inquiry.pace.applied(message.step, self._turn.now)
+        self._passed(message.step, message.generation, message.commit)
+
+    def _passed(self, step: int, generation: int, commit: msg.Commit) -> None:
+        # A step that is in the journal is told again after an outage: its swap is not the one that is pending now.
+        if (
+            generation == self._turn.generation
+            and msg.Flag.SWAP in commit.flags
+            and step > self._parts.ledger.committed
+        ):
+            self._promote(step)
+
+    def _entered(self, node: Node, message: msg.Entered) -> None:
+        if not self.plausible(node, message.applied):
+            return
+        info, pending = node.workers[message.worker], self._turn.record.pending
+        if pending is not None and message.generation == pending.generation:
+            self._promote(message.applied)
+        if message.generation <= info.entered or message.generation > self._turn.record.generation:
+            return
+        self._turn.members.enter(info, message.generation)
+        if message.generation >= self._turn.record.lineage:
+            self._parts.ledger.settle(info.id, message.applied)
+        self._received(node, message)
+        recovery = self._parts.progress.recovery
+        if message.generation == self._turn.generation and recovery is not None:
+            recovery.moved(message.received_bytes, message.transfer_s)
+            if self._turn.members.entered(self._turn.record.plan):
+                recovery.regrouped = self._turn.now
+
+    def _received(self, node: Node, message: msg.Entered) -> None:
+        """Record that a member has received the state from its senders."""
+        plan = self._turn.record.plan
+        if plan is not None and plan.generation == message.generation:
+            senders = map(node_of, plan.senders(message.worker))
+            self._turn.members.transfers.note_receipt(node.name, senders)
+
+    def _promote(self, step: int) -> None:
+        """`step` passed with every swap flag up: the pending generation is the job's from here on."""
+        parts = self._parts
+        if parts.stopping.stop is not None:  # a failure voids a pending swap, whoever has passed it
+            return
+        parts.ledger.prove(step, self._turn.generation)
+        if parts.progress.release():  # (who joins has not applied what those of before have)
+            parts.made_good()
+        lost_at = parts.joining.lost_at
+        parts.joining.promote(step, parts.progress)
+        if lost_at is not None:  # (the flags were up before anybody heard that one of its members is not there)
+            parts.stopping.begin(lost_at)
+
+    def _prepared(self, node: Node, message: msg.Prepared) -> None:
+        self._turn.members.prepare(node.workers[message.worker], message.generation)
+
+    def _disarmed(self, node: Node, message: msg.Disarmed) -> None:
+        if self._turn.is_member(message.worker) and self._parts.stopping.stop is None:
+            self._parts.joining.disarmed(message)
+
+    def _warmed(self, node: Node, message: msg.Warmed) -> None:
+        self._parts.standbys.warmed(node, message)
+
+    def _finished(self, node: Node, message: msg.Finished) -> None:
+        if not self.plausible(node, message.step):
+            return
+        record, info = self._turn.record, node.workers[message.worker]
+        if message.generation == self._turn.generation:  # (who ended its loop in an older one does so again)
+            info.stopped = message.why if message.stopped else None
+            self._turn.members.finish(info)
+        if record.lineage <= message.generation <= record.generation:
+            self._parts.ledger.settle(info.id, message.step)
+
+    def _loads(self, node: Node, message: msg.Loads) -> None:
+        # (the newest count: what is of no generation yet would shadow all that come)
+        known = message.generation <= self._turn.record.generation
+        if known and self._turn.is_member(message.worker) and self.plausible(node, message.step):
+            self._parts.loads.take(message)
+
+    def _checkpoint(self, node: Node, message: Any) -> None:
+        damaged = isinstance(message, msg.CheckpointDamaged)
+        if damaged and not self._turn.is_member(message.worker):
+            return
+        if self._parts.checkpoints.take(message, self._parts.ledger.committed):
+            self._parts.stopping.begin(self._turn.now)
+
+    def _snapshot(self, node: Node, message: Any) -> None:
+        if not self._turn.is_member(message.worker):
+            return
+        if isinstance(message, msg.SnapshotDamaged) and not message.node and self._parts.failing.goes_back(message.why):
+            return
+        if self._parts.snapshots.take(message):
+            self._parts.stopping.begin(self._turn.now)
+        elif isinstance(message, msg.SnapshotLeftOut) and message.generation == self._turn.generation:
+            self._parts.layouts.left_out(f"node {node.name}: {message.why}", lasting=message.lasting)
+
+    def _evaluated(self, node: Node, message: msg.EvaluationDone) -> None:
+        steps = [result.step for result in message.results]
+        if self._turn.is_member(message.worker) and self.plausible(node, *steps):
+            self._parts.evaluations.take(message)
+
+    def _flop(self, node: Node, message: msg.FlopTally) -> None:
+        if self._turn.is_member(message.worker) and self.plausible(node, message.step - 1):
+            self._parts.flop.take(message)
+
+    def _script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
+        if self._turn.is_member(message.worker):
+            self._parts.closing.fail(message.why)
+
+    def _raised(self, node: Node, message: msg.Raised) -> None:
+        if node.standby:
+            self._parts.standbys.raised(node, message.worker, message.detail)
+        elif node.owed:  # (the others have done that step without it)
+            node.workers[message.worker].raised = True
+        else:
+            self._parts.raisers.raised(node, message)
+
+    def _complaint(self, node: Node, message: msg.Complaint) -> None:
+        pending = self._turn.record.pending
+        if pending is not None and message.generation == pending.generation:
+            if pending.rank(message.worker) is None:
+                return
+            cut_off = (message.worker,) if message.unreachable else ()
+            self._parts.failures.undo_pending(self._turn.now, (*message.unreachable, *cut_off))
+        elif self._turn.is_member(message.worker) and (
+            message.generation == self._turn.generation or self._turn.left_behind(message)
+        ):
+            if self._parts.stopping.explains(message):
+                return
+            self._parts.stopping.begin(self._turn.now)
+            self._parts.stopping.complain(message)
+
+    def _vote_refused(self, node: Node, message: msg.VoteRefused) -> None:
+        if message.generation == self._turn.generation:
+            self._parts.stopping.begin(self._turn.now)
+            self._parts.stopping.refused = message.why
+
+    def _report(self, node: Node, report: msg.Report) -> None:
+        if not self._parts.stopping.asked(report):
+            return
+        if not self.plausible(node, report.applied or 0, report.passed.step if report.passed is not None else 0):
+            return
+        if why := unreadable(report, self._turn.record.expert_shape):
+            self.expel(node, f"the report of {report.worker} cannot be read: {why}")
+            return
+        self._parts.stopping.report(report)
+
+    def is_news(self, node: Node, down: msg.WorkerDown) -> bool:
+        """Tell whether a worker's end is to be taken in: not where it was gone with its unit, or cannot be."""
+        return down.worker not in node.broken and self.plausible(node, down.applied)
+
+    def plausible(self, node: Node, *steps: int) -> bool:
+        """Expel a node that tells of a step which nobody can have come to yet; return whether it is believed."""
+        step, stopping = max(steps, default=0), self._parts.stopping
+        until = self._turn.now if stopping.stop is None else stopping.begun
+        if self._parts.ledger.plausible(step, self._parts.progress.since_known(until)):
+            return True
+        self.expel(node, f"step {step} cannot have been applied")
+        return False
+
+    def expel(self, node: Node, why: str) -> None:
+        """No decision can rest on what it says, and it would be told again and again: the node starts afresh."""
+        self._parts.failures.take(says_nonsense(node.name, why, self._turn.now))
+
+    def ended(self, node: Node, down: msg.WorkerDown, *, was_here: bool) -> None:
+        """A process has ended by itself: what it was for the job is lost, and the others of its unit go with it."""
+        if was_here or down.worker in self._turn.planned:
+            self._parts.kept_ranks.lost([down.worker])
+            self._parts.failures.take(self._parts.inquiry.ended(node, down))
+        else:
+            self._turn.break_unit(down.worker)  # (it had not come yet; some of the others may have)
+
+    def useless(self, node: Node, why: str) -> bool:
+        """A node whose script cannot take what it was given ends; return whether nothing more is to be done."""
+        self._turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+        return self.turned_away(node, why)
+
+    def turned_away(self, node: Node, why: str) -> bool:
+        """A node was told to end, for it does not fit: whom the job has never known has neither failed nor left.
+
+        Returns:
+            False where the job has known it: it is lost once its connection ends.
+        """
+        if node.aside or node.told or node.returning or self._turn.planned_on(node.name):
+            return False
+        self._parts.tenant.refuse(node.name, why)
+        self._parts.departures.forget(node)
+        return True
+
+    def _report_unasked(self, node: Node, report: msg.Report) -> None:
+        """Kept by the agent from before this coordinator's start: the generation was being left."""
+        if report.generation >= self._turn.generation:
+            self._parts.stopping.begin(self._turn.now)
+
+    #: what is heard, and what the job's state makes of it
+    _WORKER_SAYS: ClassVar[dict[type, Row]] = {
+        msg.Attach: row(_attach, _attach, _attach, _attach),
+        msg.Begun: while_it_goes_on(ignore),  # evidence for `admission` only
+        msg.Warmed: while_it_goes_on(_warmed),
+        msg.Entered: while_it_goes_on(_entered),
+        msg.Prepared: while_it_goes_on(_prepared),
+        msg.Disarmed: while_it_goes_on(_disarmed),
+        msg.Applied: while_it_goes_on(_applied),
+        msg.KnownSteps: while_it_goes_on(ignore),  # agents keep it
+        msg.Report: row(ignore, _report_unasked, _report, ignore),
+        msg.Complaint: while_it_goes_on(_complaint),
+        msg.VoteRefused: while_it_goes_on(_vote_refused),
+        msg.Finished: while_it_goes_on(_finished),
+        msg.CheckpointWritten: while_it_goes_on(_checkpoint),
+        msg.CheckpointKept: while_it_goes_on(_checkpoint),
+        msg.CheckpointUnwritten: while_it_goes_on(_checkpoint),
+        msg.CheckpointDamaged: while_it_goes_on(_checkpoint),
+        **dict.fromkeys((msg.SnapshotTaken, msg.SnapshotLeftOut, msg.SnapshotDamaged), while_it_goes_on(_snapshot)),
+        msg.Loads: while_it_goes_on(_loads),
+        msg.EvaluationDone: while_it_goes_on(_evaluated),
+        msg.FlopTally: while_it_goes_on(_flop),
+        msg.ScriptFailed: while_it_goes_on(_script_failed),
+        msg.Raised: while_it_goes_on(_raised),
+        msg.Post: while_it_goes_on(ignore),  # its agent says it in a bundle: Posts
+    }

@@ -1,0 +1,155 @@
+"""The parts of a job's coordination that decide together, each with its own subject."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.failures.classes import Classes
+from holdfast.coordination.failures.ladder import Ladder
+from holdfast.coordination.generations.announcing import Newcomers
+from holdfast.coordination.generations.plans import Telling
+from holdfast.coordination.generations.rebalancing import Rebalancing
+from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.swap import Joining
+from holdfast.coordination.lateness.inquiry import Inquiry
+from holdfast.coordination.lateness.straggling import Straggling
+from holdfast.coordination.layouts.changing import LayoutChanges
+from holdfast.coordination.layouts.failing import FailingLayouts
+from holdfast.coordination.membership import Membership
+from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.departures import Departures
+from holdfast.coordination.nodes.handing_on import HandingOn
+from holdfast.coordination.nodes.pair_probes import PairProbes
+from holdfast.coordination.nodes.record_age import RecordAge
+from holdfast.coordination.nodes.replacing import Replacing
+from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.nodes.start_probes import StartProbes
+from holdfast.coordination.progress.announced import Progress
+from holdfast.coordination.progress.checkpoints import CheckpointBook
+from holdfast.coordination.progress.evaluations import EvaluationBook
+from holdfast.coordination.progress.ledger import StepLedger
+from holdfast.coordination.progress.loads import LoadBook
+from holdfast.coordination.recovery.closing import Closing
+from holdfast.coordination.recovery.ending import Ending
+from holdfast.coordination.recovery.failures import Failures
+from holdfast.coordination.recovery.kept_ranks import KeptRanks
+from holdfast.coordination.recovery.raisers import Raisers
+from holdfast.coordination.snapshots.book import SnapshotBook
+from holdfast.coordination.telling.rendezvous import KeyBundles
+from holdfast.coordination.tenancy.flop import FlopBook
+from holdfast.coordination.tenancy.tenant import Tenant
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.plan import ExpertPlan, GenerationPlan
+
+
+class JobState(StrEnum):
+    """Where a job stands, as its users are told; once it is over they are told the outcome."""
+
+    WAITING = "waiting"  # no generation is in force
+    RUNNING = "running"  # one is, perhaps with a pending one beside it
+    RECOVERING = "recovering"  # one is broken: reports are awaited
+    OVER = "stopped"  # for good, or to be taken up again
+
+
+class JobParts:
+    """Made once per coordinator; what one part needs of another it was given here."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
+        self.turn = turn
+        self.config = config
+        self.record_age = RecordAge(turn, config.lease_s)
+        self.pair_probes = PairProbes(turn, config.probe_timeout_s)
+        self.start_probes = StartProbes(turn, self.pair_probes)
+        self.progress = Progress(turn)
+        costs = self.progress.costs
+        self.loads = LoadBook(turn)
+        self.newcomers = Newcomers(turn, config.spec.max_nodes)
+        self.telling = Telling(turn)
+        self.rendezvous = KeyBundles(turn)
+        self.joining = Joining(turn, config, self.loads, self.telling, self.newcomers)
+        self.rebalancing = Rebalancing(turn, config, self.loads, turn.position.step)
+        self.checkpoints = CheckpointBook(turn, config, costs)
+        self.snapshots = SnapshotBook(turn, config)
+        self.evaluations = EvaluationBook(turn)
+        self.flop = FlopBook(turn, config)
+        self.ending = Ending(turn)
+        self.standbys = Standbys(turn, config, costs)
+        self.absences = Absences(turn)
+        self.stopping = Stopping(turn, self.progress)
+        self.replacing = Replacing(turn, config, self.standbys, self.newcomers, costs)
+        stopping, absences = self.stopping, self.absences
+        self.departures = Departures(
+            turn, config, self.ledger, stopping, absences, self.standbys, self.replacing, costs
+        )
+        self.layouts = LayoutChanges(turn, config, self.progress, stopping, absences, self.snapshots, self.departures)
+        self.failing = FailingLayouts(turn, config, self.progress, stopping, self.layouts)
+        self.straggling = Straggling(turn, config, self.departures, self.replacing)
+        self.handing_on = HandingOn(turn, config, self.loads, self.departures)
+        self.closing = Closing(turn, config, stopping, self.ending, self.failing.goes_back)
+        #: why a node was turned away last
+        self.misfit = ""
+        self.classes = Classes(config.rules)
+        self.ladder = Ladder(turn, config)
+        self.kept_ranks = KeptRanks(turn, config)
+        told = self.standbys.failed, self.departures.failed
+        self.failures = Failures(turn, self.progress, stopping, self.joining, absences, self.classes, self.ladder, told)
+        self.tenant = Tenant(
+            turn,
+            config,
+            self.departures,
+            self.failures,
+            self.absences,
+            self.ladder,
+            self.closing,
+            self.ending,
+            self.standbys,
+            self.replacing,
+            costs,
+            lambda: self.checkpoints.period_s,
+        )
+        self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
+        self.raisers = Raisers(
+            turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes, self.failing
+        )
+
+    @property
+    def members(self) -> Membership:
+        """Who is there."""
+        return self.turn.members
+
+    @property
+    def ledger(self) -> StepLedger:
+        """Who has applied what."""
+        return self.progress.ledger
+
+    def made_good(self) -> None:
+        """Steps are committed: what has gone wrong before them is over."""
+        self.failures.made_good()
+        self.layouts.over()
+
+    def change(self, plan: GenerationPlan) -> None:
+        """A step is committed under a plan that nothing is about to change: stop its members, where something is."""
+        self.departures.begin(plan)
+        self.layouts.begin(plan)
+
+    def look_at_what_is_saved(self, plan: GenerationPlan) -> None:
+        """See which checkpoints and snapshots count by now."""
+        self.checkpoints.note_left_out(self.progress.take_left_out())
+        self.checkpoints.accept(self.ledger.committed)
+        self.snapshots.look(self.ledger.committed)
+        self.layouts.put_away(plan)
+
+    def other_placement(self, plan: GenerationPlan) -> ExpertPlan | None:
+        """Return where the experts of a plan in force are to live from now on; None: where they do."""
+        found = self.rebalancing.look(plan, self.ledger.committed, self.progress.costs)
+        return self.handing_on.look(plan) or found
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands."""
+        if self.ending.over is not None:
+            return JobState.OVER
+        if self.stopping.stop is not None:
+            return JobState.RECOVERING
+        return JobState.RUNNING if self.turn.record.plan else JobState.WAITING

@@ -1,0 +1,47 @@
+"""What users and the shell ask of a job, whatever state it is in."""
+
+from __future__ import annotations
+
+from holdfast.coordination.inputs import (
+    Drain,
+    InjectFault,
+    MoveNodes,
+    Planned,
+    PoolSaid,
+    Request,
+    SaveState,
+    Shutdown,
+    StoreBack,
+    Undrain,
+)
+from holdfast.coordination.job.injection import injection
+from holdfast.coordination.job.parts import JobParts
+from holdfast.protocol.events import StoreReturned
+
+
+def grant(parts: JobParts, request: Request) -> None:
+    """Do what is asked for.
+
+    Raises:
+        BadInputError, UnreachableError, RefusedError: it is refused; the message says why.
+    """
+    match request:
+        case InjectFault():
+            parts.turn.send(*injection(parts.config, parts.members, request))
+        case Drain():
+            parts.departures.ask(request.nodes)
+        case MoveNodes():
+            parts.departures.ask(request.nodes, request.to, stays=True)
+        case Undrain():
+            if not parts.departures.undrain(request.node):
+                parts.ladder.undrain(request.node)
+        case SaveState():
+            parts.checkpoints.want(parts.ledger.committed)
+        case Shutdown():
+            parts.closing.ask(request)
+        case Planned():
+            parts.rebalancing.came(request)
+        case StoreBack(away_s):
+            parts.turn.emit(StoreReturned, away_s=away_s)
+        case PoolSaid():
+            parts.tenant.hear(request)

@@ -1,0 +1,102 @@
+"""Reports what a job waits for, if it cannot train for lack of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.coordination.experts.static_experts import ep_size_of
+from holdfast.coordination.generations.planner import lacks_slots
+from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.turn import Turn
+from holdfast.planning import Shortage
+from holdfast.protocol.events import JobWaiting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """What is missing at least.
+
+    Attributes:
+        nodes: The number of nodes.
+        expert_slots: The expert slots per MoE layer that these nodes must bring; 0 without experts.
+        why: The reason in words. A new reason alone is not a new need.
+    """
+
+    nodes: int
+    expert_slots: int
+    why: str = field(compare=False)
+
+
+#: why a restarted coordinator waits for nodes that may still train
+NO_NODE_CONNECTED = (
+    "no node has connected to this coordinator since it started, although the job may still train on its nodes: the "
+    "coordinator must listen at the address that the agents were given"
+)
+
+
+class Waiting:
+    """Emits `job_waiting`, once for each need."""
+
+    def __init__(self, parts: JobParts) -> None:
+        #: what the job waits for, None if it waits for nothing
+        self.need: Need | None = None
+        self._parts = parts
+
+    def update(self) -> None:
+        """Emit what the job waits for, if it has not been emitted yet."""
+        # Nodes that replace their workers are not lost, and what they bring is known.
+        need = None if self._parts.absences.replacing else self._need()
+        if need is not None and need != self.need:
+            self._parts.turn.emit(JobWaiting, nodes=need.nodes, expert_slots=need.expert_slots, why=need.why)
+        self.need = need
+
+    def _need(self) -> Need | None:
+        parts, turn = self._parts, self._parts.turn
+        record, members, config = turn.record, turn.members, parts.config
+        if record.outcome:
+            return None
+        why = parts.start_probes.unclear if record.plan is None else ""
+        if why and members.complete_nodes >= parts.replacing.needed:
+            return Need(nodes=1, expert_slots=0, why=why)
+        if record.generation == 0 or (turn.begins_again and not members.regular):
+            # Nodes that have yet to join a new run are not reported, unless one was refused or is out.
+            left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.all_out
+            why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")
+            return Need(nodes=left, expert_slots=0, why=why) if why and left > 0 else None
+        if unreached := parts.absences.count_unreached(config.lease_s):
+            return Need(nodes=unreached, expert_slots=0, why=NO_NODE_CONNECTED)
+        # While nodes may still come back, the job waits for their part of the state, not for more nodes.
+        broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
+        if record.plan is not None and broken and (missing := parts.replacing.waits(record.plan)):
+            return Need(nodes=missing, expert_slots=0, why="it goes on with as many nodes as before")
+        if record.plan is not None and not (broken and lacks_slots(turn, config)):
+            return None
+        if (away := parts.replacing.needed - members.complete_nodes) > 0 and config.spec.recovery.waits_for_nodes:
+            return Need(nodes=away, expert_slots=0, why="it goes on with as many nodes as before")
+        why = "too few nodes are left for all experts" if members.regular else "no node is left"
+        if config.spec.experiments.static_experts:
+            return _missing_statically(turn, config.spec.experiments.ep_size)
+        return _missing(turn, why)
+
+
+def _missing_statically(turn: Turn, ep_size: int) -> Need | None:
+    size, nodes = ep_size_of(turn.record.expert_shape, ep_size), len(turn.members.regular)
+    if isinstance(size, Shortage) or nodes >= size:
+        return None
+    return Need(nodes=size - nodes, expert_slots=0, why=f"one replica of all experts takes {size} nodes")
+
+
+def _missing(turn: Turn, why: str) -> Need | None:
+    """Return the need beyond the connected nodes, whose workers may still be starting."""
+    shape, nodes = turn.record.expert_shape, turn.members.regular
+    if shape is None:
+        return None if nodes else Need(nodes=1, expert_slots=0, why=why)
+    slots = 0
+    for node in nodes:
+        shapes = [info.attach.expert_shape for info in node.workers.values()]
+        known = [own.slots for own in shapes if own is not None]
+        slots += known[0] if known else shape.slots
+    if slots >= shape.experts:
+        return None
+    missing = shape.experts - slots
+    return Need(nodes=-(-missing // shape.slots), expert_slots=missing, why=why)

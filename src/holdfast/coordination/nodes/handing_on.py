@@ -1,0 +1,76 @@
+"""Whoever leaves hands on what only it has: its experts are moved to others first, while all train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.experts.blobs import fewest_nodes, lost_experts
+from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
+from holdfast.coordination.generations.planner import lacks_slots, only_with, placement_question
+from holdfast.coordination.nodes.departures import Departures
+from holdfast.coordination.progress.loads import LoadBook
+from holdfast.coordination.turn import Turn
+from holdfast.planning import Shortage
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan
+
+
+class HandingOn:
+    """Asked where nothing is about to change the plan in force."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, departures: Departures) -> None:
+        self._turn = turn
+        self._config = config
+        self._loads = loads
+        self._departures = departures
+
+    def look(self, plan: GenerationPlan) -> ExpertPlan | None:
+        """Return the placement in which others have what only those have that are to leave; None: nobody waits for it.
+
+        Where the others have no room for it a standby that is to take the place joins beside whoever leaves, first.
+        """
+        leavers = self._departures.going(plan.workers, plan)
+        if not leavers or not only_with(self._turn.record, plan, leavers):
+            return None
+        stayers = [worker for worker in plan.workers if worker not in leavers]
+        if not stayers or lacks_slots(self._turn, self._config, stayers):
+            self._departures.enter_beside(whoever=True)
+            return None
+        if plan.expert_plan is None:
+            return None
+        held = dict(zip(plan.workers, plan.expert_plan.placement, strict=True))
+        record, members = self._turn.record, self._turn.members
+        question = placement_question(record, members, stayers, held, self._config, self._loads.tokens)
+        experts = _with_all(question) if question is not None else None
+        if experts is None or record.expert_shape is None:
+            return None
+        return _beside_the_leavers(plan, plan.expert_plan, stayers, experts, record.expert_shape)
+
+
+def _with_all(question: PlacementQuestion) -> ExpertPlan | None:
+    """Return a placement that has every expert, whoever held it; None: there is no room."""
+    for solve in (keep, place):
+        found = solve(question)
+        if found is None or isinstance(found, Shortage):
+            continue
+        if not lost_experts(question.shape, list(found.placement)):
+            return found
+    return None
+
+
+def _beside_the_leavers(
+    plan: GenerationPlan, before: ExpertPlan, stayers: Sequence[str], experts: ExpertPlan, shape: ExpertShape
+) -> ExpertPlan:
+    """Return the placement of all: whoever leaves keeps what it has, the source of what moves.
+
+    Where a pool wants more nodes back than the threshold allows, something lives on fewer nodes from here on.
+    """
+    placed = dict(zip(stayers, experts.placement, strict=True))
+    rows = zip(plan.workers, before.placement, strict=True)
+    placement = tuple(placed.get(worker, blob) for worker, blob in rows)
+    nodes = map(node_of, plan.workers)
+    given = min(before.given, fewest_nodes(shape, list(zip(nodes, placement, strict=True))))
+    return msgspec.structs.replace(before, placement=placement, held=before.placement, moves=experts.moves, given=given)

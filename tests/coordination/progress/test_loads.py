@@ -1,0 +1,150 @@
+"""What the coordinator knows of the experts' loads, and that every placement follows them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.instructions import PlanExperts
+from holdfast.coordination.progress.loads import decode_loads, encode_loads
+from holdfast.planning.arrays import FloatArray
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import ExpertSpec, JobSpec
+from holdfast.protocol.messages import any_side as msg
+
+SHAPE = msg.ExpertShape(layers=2, experts=4, slots=3)
+SKEWED = np.array([[90.0, 10, 10, 10], [1, 1, 1, 30]])
+
+
+@given(st.lists(st.floats(0, 1e6, width=32), min_size=8, max_size=8))
+def test_a_blob_says_what_went_into_it(values: list[float]) -> None:
+    tokens = np.array(values).reshape(2, 4)
+    assert (decode_loads(encode_loads(tokens), SHAPE) == tokens).all()
+
+
+@pytest.mark.parametrize("tokens", [np.ones((2, 3)), np.full((2, 4), np.nan), -np.ones((2, 4)), np.ones((0, 4))])
+def test_what_are_no_loads_is_refused(tokens: FloatArray) -> None:
+    with pytest.raises(ValueError, match="are no loads of 4 experts in 2 layers"):
+        decode_loads(encode_loads(tokens), SHAPE)
+
+
+def moe_job(nodes: int = 3, shape: msg.ExpertShape = SHAPE, *, rebalance_every: int = 200) -> Job:
+    """All nodes are there, in the first generation, and have entered it."""
+    job = Job(nodes=nodes, spec=JobSpec(experts=ExpertSpec(rebalance_every=rebalance_every))).boot()
+    for index in range(nodes):
+        job.connect(hello(f"n{index}"))
+        job.say(attach(w(f"n{index}"), experts=shape))
+    for index in range(nodes):
+        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+    return job
+
+
+def loads(
+    tokens: FloatArray = SKEWED, *, node: str = "n0", step: int = 10, generation: int = 1, token_s: float = 0.01
+) -> msg.Loads:
+    blob = encode_loads(tokens)
+    return msg.Loads(worker=w(node), generation=generation, step=step, tokens=blob, expert_bytes=100, token_s=token_s)
+
+
+def replicas(plan: msg.GenerationPlan, shape: msg.ExpertShape = SHAPE) -> list[list[int]]:
+    """Replicas per layer and expert."""
+    assert plan.expert_plan is not None
+    return sum(decode(blob, shape) for blob in plan.expert_plan.placement).tolist()  # type: ignore[union-attr]
+
+
+def test_a_time_without_end_is_refused() -> None:
+    book = moe_job().machine.parts.loads
+    assert not book.take(loads(np.ones((2, 4)), token_s=np.inf))
+    assert book.tokens is None
+    assert book.take(loads(np.ones((2, 4)), token_s=0.5))
+    assert book.token_s == 0.5
+
+
+def test_a_failure_is_mended_alone_and_the_loads_are_followed_by_a_search() -> None:
+    job = moe_job(4)
+    before = job.records[-1].plan
+    assert before is not None
+    assert replicas(before) == [[3, 3, 3, 3]] * 2, "nothing is known yet"
+    job.say(loads())
+    job.lose("n3")
+    for node in ("n0", "n1", "n2"):
+        held = dict(zip(before.workers, before.expert_plan.placement, strict=True)) if before.expert_plan else {}
+        job.report(node, 0, state=msg.Holding(experts=held[w(node)]))
+    after = job.records[-1].plan
+    assert after is not None
+    assert after.expert_plan is not None
+    assert after.expert_plan.repaired
+    counts = np.array(replicas(after))
+    assert counts.sum(axis=1).tolist() == [9, 9]
+    assert (counts >= 2).all()
+    for worker in after.workers:
+        job.say(msg.Entered(worker=worker, generation=2, applied=0))
+    (order,) = [asked for asked in job.last if isinstance(asked, PlanExperts)]
+    found = order.search.solve()
+    assert found is not None
+    assert not found.experts.repaired
+    assert sum(decode(blob, SHAPE) for blob in found.experts.placement).tolist() == [[3, 2, 2, 2], [2, 2, 2, 3]]
+
+
+def test_a_joiner_comes_into_a_placement_that_follows_the_loads() -> None:
+    job = moe_job(3)
+    job.say(loads())
+    job.connect(hello("n3"))
+    job.say(attach(w("n3"), experts=SHAPE))
+    pending = job.records[-1].pending
+    assert pending is not None
+    assert replicas(pending) == [[5, 2, 2, 3], [2, 2, 2, 6]], "the joiner's slots go to the hottest, and no others"
+
+
+def test_only_the_newest_report_of_a_member_counts() -> None:
+    job = moe_job(3)
+    book = job.machine.parts.loads
+    job.say(loads(step=20))
+    for old in (loads(SKEWED + 1, step=10), loads(SKEWED + 1, step=20)):
+        job.say(old)
+    assert book.tokens is not None
+    assert (book.tokens == SKEWED).all()
+    job.connect(hello("n3"))
+    job.say(attach(w("n3"), experts=SHAPE))
+    job.say(loads(SKEWED + 2, node="n3", step=30))
+    assert (book.tokens == SKEWED).all(), "a worker that is no member knows nothing of them"
+    job.say(loads(SKEWED + 3, step=5, generation=2))
+    assert (book.tokens == SKEWED + 3).all(), "after a roll-back steps count anew"
+
+
+@pytest.mark.parametrize("generation", [2, 1 << 63])
+def test_a_report_of_a_generation_that_is_none_yet_shadows_no_later_one(generation: int) -> None:
+    job = moe_job(3)
+    book = job.machine.parts.loads
+    job.say(loads(SKEWED + 1, generation=generation))
+    assert book.tokens is None
+    job.say(loads())
+    assert book.tokens is not None
+    assert (book.tokens == SKEWED).all()
+
+
+def test_a_report_of_a_step_that_nobody_can_have_come_to_expels_its_node() -> None:
+    job = moe_job(3)
+    job.say(loads(step=1 << 63))
+    assert job.machine.parts.loads.tokens is None
+    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
+
+
+def test_a_report_that_is_damaged_changes_nothing() -> None:
+    job = moe_job(3)
+    job.say(loads(np.ones((2, 3))))
+    assert job.machine.parts.loads.tokens is None
+
+
+def test_a_coordinator_that_takes_over_hears_the_newest_loads_again() -> None:
+    job = moe_job(3)
+    job.say(loads())
+    job.boot(takeover=True)
+    assert job.machine.parts.loads.tokens is None
+    kept = (attach(w("n0"), experts=SHAPE), msg.Entered(worker=w("n0"), generation=1, applied=0), loads())
+    job.connect(hello("n0", kept=kept, term=1))
+    assert job.machine.parts.loads.tokens is not None
