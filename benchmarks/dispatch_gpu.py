@@ -34,7 +34,7 @@ from holdfast.planning import Interval
 from holdfast.planning.arrays import IntArray
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.moe.experts.stack import StackedExperts
-from holdfast.runtime.moe.holding.hosts import everywhere
+from holdfast.runtime.moe.hosts import everywhere
 from holdfast.runtime.moe.kernels.choose import triton_is_there
 from holdfast.runtime.moe.kernels.interface import Question, TokenKernels
 from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels

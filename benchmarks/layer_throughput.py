@@ -23,8 +23,8 @@ from holdfast.planning import Plan, as_slots, make_plan, strategy_named
 from holdfast.runtime.moe.experts.emulation import Emulation
 from holdfast.runtime.moe.gates.routing_trace import RoutingTrace
 from holdfast.runtime.moe.holding.binding import bind_layers
-from holdfast.runtime.moe.holding.hosts import Placement, from_counts
 from holdfast.runtime.moe.holding.shards import ExpertShards
+from holdfast.runtime.moe.hosts import Placement, from_counts
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.testing.local_world import Seat, run_world
 

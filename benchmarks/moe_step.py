@@ -29,14 +29,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from holdfast.planning import Plan, as_slots, make_plan, strategy_named
-from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.hosts import Placement, from_counts
 from holdfast.runtime.moe.holding.shards import ExpertShards
+from holdfast.runtime.moe.hosts import Placement, from_counts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.layer.moe_layer import MoE
+from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
 from holdfast.runtime.tensors import apply, integers, seed_all
 from holdfast.testing.local_world import Seat, run_world
 

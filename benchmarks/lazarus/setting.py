@@ -14,8 +14,8 @@ import numpy as np
 from holdfast.errors import BadInputError
 from holdfast.planning import Plan, allocate, as_slots, make_plan, strategy_named
 from holdfast.planning.arrays import IntArray, indices
-from holdfast.planning.keeping.repair import Replicas, repair, room_of
 from holdfast.planning.placement.allocation import Allocation
+from holdfast.planning.placement.keeping.repair import Replicas, repair, room_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"

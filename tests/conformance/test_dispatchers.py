@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInputError
 from holdfast.planning import DispatchScheme, Interval, MinMax, NodeInterval, Proportional, dispatch_schedule
 from holdfast.runtime.groups.communicator import LocalCommunicator
-from holdfast.runtime.moe.holding.hosts import everywhere, replicas_of
+from holdfast.runtime.moe.hosts import everywhere, replicas_of
 from holdfast.runtime.moe.kernels.choose import kernels_for, triton_is_there
 from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels
 from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels

@@ -678,7 +678,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a_loss_is_not_mended",
-        module="planning.keeping.repair",
+        module="planning.placement.keeping.repair",
         qualname="_mend",
         old="hosts < threshold",
         new="hosts < 0",

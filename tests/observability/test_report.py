@@ -13,10 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.cli.following.progress import stamped
 from holdfast.cli.history.memory_plot import draw_memory, newest_change, plot_memory
 from holdfast.cli.history.report import print_report
 from holdfast.cli.history.report_plot import plot_events
-from holdfast.cli.job.progress import stamped
 from holdfast.errors import BadInputError
 from holdfast.observability.report import committed_steps, make_report
 from holdfast.protocol.events import AnyEvent

@@ -14,9 +14,9 @@ from holdfast.errors import BadInputError
 from holdfast.placement.cluster import GpuCluster, cluster_of
 from holdfast.placement.tensors import as_loads, as_numbers_of, as_racks, as_slot_map, as_whole, like
 from holdfast.planning.arrays import FloatArray, IntArray, indices
-from holdfast.planning.keeping.repair import Replicas, WorkerRoom
-from holdfast.planning.keeping.repair import repair as keep_and_mend
 from holdfast.planning.placement.allocation import Allocation, allocate
+from holdfast.planning.placement.keeping.repair import Replicas, WorkerRoom
+from holdfast.planning.placement.keeping.repair import repair as keep_and_mend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.cli.following.progress import describe
 from holdfast.cli.history.explain import explained, stands
-from holdfast.cli.job.progress import describe
 from holdfast.errors import BadInputError
 from holdfast.observability.history.explanation import Explanation
 from holdfast.observability.history.standing import JobStanding

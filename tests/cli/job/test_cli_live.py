@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from holdfast.cli.following.live import JobPicture, LiveProgress, can_animate, render
+from holdfast.cli.following.progress import PlainProgress, describe, loss_text, stamped
+from holdfast.cli.following.show import of_this_run
 from holdfast.cli.history.report import print_report
-from holdfast.cli.job.live import JobPicture, LiveProgress, can_animate, render
-from holdfast.cli.job.progress import PlainProgress, describe, loss_text, stamped
-from holdfast.cli.job.show import of_this_run
 from holdfast.observability.event_lines import decode_event
 from holdfast.observability.report import make_report
 from holdfast.protocol.events import NodesJoined, ReadEvent
@@ -131,7 +131,7 @@ def test_the_live_view_takes_events_while_it_draws() -> None:
 def test_what_is_printed_meanwhile_arrives_as_lines(tmp_path: Path) -> None:
     script = """
 import os, subprocess, sys
-from holdfast.cli.job.live import terminal_apart
+from holdfast.cli.following.live import terminal_apart
 lines = []
 with terminal_apart() as (console, begin):
     begin(lines.append)

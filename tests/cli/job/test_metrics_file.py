@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.job.show import writing_to
+from holdfast.cli.following.show import writing_to
 from holdfast.observability import metric_rows
 from holdfast.protocol.events import ReadEvent
 from made_events import made

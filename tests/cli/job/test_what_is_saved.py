@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.job.end import end_of, said_of
+from holdfast.cli.following.end import end_of, said_of
 from holdfast.control.client import CoordinatorClient
 from holdfast.protocol.events import AnyEvent, CheckpointSaved, JobFinished
 

@@ -9,9 +9,9 @@ from played_pool import PlayedPool
 from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAVED_S
 from holdfast.coordination.pool.inputs import JobSaid
 from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
-from holdfast.coordination.pool.plans.what_if import Lose, what_if
 from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S, guessed
 from holdfast.coordination.pool.share.interface import Bid
+from holdfast.coordination.pool.what_if import Lose, what_if
 from holdfast.protocol.pool.events import PlanDecided
 from holdfast.protocol.pool.sharing import JobCosts, JobStands
 

@@ -8,8 +8,8 @@ import pytest
 from played_pool import PlayedPool, a_job
 
 from holdfast.coordination.pool.inputs import DrainNodes, Submit
-from holdfast.coordination.pool.plans.what_if import Add, Change, HandIn, Lose, WhatIf, what_if
 from holdfast.coordination.pool.share.policies import POLICIES
+from holdfast.coordination.pool.what_if import Add, Change, HandIn, Lose, WhatIf, what_if
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.job_spec import OutputSpec, PaceSpec
 from holdfast.protocol.pool.events import PlanDecided

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.keeping.columns import columns_by_copies, columns_by_groups
+from holdfast.planning.placement.keeping.columns import columns_by_copies, columns_by_groups
 
 #: three groups of 1, 2 and 3 nodes, two experts each
 PATTERN = np.repeat(np.array([[1, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]], dtype=bool), 2, axis=0)

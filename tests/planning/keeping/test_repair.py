@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planning_cases import tables
 
 from holdfast.planning import Allocation, allocate
-from holdfast.planning.keeping.repair import Repair, Replicas, WorkerRoom, repair, room_of
+from holdfast.planning.placement.keeping.repair import Repair, Replicas, WorkerRoom, repair, room_of
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from holdfast.protocol.commit import Commit, Flag
 from holdfast.protocol.messages.orders import Inject
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults, InjectedError
-from holdfast.runtime.gradients.reduction import NO_LANES, GradientBuckets, reduce_gradients
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.hierarchical import build_hierarchical
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.sums import finish_sums, start_sums
+from holdfast.runtime.reduction.reduction import NO_LANES, GradientBuckets, reduce_gradients
 from holdfast.testing.local_world import LocalWorld, Seat, run_world
 
 

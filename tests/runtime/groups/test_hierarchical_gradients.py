@@ -13,8 +13,8 @@ from torch import nn
 
 from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO
 from holdfast.protocol.commit import Commit, same_lanes
-from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
 from holdfast.runtime.groups.communicator import Communicator, HaltedError
+from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
 
 SIZES = (0, 37, 1, 300, 5)
 #: 9 to 20 ranks, in any order, on nodes that may have as many of them as they like, nearly as many each, or up to twice

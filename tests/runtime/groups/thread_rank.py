@@ -15,13 +15,13 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.generation.resources import Generations, Groups, Shared
 from holdfast.runtime.gradients.loss_scale import LossScale
-from holdfast.runtime.gradients.notes import NoteSource
 from holdfast.runtime.gradients.updates import Updates
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.notes import NoteSource
 from holdfast.runtime.session.attempt import Attempt
-from holdfast.runtime.session.resources import Generations, Groups, Shared
 from holdfast.runtime.state.state import TrainingState
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from holdfast.runtime.layouts.local import counts_here, local_of
+from holdfast.runtime.dtensor.local import counts_here, local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.tensors import named_modules, row_norms
 

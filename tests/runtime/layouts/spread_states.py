@@ -15,9 +15,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.protocol.layouts.layout import Layout
+from holdfast.runtime.dtensor.local import as_spread, is_spread, local_of
+from holdfast.runtime.dtensor.place import PlaceInUnit
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import as_spread, is_spread, local_of
-from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.state.state import TrainingState
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.session.unit.alike import check_alike
 from holdfast.runtime.state.state import TrainingState

@@ -26,10 +26,10 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotTaken
 from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan, Member, Role
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
+from holdfast.runtime.dtensor.local import local_of
+from holdfast.runtime.dtensor.place import PlaceInUnit
 from holdfast.runtime.groups.communicator import HaltedError
-from holdfast.runtime.layouts.local import local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.layouts.sharded import check_spread, share_tokens
 from holdfast.runtime.moe.gates.router import jitter_stream
 from holdfast.runtime.moe.gates.routing import RecordedRouting

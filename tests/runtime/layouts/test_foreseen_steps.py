@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from holdfast.runtime.layouts.local import as_spread, local_of
+from holdfast.runtime.dtensor.local import as_spread, local_of
 from holdfast.runtime.warming.spread_steps import foresee_steps
 
 untyped: Any = DTensor

@@ -25,8 +25,8 @@ from holdfast.runtime.checkpoints.global_terms import encode_manifest
 from holdfast.runtime.checkpoints.parts import part_name, stored_names
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare, load_checkpoint
 from holdfast.runtime.checkpoints.torch_file import state_of
+from holdfast.runtime.dtensor.local import local_of, spread_of
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import local_of, spread_of
 from holdfast.runtime.state.state import TrainingState
 from holdfast.storage import LocalStorage
 from resealing import reseal

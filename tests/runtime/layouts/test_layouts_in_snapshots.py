@@ -13,8 +13,8 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
-from holdfast.runtime.layouts.local import SpreadAs, as_spread, local_of, spread_of
-from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.dtensor.local import SpreadAs, as_spread, local_of, spread_of
+from holdfast.runtime.dtensor.place import PlaceInUnit
 from holdfast.runtime.snapshots.cutting import ALIGNMENT
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots

@@ -13,10 +13,10 @@ import holdfast
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.plan import Role
+from holdfast.runtime.dtensor.local import dimensions_of
+from holdfast.runtime.dtensor.place import PlaceInUnit
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import dimensions_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.tensors import uncompiled
 
 LAYOUT, PLACE = Layout(shard=2, tensor=2), 2

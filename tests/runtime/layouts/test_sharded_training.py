@@ -17,8 +17,8 @@ from sharded_gpt import batch, gpt, loss_sum, optimizer_of, shard
 from torch.distributed.tensor import DTensor
 
 from holdfast.protocol.layouts.layout import Layout
+from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.groups.communicator import CollectiveLeftError, Communicator, HaltedError, Pending
-from holdfast.runtime.layouts.local import local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.layouts.sharded import sum_gradients
 from holdfast.testing.local_world import Seat, run_world

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
+from holdfast.runtime.dtensor.local import local_of
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import local_of
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.layouts.starting import materialize
 
 CPU = torch.device("cpu")

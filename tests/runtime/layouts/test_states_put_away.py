@@ -15,8 +15,8 @@ from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
 from holdfast.runtime.checkpoints.parts import stored_names
+from holdfast.runtime.dtensor.local import is_spread, local_of, spread_of
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import is_spread, local_of, spread_of
 from holdfast.runtime.snapshots.putting_away import KeptFilling, put_away
 from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer
 from holdfast.runtime.state.state import StateMismatchError, TrainingState

@@ -15,8 +15,8 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
+from holdfast.runtime.generation.resources import Generations, Shared
 from holdfast.runtime.session.applying import Applying
-from holdfast.runtime.session.resources import Generations, Shared
 from holdfast.step_samples import StepSamples
 
 DEADLINE_S = 60.0

@@ -18,9 +18,9 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Decision, DecisionKind, Role
 from holdfast.protocol.state import LiveSource
+from holdfast.runtime.generation.resources import Resources, Shared
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.session.entering import Entrance
-from holdfast.runtime.session.resources import Resources, Shared
 from holdfast.runtime.state.step_settings import StepSettings
 from holdfast.step_samples import StepSamples
 

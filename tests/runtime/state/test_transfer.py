@@ -20,8 +20,8 @@ from holdfast.control.link.wire import INTRODUCTION_S, MAX_STRANGERS, TransferEr
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.plan import GenerationPlan, Member, Passed
 from holdfast.protocol.state import LiveSource
+from holdfast.runtime.generation.resources import Resources
 from holdfast.runtime.groups.rendezvous import Board
-from holdfast.runtime.session.resources import Resources
 from holdfast.runtime.state import receive as inbox
 from holdfast.runtime.state import wire
 from holdfast.runtime.state.hashing import state_hash

@@ -9,8 +9,8 @@ from pathlib import Path
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.look import EventsFile, events_of
-from holdfast.cli.job.progress import count
+from holdfast.cli.following.look import EventsFile, events_of
+from holdfast.cli.following.progress import count
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say
 from holdfast.documents import open_given

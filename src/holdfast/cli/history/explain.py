@@ -13,10 +13,10 @@ import msgspec
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.history.kept_journals import journal_folder, newest_journal
-from holdfast.cli.job.look import events_of
-from holdfast.cli.job.progress import asked_for, describe, time_of_day
-from holdfast.cli.job.show import event_json
+from holdfast.cli.following.kept_journals import journal_folder, newest_journal
+from holdfast.cli.following.look import events_of
+from holdfast.cli.following.progress import asked_for, describe, time_of_day
+from holdfast.cli.following.show import event_json
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
 from holdfast.errors import BadInputError, UnreachableError

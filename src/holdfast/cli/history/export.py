@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.look import EventsFile, events_of
+from holdfast.cli.following.look import EventsFile, events_of
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.errors import BadInputError

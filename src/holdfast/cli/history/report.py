@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.connection import Server
+from holdfast.cli.following.look import EventsFile, events_of
+from holdfast.cli.following.progress import loss_text
+from holdfast.cli.following.time_table import print_account
 from holdfast.cli.history import memory_plot
 from holdfast.cli.history.report_plot import plot_events
-from holdfast.cli.job.look import EventsFile, events_of
-from holdfast.cli.job.progress import loss_text
-from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.errors import BadInputError

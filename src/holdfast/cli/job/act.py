@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from holdfast.cli.connection import Server
+from holdfast.cli.following.end import NoWait
 from holdfast.cli.job.awaiting import await_back, await_left, await_moved
-from holdfast.cli.job.end import NoWait
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.cli.pool.draining import drain_of_pool

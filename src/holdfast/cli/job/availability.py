@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.job.progress import loss_text
-from holdfast.cli.job.show import OnEvent, Shown, of_this_run, run_shown
+from holdfast.cli.following.progress import loss_text
+from holdfast.cli.following.show import OnEvent, Shown, of_this_run, run_shown
 from holdfast.cli.options import EXPERIMENTS
 from holdfast.cli.output import print_json_line, say, warn
 from holdfast.cli.spec_options import NODES

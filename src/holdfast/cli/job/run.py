@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.history.kept_journals import journal_folder, kept_journal, new_journal
+from holdfast.cli.following.kept_journals import journal_folder, kept_journal, new_journal
+from holdfast.cli.following.show import OnEvent, Shown, of_this_run, run_shown, writing_to
 from holdfast.cli.job.availability import TraceOptions, run_through
-from holdfast.cli.job.show import OnEvent, Shown, of_this_run, run_shown, writing_to
 from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped, warn_of_misplaced
 from holdfast.cli.output import AsJson, start_log, warn
 from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec, without_effect

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import typer
 
 from holdfast.cli.connection import Server, read_token
-from holdfast.cli.job.progress import PlainProgress
+from holdfast.cli.following.progress import PlainProgress
 from holdfast.cli.options import RECOVERY, grouped, warn_of_misplaced
 from holdfast.cli.output import called_in_a_thread, lasting_output, start_log, warn
 from holdfast.cli.pool.serve import run_node

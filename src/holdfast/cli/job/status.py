@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.progress import count, loss_text, time_of_day
-from holdfast.cli.job.time_table import print_account
+from holdfast.cli.following.progress import count, loss_text, time_of_day
+from holdfast.cli.following.time_table import print_account
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, seconds_in_words
 from holdfast.observability.accounts.time_ledger import TimeAccount

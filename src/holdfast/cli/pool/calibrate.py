@@ -16,7 +16,7 @@ import typer
 from holdfast.cli.connection import Server
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say, warn
-from holdfast.cli.pool.patience import LOOK_AGAIN_S, heard, patiently
+from holdfast.cli.patience import LOOK_AGAIN_S, heard, patiently
 from holdfast.cli.spec_options import given_job, job_spec
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.cli.output import on_one_line, print_json, say
-from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
+from holdfast.cli.patience import LOOK_AGAIN_S, patiently
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import RefusedError, UnreachableError
 

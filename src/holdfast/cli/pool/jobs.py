@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.end import NoWait
+from holdfast.cli.following.end import NoWait
 from holdfast.cli.options import grouped, warn_of_misplaced
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
+from holdfast.cli.patience import LOOK_AGAIN_S, patiently
 from holdfast.cli.pool.calibrate import warn_of_pace
-from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
 from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec, without_effect
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script

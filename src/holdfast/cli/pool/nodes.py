@@ -13,7 +13,7 @@ from rich.table import Table
 from holdfast.cli.connection import Server
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
-from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
+from holdfast.cli.patience import LOOK_AGAIN_S, patiently
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import RefusedError
 

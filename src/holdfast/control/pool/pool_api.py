@@ -34,7 +34,7 @@ from holdfast.coordination.pool.inputs import (
 )
 from holdfast.coordination.pool.places.compacting import WORTH_S, compact
 from holdfast.coordination.pool.places.moving import occupied
-from holdfast.coordination.pool.plans.what_if import Add, Change, HandIn, Lose, what_if
+from holdfast.coordination.pool.what_if import Add, Change, HandIn, Lose, what_if
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.launch import PooledLaunch

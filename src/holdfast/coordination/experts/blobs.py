@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from holdfast.planning.arrays import IntArray, indices
-from holdfast.planning.keeping.repair import Replicas
+from holdfast.planning.placement.keeping.repair import Replicas
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import ExpertShape
 

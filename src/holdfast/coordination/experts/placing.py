@@ -21,7 +21,7 @@ from holdfast.planning import (
     strategy_named,
 )
 from holdfast.planning.arrays import FloatArray, IntArray, indices
-from holdfast.planning.keeping.repair import Replicas, repair, room_of
+from holdfast.planning.placement.keeping.repair import Replicas, repair, room_of
 from holdfast.protocol.names import index_of, node_of, seat_of
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape, GenerationPlan
 

@@ -19,11 +19,11 @@ from holdfast.coordination.pool.instructions import EmitPool, PoolInstruction
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
 from holdfast.coordination.pool.places.moving import Moving
-from holdfast.coordination.pool.plans.what_if import Change, changed
 from holdfast.coordination.pool.requests import ask
 from holdfast.coordination.pool.share.explaining import what_would_do
 from holdfast.coordination.pool.share.interface import Demand
 from holdfast.coordination.pool.state import Connected, PoolConfig, PoolState
+from holdfast.coordination.pool.what_if import Change, changed
 from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands, PoolHello
 from holdfast.protocol.pool.events import AnyPoolEvent, PoolJournalRepaired, PoolStarted, PoolStoreReturned
 from holdfast.protocol.pool.record import POOL_SCHEMA, PoolRecord

@@ -13,10 +13,10 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, p
 from holdfast.planning.balance.rows import rows_by_work
 from holdfast.planning.balance.swaps import MOST_CELLS, swap_replicas, swap_rows
 from holdfast.planning.balance.work import node_work
-from holdfast.planning.keeping.columns import columns_by_copies, columns_by_groups
-from holdfast.planning.keeping.rows import deal_keeping, rows_for_experts
 from holdfast.planning.moving.migration import assign_roles, node_kinds
 from holdfast.planning.placement.fill import deal_by_work
+from holdfast.planning.placement.keeping.columns import columns_by_copies, columns_by_groups
+from holdfast.planning.placement.keeping.rows import deal_keeping, rows_for_experts
 from holdfast.planning.placement.strategy import PlacementProblem
 from holdfast.planning.survival.objective import default_weights
 from holdfast.planning.survival.recovery_probability import fatal_share

@@ -16,9 +16,9 @@ import torch
 from msgspec.structs import asdict, replace
 
 from holdfast.protocol.checkpoints.boxes import Box
+from holdfast.runtime.dtensor.local import PLAIN, SpreadAs, cuts_of, is_spread, spread_of
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.layouts.boxes import box_beside, box_of
-from holdfast.runtime.layouts.local import PLAIN, SpreadAs, cuts_of, is_spread, spread_of
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.state import Manifest, StateMismatchError, TensorSpec, TrainingState
 

@@ -16,8 +16,8 @@ import torch
 
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.checkpoints.tensor_files import CODES, SUFFIX, StoredPiece, header_of
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.state import Manifest, StateView

@@ -33,7 +33,7 @@ from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_ma
 from holdfast.runtime.checkpoints.parts import copy_part, part_name, stored_names
 from holdfast.runtime.checkpoints.stored_tensors import load_tensors, opened
 from holdfast.runtime.data.sampling import StepSizes
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows, row_name
 from holdfast.runtime.moe.holding.shards import LayerSpec

@@ -28,11 +28,11 @@ from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.data.loading import to_device
 from holdfast.runtime.data.randomness import seed_micro_batch
 from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, in_all, to_bits
+from holdfast.runtime.generation.experts import SessionExperts
+from holdfast.runtime.generation.resources import Groups, Shared
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.gathering import gather_bytes
-from holdfast.runtime.session.resources import Groups, Shared
-from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.tensors import fork_randomness, named_modules
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from holdfast.protocol.fingerprint import MAX_SHOWN, MAX_SHOWN_CHARACTERS, Fingerprint, hash_of
-from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.state import TrainingState
 from holdfast.runtime.tensors import numbers

@@ -25,7 +25,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.gradients.notes import NoteSource
+from holdfast.runtime.notes import NoteSource
 from holdfast.runtime.tensors import copy_each, from_array, integers, named_modules
 
 _Values = NDArray[np.float64]

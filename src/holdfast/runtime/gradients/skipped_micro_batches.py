@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.protocol.commit import MAX_REASON, MAX_REASONS, MicroBatchSkip
-from holdfast.runtime.gradients.notes import NoteSource
+from holdfast.runtime.notes import NoteSource
 
 #: At most this many decisions are kept, the newest ones.
 MAX_DECISIONS = 4096

@@ -14,15 +14,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError, StepUseError
-from holdfast.runtime.gradients.reduction import GradientBuckets, foreign_gradient
+from holdfast.runtime.dtensor.local import is_sharded
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.gradients.step_guard import StepGuard, schedulers_within
-from holdfast.runtime.layouts.local import is_sharded
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.binding import dense_parameters
 from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
+from holdfast.runtime.reduction.reduction import GradientBuckets, foreign_gradient
 from holdfast.runtime.state.optimizers import NAMELESS, Optimizers, listed, parameters_of, said_unknown_in_group
 from holdfast.runtime.state.refusals import needs_metric
 from holdfast.runtime.state.state import TrainingState

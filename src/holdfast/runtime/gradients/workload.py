@@ -18,20 +18,20 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.fingerprint import Fingerprint, compared_numbers
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.gradients.emulation import MicroBatchTime
 from holdfast.runtime.gradients.fingerprinting import Fingerprinting
 from holdfast.runtime.gradients.flop_count import FirstRound
 from holdfast.runtime.gradients.logged_values import LoggedValues
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
-from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
-from holdfast.runtime.gradients.reduction import NO_LANES, no_numbers, reduce_gradients
 from holdfast.runtime.gradients.running_statistics import RunningStatistics
 from holdfast.runtime.gradients.skipped_micro_batches import SkippedMicroBatches
 from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
+from holdfast.runtime.notes import Note, Notes, NoteSource
+from holdfast.runtime.reduction.reduction import NO_LANES, no_numbers, reduce_gradients
 from holdfast.runtime.state.refusals import check_extra, check_model
 from holdfast.runtime.state.state import TrainingState
 from holdfast.step_samples import StepSamples, place_hash

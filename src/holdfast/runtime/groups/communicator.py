@@ -18,7 +18,7 @@ import torch
 
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.errors import HoldfastError
-from holdfast.runtime.groups.transports.severing import GroupSockets
+from holdfast.runtime.groups.severing import GroupSockets
 
 #: Whether the generation is halted. Called in every round of polling, so it must be cheap and take no lock.
 HaltCheck = Callable[[], bool]

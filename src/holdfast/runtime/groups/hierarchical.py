@@ -17,7 +17,7 @@ from holdfast.planning.levels import Levels
 from holdfast.runtime.groups.at_once import at_once
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pending
 from holdfast.runtime.groups.rendezvous import Board
-from holdfast.runtime.groups.transports.severing import GroupSockets
+from holdfast.runtime.groups.severing import GroupSockets
 
 #: Builds the group of that name among those of a generation, of these ranks.
 BuildGroup = Callable[[str, Sequence[int]], Communicator]

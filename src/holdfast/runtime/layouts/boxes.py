@@ -10,8 +10,8 @@ import torch
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.layouts.layout import SHARD, TENSOR
-from holdfast.runtime.layouts.local import dimensions_of, is_spread, local_of
-from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.dtensor.local import dimensions_of, is_spread, local_of
+from holdfast.runtime.dtensor.place import PlaceInUnit
 
 
 def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from holdfast.runtime.gradients.bucket import CHUNK, add_up
+from holdfast.runtime.reduction.bucket import CHUNK, add_up
 
 _ops: Any = dist.ReduceOp
 _torch: Any = torch

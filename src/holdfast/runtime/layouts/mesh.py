@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import DIMENSIONS, Layout
 from holdfast.protocol.plan import Role
+from holdfast.runtime.dtensor.local import GROUP
 from holdfast.runtime.groups.communicator import CollectiveLeftError, Communicator, LocalCommunicator
 from holdfast.runtime.layouts.default_group import DefaultGroup
-from holdfast.runtime.layouts.local import GROUP
 from holdfast.runtime.layouts.outer_group import OuterGroup
 from holdfast.runtime.layouts.registered import register, register_default, unregister
 

@@ -9,10 +9,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import DIMENSIONS, SHARD, TENSOR
+from holdfast.runtime.dtensor.local import dimensions_of, is_spread
+from holdfast.runtime.dtensor.place import PlaceInUnit
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import dimensions_of, is_spread
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.layer.same_tokens import SameTokens
 from holdfast.runtime.tensors import named_modules, uncompiled

@@ -9,9 +9,9 @@ import torch
 from torch.nn import Module, Parameter
 
 from holdfast.errors import BadInputError
+from holdfast.runtime.dtensor.local import is_spread, local_of
+from holdfast.runtime.dtensor.place import PlaceInUnit
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.layouts.local import is_spread, local_of
-from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.tensors import uncompiled
 
 _NAMED = 3

@@ -14,9 +14,9 @@ from holdfast.protocol.plan import GenerationPlan, Passed, Phase
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.generation.experts import SessionExperts
+from holdfast.runtime.generation.resources import Groups, Shared
 from holdfast.runtime.gradients.workload import Workload
-from holdfast.runtime.session.resources import Groups, Shared
-from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.hashing import state_hash
 

@@ -18,10 +18,10 @@ from holdfast.protocol.plan import Phase
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.generation.resources import Groups, Shared
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups import commit as commit_operation
 from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
-from holdfast.runtime.session.resources import Groups, Shared
 
 #: Carries a passed step out: generation, step, v; False where a Stop was faster.
 Apply = Callable[[int, int, Commit], bool]

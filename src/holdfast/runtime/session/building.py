@@ -14,11 +14,11 @@ import torch
 from holdfast.planning.levels import FLAT_UP_TO
 from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.plan import GenerationPlan
+from holdfast.runtime.generation.resources import Groups, Resources, Shared
 from holdfast.runtime.groups.at_once import at_once
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.graveyard import Graveyard
-from holdfast.runtime.session.resources import Groups, Resources, Shared
 
 logger = logging.getLogger(__name__)
 

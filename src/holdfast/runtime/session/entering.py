@@ -17,10 +17,10 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import CheckpointSource, SnapshotSource
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.generation.experts import SessionExperts
+from holdfast.runtime.generation.resources import Groups, Resources, Shared
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.applying import Applying
-from holdfast.runtime.session.resources import Groups, Resources, Shared
-from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.session.state_passing import StatePassing
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots

@@ -31,13 +31,13 @@ from holdfast.runtime.data.batch_summary import summarize_data
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
+from holdfast.runtime.dtensor.place import WHOLE_UNIT
 from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.emulation import emulate
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
 from holdfast.runtime.groups.choose import device_of
 from holdfast.runtime.in_common import in_common
-from holdfast.runtime.layouts.place import WHOLE_UNIT
 from holdfast.runtime.layouts.starting import Start, materialize
 from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session

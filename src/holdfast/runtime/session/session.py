@@ -47,15 +47,15 @@ from holdfast.runtime.checkpoints.left_loop import LeftLoop
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.evaluation.shards import ModelEvaluation
-from holdfast.runtime.faults.in_session import take_part
 from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.generation.experts import SessionExperts
+from holdfast.runtime.generation.resources import Generations, Shared, UnitPage
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.applying import Applying
 from holdfast.runtime.session.attempt import Attempt, Bring
 from holdfast.runtime.session.building import GroupBuilder, GroupBuilding
 from holdfast.runtime.session.entering import Entrance
-from holdfast.runtime.session.resources import Generations, Shared, UnitPage
-from holdfast.runtime.session.session_experts import SessionExperts
+from holdfast.runtime.session.injected_faults import take_part
 from holdfast.runtime.session.state_passing import StatePassing
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.tensors import answers

@@ -11,7 +11,7 @@ from holdfast.control.link.wire import Wire
 from holdfast.coordination.worker.tasks import Enter, Move
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.session.resources import Resources, Shared
+from holdfast.runtime.generation.resources import Resources, Shared
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.parcels import Cargo, Parcels
 from holdfast.runtime.state.receive import Receipt, StateInbox

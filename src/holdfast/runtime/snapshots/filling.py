@@ -9,7 +9,7 @@ import torch
 
 from holdfast.control.link.snapshots.files import CHUNK_BYTES, DamagedPartError, PartReader, read_body
 from holdfast.protocol.names import MALFORMED
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows
 from holdfast.runtime.moe.holding.shards import LayerSpec

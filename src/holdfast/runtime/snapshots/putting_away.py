@@ -29,7 +29,7 @@ from holdfast.protocol.state import SnapshotPart
 from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_manifest, in_terms_of
 from holdfast.runtime.checkpoints.parts import lay_out, stored_names
 from holdfast.runtime.checkpoints.stored_tensors import BoxFilling
-from holdfast.runtime.layouts.place import PlaceInUnit
+from holdfast.runtime.dtensor.place import PlaceInUnit
 from holdfast.runtime.state.state import Manifest, StateMismatchError, TrainingState
 
 

@@ -15,7 +15,7 @@ from holdfast.control.link.snapshots.files import DamagedPartError, PartReader, 
 from holdfast.control.link.snapshots.reading import RemotePart
 from holdfast.protocol.names import node_of
 from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.snapshots.filling import Filling
 from holdfast.runtime.snapshots.kept_experts import KeptExperts

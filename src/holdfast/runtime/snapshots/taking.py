@@ -23,7 +23,7 @@ from holdfast.control.link.snapshots.files import PartFile
 from holdfast.protocol.messages.worker import SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import SnapshotPart
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.shards import LayerSpec
 from holdfast.runtime.snapshots.cutting import PartManifest, copy_range, cut

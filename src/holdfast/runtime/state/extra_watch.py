@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.state import tree
 
 _LOOKED_INTO = 8

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.layouts.local import local_of
+from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.state.optimizers import Optimizers, needed_arguments, parameters_of
 from holdfast.runtime.tensors import named_modules, uncompiled
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.layouts.local import SpreadAs, as_spread, is_spread, local_of, spread_in_words, spread_of
+from holdfast.runtime.dtensor.local import SpreadAs, as_spread, is_spread, local_of, spread_in_words, spread_of
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
 from holdfast.runtime.state.memory import UsedMemory

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from holdfast.clock import Clock
+from holdfast.runtime.generation.resources import Shared
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import LocalCommunicator
-from holdfast.runtime.session.resources import Shared
 from holdfast.runtime.warming.generators import KeptGenerators
 from holdfast.runtime.warming.shadow import ShadowAttempt
 

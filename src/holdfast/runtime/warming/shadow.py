@@ -9,8 +9,8 @@ import torch
 
 from holdfast.protocol.layouts.proposals import Proposal, ProposalKind
 from holdfast.protocol.messages.progress import Activity
+from holdfast.runtime.generation.resources import Shared
 from holdfast.runtime.gradients.workload import Workload
-from holdfast.runtime.session.resources import Shared
 
 #: The first of them makes what is made lazily, gradients among it; the second one adds to these, as all others do.
 MICRO_BATCHES = 2

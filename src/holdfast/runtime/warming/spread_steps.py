@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from holdfast.runtime.layouts.local import as_spread, is_spread, local_of
+from holdfast.runtime.dtensor.local import as_spread, is_spread, local_of
 
 logger = logging.getLogger(__name__)
 

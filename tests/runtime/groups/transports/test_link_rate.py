@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.runtime.groups.severing import GroupSockets, SocketHandle
 from holdfast.runtime.groups.transports import link_rate
 from holdfast.runtime.groups.transports.link_rate import LinkRate, SentBytes
-from holdfast.runtime.groups.transports.severing import GroupSockets, SocketHandle
 
 SENT = 4 << 20
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.gradients.bucket import Bucket
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.commit import start_commit
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, PeerLostError
@@ -12,6 +11,7 @@ from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.gloo import GlooCommunicator
 from holdfast.runtime.groups.transports.nccl import NcclCommunicator
+from holdfast.runtime.reduction.bucket import Bucket
 from holdfast.testing.local_world import Seat, run_world
 
 

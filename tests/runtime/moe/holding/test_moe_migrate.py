@@ -9,15 +9,15 @@ import pytest
 import torch
 from moe_cases import EXPERTS, batch, expert_tensors, loss_of, random_placement, run_rounds, settle, small_model
 
-from holdfast.runtime.gradients.reduction import reduce_gradients
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator, Pending
 from holdfast.runtime.moe.holding import migrate
 from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.hosts import Placement, everywhere
 from holdfast.runtime.moe.holding.migrate import CorruptExpertError, LostExpertsError, plan_moves, stage
 from holdfast.runtime.moe.holding.shards import ExpertShards
+from holdfast.runtime.moe.hosts import Placement, everywhere
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
+from holdfast.runtime.reduction.reduction import reduce_gradients
 from holdfast.testing.local_world import Seat, run_world
 
 MICRO_BATCHES = 4

@@ -14,15 +14,15 @@ import pytest
 import torch
 from moe_cases import EXPERTS, batch, bound, expert_tensors, loss_of, random_placement, run_rounds, small_model
 
-from holdfast.runtime.gradients.reduction import reduce_gradients
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, PeerLostError
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.migrate import plan_moves, stage
 from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.holding.verify import ReplicasDifferError, verify_replicas
+from holdfast.runtime.moe.hosts import Placement
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
+from holdfast.runtime.reduction.reduction import reduce_gradients
 from holdfast.testing.local_world import LocalWorld, Seat, run_world
 
 MICRO_BATCHES = 6

@@ -12,14 +12,14 @@ from torch import nn
 
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.protocol.plan import DecisionKind
-from holdfast.runtime.gradients.reduction import reduce_gradients
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
 from holdfast.runtime.moe.holding.migrate import plan_moves, stage
 from holdfast.runtime.moe.holding.travel import Travel
+from holdfast.runtime.moe.hosts import Placement
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.moe.layer.moe_layer import MoE
+from holdfast.runtime.reduction.reduction import reduce_gradients
 from holdfast.runtime.state.state import StateMismatchError
 from holdfast.testing.local_world import Seat, run_world
 

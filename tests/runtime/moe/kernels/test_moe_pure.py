@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_cases import EXPERTS, random_placement
 
-from holdfast.runtime.moe.holding.hosts import Placement, replicas_of
 from holdfast.runtime.moe.holding.saving import savers
 from holdfast.runtime.moe.holding.shares import families
+from holdfast.runtime.moe.hosts import Placement, replicas_of
 from holdfast.runtime.moe.kernels.dispatch import inverse
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=60)

@@ -18,8 +18,8 @@ from holdfast.runtime.moe.experts.stack import drawn_experts
 from holdfast.runtime.moe.gates.gate import Choice, TopKGate
 from holdfast.runtime.moe.gates.routing import RecordedRouting
 from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
-from holdfast.runtime.moe.holding.hosts import everywhere
 from holdfast.runtime.moe.holding.shards import ExpertShards
+from holdfast.runtime.moe.hosts import everywhere
 from holdfast.runtime.moe.layer.expert_layer import ElasticExperts, expert_parameters, moe_layers, serve_round
 from holdfast.runtime.moe.layer.moe_layer import MoE
 

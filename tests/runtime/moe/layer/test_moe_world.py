@@ -22,15 +22,15 @@ from moe_cases import (
 )
 
 from holdfast.planning import scheme_named, schemes
-from holdfast.runtime.gradients.reduction import reduce_gradients
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.layouts.outer_group import OuterGroup
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.hosts import Placement, everywhere
+from holdfast.runtime.moe.hosts import Placement, everywhere
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from holdfast.runtime.moe.layer.same_tokens import SameTokens
+from holdfast.runtime.reduction.reduction import reduce_gradients
 from holdfast.testing.local_world import Seat, run_world
 
 TOLERANCE = 1e-12

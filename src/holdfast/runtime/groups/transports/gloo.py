@@ -15,7 +15,7 @@ import torch.distributed as dist
 from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, Operation, PeerLostError, Pending, is_late
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
-from holdfast.runtime.groups.transports.severing import GroupSockets, find_group_sockets, socket_inodes
+from holdfast.runtime.groups.severing import GroupSockets, find_group_sockets, socket_inodes
 from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
 from holdfast.runtime.groups.transports.waiters import Waiters
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from holdfast.runtime.groups.transports.severing import GroupSockets, opened
+from holdfast.runtime.groups.severing import GroupSockets, opened
 
 #: it is looked so often: that takes microseconds for each connection
 LOOK_S = 5.0

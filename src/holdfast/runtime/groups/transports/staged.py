@@ -13,7 +13,7 @@ import torch
 
 from holdfast.control.link.progress_page import ProgressSlot
 from holdfast.runtime.groups.communicator import Communicator, Pending
-from holdfast.runtime.groups.transports.severing import GroupSockets
+from holdfast.runtime.groups.severing import GroupSockets
 
 _NOTHING = torch.empty(0)
 

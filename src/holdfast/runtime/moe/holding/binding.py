@@ -8,7 +8,7 @@ from torch import nn
 
 from holdfast.planning import DispatchScheme
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.moe.holding.hosts import Placement
+from holdfast.runtime.moe.hosts import Placement
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.moe.layer.token_exchange import Channel

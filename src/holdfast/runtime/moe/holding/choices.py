@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import torch
 
-from holdfast.runtime.gradients.squares import Reduced
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.moe.gates.balancing import BalancingBias
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.moe.layer.rounds import StepState
+from holdfast.runtime.reduction.squares import Reduced
 from holdfast.runtime.tensors import integers, pieces
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.runtime.gradients.bucket import add_up
-from holdfast.runtime.gradients.reduction import replacing
-from holdfast.runtime.gradients.squares import Reduced
 from holdfast.runtime.groups.communicator import Communicator, Pending
-from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.shares import Family, FamilyKey, Item, families
+from holdfast.runtime.moe.hosts import Placement
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
+from holdfast.runtime.reduction.bucket import add_up
+from holdfast.runtime.reduction.reduction import replacing
+from holdfast.runtime.reduction.squares import Reduced
 from holdfast.runtime.tensors import copy_each, pieces
 
 

@@ -27,12 +27,12 @@ from holdfast.runtime.moe.experts.expert_clock import ExpertClock
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients, Following
-from holdfast.runtime.moe.holding.hosts import Placement, everywhere, from_counts, rank_column
 from holdfast.runtime.moe.holding.migrate import plan_moves, stage
 from holdfast.runtime.moe.holding.saving import named_rows, savers
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
 from holdfast.runtime.moe.holding.travel import Travel
 from holdfast.runtime.moe.holding.verify import verify_replicas
+from holdfast.runtime.moe.hosts import Placement, everywhere, from_counts, rank_column
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers, serve_round
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.state.memory import host_bytes

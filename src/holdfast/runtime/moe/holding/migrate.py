@@ -18,8 +18,8 @@ import torch
 from holdfast.errors import HoldfastError
 from holdfast.planning import Transfers, plan_transfers
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.moe.holding.hosts import Placement, held_by, rank_column
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec, RowSpec
+from holdfast.runtime.moe.hosts import Placement, held_by, rank_column
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.tree import dtype_of
 from holdfast.runtime.tensors import integer_rows

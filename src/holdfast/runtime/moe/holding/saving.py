@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from holdfast.planning.moving.transfers import choose_senders
-from holdfast.runtime.moe.holding.hosts import Placement, held_by
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
+from holdfast.runtime.moe.hosts import Placement, held_by
 from holdfast.runtime.state.tree import dtype_of
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.moe.holding.hosts import Placement, hosts
+from holdfast.runtime.moe.hosts import Placement, hosts
 
 #: whose gradients are summed up, and who is to have the sum
 FamilyKey = tuple[tuple[int, ...], tuple[int, ...]]

@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 import torch
 
-from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.migrate import plan_moves
 from holdfast.runtime.moe.holding.saving import empty_rows, row_name
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
+from holdfast.runtime.moe.hosts import Placement
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.state import Manifest, StateMismatchError, StateView, TensorSpec
 

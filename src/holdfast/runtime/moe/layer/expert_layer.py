@@ -24,7 +24,7 @@ from holdfast.runtime.moe.experts.expert_clock import ExpertClock
 from holdfast.runtime.moe.experts.stack import ExpertStack
 from holdfast.runtime.moe.gates.balancing import BalancingBias
 from holdfast.runtime.moe.gates.gate import check_experts
-from holdfast.runtime.moe.holding.hosts import LayerPlacement, replicas_of
+from holdfast.runtime.moe.hosts import LayerPlacement, replicas_of
 from holdfast.runtime.moe.kernels.choose import kernels_for
 from holdfast.runtime.moe.kernels.interface import Question, TokenKernels
 from holdfast.runtime.moe.layer import capacity

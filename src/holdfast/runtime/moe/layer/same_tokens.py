@@ -18,7 +18,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.layouts.local import is_spread
+from holdfast.runtime.dtensor.local import is_spread
 from holdfast.runtime.tensors import apply, numbers
 
 #: by how much of the largest number places may differ in what they have of one token, for other reasons than that they

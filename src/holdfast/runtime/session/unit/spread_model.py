@@ -10,8 +10,8 @@ import torch
 from holdfast.protocol.layouts.layout import WHOLE
 from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.plan import Role
+from holdfast.runtime.dtensor.place import PlaceInUnit
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.layouts.place import PlaceInUnit
 from holdfast.runtime.session.unit.alike import check_alike
 from holdfast.runtime.session.unit.unit import Unit
 from holdfast.runtime.state.refusals import check_wrappers

@@ -9,7 +9,7 @@ from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.state.state import TrainingState
 
 if TYPE_CHECKING:
-    from holdfast.runtime.session.resources import Shared
+    from holdfast.runtime.generation.resources import Shared
 
 
 def take_part(faults: Faults, shared: Shared, state: TrainingState) -> None:

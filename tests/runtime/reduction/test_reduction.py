@@ -14,10 +14,10 @@ from torch import nn
 
 from holdfast.errors import StepUseError
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.gradients import bucket as bucket_module
-from holdfast.runtime.gradients.bucket import add_up
-from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator
+from holdfast.runtime.reduction import bucket as bucket_module
+from holdfast.runtime.reduction.bucket import add_up
+from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
 from holdfast.testing.local_world import Seat, run_world
 
 RANKS = 3

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.job.live import LiveProgress, can_animate, terminal_apart
-from holdfast.cli.job.progress import PlainProgress
+from holdfast.cli.following.live import LiveProgress, can_animate, terminal_apart
+from holdfast.cli.following.progress import PlainProgress
 from holdfast.cli.output import lasting_output, warn
 from holdfast.control.launch.settings import LaunchSettings
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.gathering import gather_bytes
-from holdfast.runtime.layouts.place import WHOLE_UNIT, PlaceInUnit
 
 #: of one micro-batch, from each source of notes; b"" says nothing
 Note = tuple[bytes, ...]

@@ -24,11 +24,11 @@ from msgspec.structs import replace
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.protocol.commit import LANES, Commit, from_lanes, lane_numbers
 from holdfast.protocol.fingerprint import unequal_roles
-from holdfast.runtime.gradients.bucket import ArrivalRoom, Bucket
-from holdfast.runtime.gradients.squares import DIGITS, Reduced, digits_of, number_of
+from holdfast.runtime.dtensor.local import as_spread, local_of
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
-from holdfast.runtime.layouts.local import as_spread, local_of
+from holdfast.runtime.reduction.bucket import ArrivalRoom, Bucket
+from holdfast.runtime.reduction.squares import DIGITS, Reduced, digits_of, number_of
 from holdfast.runtime.tensors import numbers
 
 BUCKET_BYTES = 25 << 20

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.progress import stamped
-from holdfast.cli.job.show import event_json
+from holdfast.cli.following.progress import stamped
+from holdfast.cli.following.show import event_json
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, say, warn
 from holdfast.errors import EXIT_INTERRUPTED, BadInputError

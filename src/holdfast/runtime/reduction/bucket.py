@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import torch
 
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.gradients.squares import Reduced, block_squares
+from holdfast.runtime.dtensor.local import is_spread, local_of
 from holdfast.runtime.groups.communicator import Communicator, Pending
-from holdfast.runtime.layouts.local import is_spread, local_of
+from holdfast.runtime.reduction.squares import Reduced, block_squares
 from holdfast.runtime.state.memory import large_zeros
 
 #: Elements that are summed, scaled and squared at a time, while they are in the cache.

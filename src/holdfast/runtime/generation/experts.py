@@ -13,10 +13,10 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.checkpoints.saver import ExpertRows
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.generation.resources import Groups, Resources, Shared
 from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.migrate import CorruptExpertError
-from holdfast.runtime.session.resources import Groups, Resources, Shared
 from holdfast.runtime.state.state import TrainingState
 
 logger = logging.getLogger(__name__)

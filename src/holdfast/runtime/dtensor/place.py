@@ -8,7 +8,7 @@ import torch
 
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import Layouts
-from holdfast.runtime.layouts.local import counts_here
+from holdfast.runtime.dtensor.local import counts_here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.progress import describe
+from holdfast.cli.following.progress import describe
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
-from holdfast.cli.pool.patience import LOOK_AGAIN_S, patiently
+from holdfast.cli.patience import LOOK_AGAIN_S, patiently
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import EXIT_ENDED, JobFailedError

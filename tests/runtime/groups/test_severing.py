@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from holdfast.runtime.groups.transports.severing import GroupSockets, SocketHandle, find_group_sockets, socket_inodes
+from holdfast.runtime.groups.severing import GroupSockets, SocketHandle, find_group_sockets, socket_inodes
 
 
 class Net:

@@ -9,8 +9,8 @@ from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
+from holdfast.runtime.generation.resources import Generations, Shared
 from holdfast.runtime.groups.communicator import PeerLostError
-from holdfast.runtime.session.resources import Generations, Shared
 from holdfast.step_samples import StepSamples
 
 ME, PEER = "a/0/a", "b/0/b"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
-from holdfast.cli.job.show import event_json
+from holdfast.cli.following.show import event_json
 from holdfast.protocol.events import ReadEvent, StepCommitted
 
 #: the newest journals are kept, this many

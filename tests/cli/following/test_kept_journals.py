@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.cli import app
 from holdfast.cli.connection import Server
-from holdfast.cli.history import kept_journals
+from holdfast.cli.following import kept_journals
+from holdfast.cli.following.kept_journals import journal_folder, kept_journal, new_journal, newest_journal
 from holdfast.cli.history.explain import explain_command
-from holdfast.cli.history.kept_journals import journal_folder, kept_journal, new_journal, newest_journal
 from holdfast.cli.job import run
 from holdfast.errors import EXIT_FAILED, UnreachableError
 from holdfast.observability.event_lines import read_events

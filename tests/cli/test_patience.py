@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.job.end import _stop_pooled
-from holdfast.cli.pool import patience
+from holdfast.cli import patience
+from holdfast.cli.following.end import _stop_pooled
 from holdfast.cli.pool.jobs import _followed, _told
 from holdfast.control.client import SilentError
 from holdfast.control.pool_client import PoolClient

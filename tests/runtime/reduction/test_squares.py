@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.gradients.squares import DIGITS, Reduced, block_squares, digits_of, number_of
+from holdfast.runtime.reduction.squares import DIGITS, Reduced, block_squares, digits_of, number_of
 
 _numbers = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False, max_value=1e300)
 

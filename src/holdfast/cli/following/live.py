@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.job.progress import DETAILS, PlainProgress, Rate, count_workers, loss_text, stamped
+from holdfast.cli.following.progress import DETAILS, PlainProgress, Rate, count_workers, loss_text, stamped
 from holdfast.cli.output import on_one_line
 from holdfast.protocol.events import (
     CoordinatorRestarted,
