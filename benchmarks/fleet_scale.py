@@ -15,13 +15,13 @@ import time
 from itertools import islice
 
 from holdfast.errors import RefusedError
-from holdfast.simulation.fleet.pool.divided_shares import DividedShares
-from holdfast.simulation.fleet.pool.gpt_tasks import mixed
-from holdfast.simulation.fleet.pool.living import live, undisturbed
-from holdfast.simulation.fleet.pool.machine_shares import MachineShares
-from holdfast.simulation.fleet.pool.outages import TRACE_A, FleetTrace, drawn, scaled
-from holdfast.simulation.fleet.pool.systems import OWN, SYSTEMS
-from holdfast.simulation.fleet.pool.tasks import FleetTask
+from holdfast.planner.fleet.pool.divided_shares import DividedShares
+from holdfast.planner.fleet.pool.gpt_tasks import mixed
+from holdfast.planner.fleet.pool.living import live, undisturbed
+from holdfast.planner.fleet.pool.machine_shares import MachineShares
+from holdfast.planner.fleet.pool.outages import TRACE_A, FleetTrace, drawn, scaled
+from holdfast.planner.fleet.pool.systems import OWN, SYSTEMS
+from holdfast.planner.fleet.pool.tasks import FleetTask
 
 
 def machines_s(tasks: list[FleetTask], trace: FleetTrace, changes: int) -> tuple[float, float]:

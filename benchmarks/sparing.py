@@ -18,12 +18,12 @@ from functools import partial
 
 import numpy as np
 
-from holdfast.reliability.monte_carlo.estimate import SimulationSettings, estimate, simulate_strategy
-from holdfast.reliability.monte_carlo.validation import compare_repair_mixes
-from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, scaled_failures
-from holdfast.reliability.sparing.evaluation import evaluate, evaluate_strategy
-from holdfast.reliability.sparing.reference import STATEMENTS, catalina
-from holdfast.reliability.sparing.sensitivity import SCENARIOS, sensitivity_map
+from holdfast.planner.reliability.monte_carlo.estimate import SimulationSettings, estimate, simulate_strategy
+from holdfast.planner.reliability.monte_carlo.validation import compare_repair_mixes
+from holdfast.planner.reliability.sparing.case import SparingCase, SparingStrategy, scaled_failures
+from holdfast.planner.reliability.sparing.evaluation import evaluate, evaluate_strategy
+from holdfast.planner.reliability.sparing.reference import STATEMENTS, catalina
+from holdfast.planner.reliability.sparing.sensitivity import SCENARIOS, sensitivity_map
 
 FIGURE_6_STRATEGIES = (SparingStrategy(block_gpus=72, spare_gpus=0), SparingStrategy(block_gpus=72, spare_gpus=8))
 

@@ -25,23 +25,13 @@ BASE = {"clock", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
     "protocol": set(),
     "planning": set(),
-    "placement": {"planning"},
-    "reliability": set(),
-    "coordination": {"protocol", "planning", "reliability"},
+    "planner": {"protocol", "planning", "coordination"},
+    "coordination": {"protocol", "planning"},
     "observability": {"protocol"},
     "control": {"protocol", "coordination", "planning", "observability"},
     "runtime": {"protocol", "planning", "coordination", "observability", "control.link"},
-    "simulation": {"protocol", "planning", "coordination", "reliability", "observability"},
-    "cli": {
-        "protocol",
-        "planning",
-        "placement",
-        "reliability",
-        "coordination",
-        "observability",
-        "control",
-        "simulation",
-    },
+    "simulation": {"protocol", "planning", "coordination", "planner", "observability"},
+    "cli": {"protocol", "planning", "planner", "coordination", "observability", "control"},
     "integrations": set(holdfast.__all__),
     "testing": {"protocol", "planning", "coordination", "observability", "control", "runtime", "simulation"},
 }
@@ -49,8 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "protocol": {"msgspec"},
     "planning": {"numpy", "scipy"},
-    "placement": {"numpy"},
-    "reliability": {"numpy", "scipy"},
+    "planner": {"msgspec", "numpy", "scipy"},
     "coordination": {"msgspec", "numpy"},
     "observability": {"msgspec", "prometheus_client"},
     "simulation": {"msgspec", "numpy"},
@@ -63,8 +52,7 @@ WITHOUT_TORCH = (
     "simulation",
     "observability",
     "planning",
-    "placement",
-    "reliability",
+    "planner",
     "cli",
 )
 

@@ -38,12 +38,12 @@ from perf_model import LayerTimes, PerfModel
 from policies import Static, unpadded
 from setting import at_least, finish, from_zero, needed, parser_of
 
+from holdfast.planner.reliability.monte_carlo.estimate import Estimate, estimate
 from holdfast.planning import Plan, as_slots, make_plan, split_over_workers, strategy_named
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.availability import Batch, NodeEvent, Window
 from holdfast.planning.balance.work import busiest_over_mean
-from holdfast.reliability.checkpointing import best_period
-from holdfast.reliability.monte_carlo.estimate import Estimate, estimate
+from holdfast.planning.checkpointing import best_period
 
 GPUS, REPLICAS = 8, 4
 LAYERS, DENSE_LAYERS, EXPERTS, GROUPS = 58, 3, 256, 8

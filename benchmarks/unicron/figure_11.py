@@ -21,11 +21,11 @@ from evaluation import COLOURS, NODES, PAPERS_RATIOS, assumptions, made, parser_
 from lazarus.drawing import save, sheet
 from lazarus.setting import at_least
 
+from holdfast.planner.fleet.pool.gpt_tasks import table_3
+from holdfast.planner.fleet.pool.living import live, undisturbed
+from holdfast.planner.fleet.pool.outages import DAY_S, TRACE_A, TRACE_B, Drawing, drawn
+from holdfast.planner.fleet.pool.systems import SYSTEMS, HoldfastTimes, System, assumed, at_efficiency
 from holdfast.planning.arrays import FloatArray
-from holdfast.simulation.fleet.pool.gpt_tasks import table_3
-from holdfast.simulation.fleet.pool.living import live, undisturbed
-from holdfast.simulation.fleet.pool.outages import DAY_S, TRACE_A, TRACE_B, Drawing, drawn
-from holdfast.simulation.fleet.pool.systems import SYSTEMS, HoldfastTimes, System, assumed, at_efficiency
 
 CASE = 5
 COMPARED = ("waf", "hit-only", "megatron-spare", "megatron", "bamboo", "oobleck", "varuna")

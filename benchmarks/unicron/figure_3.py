@@ -20,10 +20,10 @@ from figure_11 import COMPARED, FITTED, fitted, totals_of
 from lazarus.drawing import save, sheet
 from lazarus.setting import at_least
 
-from holdfast.simulation.fleet.pool.gpt_tasks import MODELS, gpt_task, steps_s
-from holdfast.simulation.fleet.pool.living import live
-from holdfast.simulation.fleet.pool.outages import DAY_S, TRACE_A, Drawing, drawn
-from holdfast.simulation.fleet.pool.systems import SYSTEMS, assumed
+from holdfast.planner.fleet.pool.gpt_tasks import MODELS, gpt_task, steps_s
+from holdfast.planner.fleet.pool.living import live
+from holdfast.planner.fleet.pool.outages import DAY_S, TRACE_A, Drawing, drawn
+from holdfast.planner.fleet.pool.systems import SYSTEMS, assumed
 
 NODES, DOWN = 8, 0.02
 _REPAIR_S = DOWN * NODES * 7 * DAY_S / 10

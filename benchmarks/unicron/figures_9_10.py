@@ -1,7 +1,7 @@
 """Unicron, Figures 9 and 10: what a lost node stops, what one job achieves by its GPUs, and six jobs' WAF on 128 GPUs.
 
 The text of the paper has none of these figures' numbers: what is drawn of others is what is stated of them in
-`simulation/fleet/pool/systems.py`. 9: GPT-3 7B. 10a, 10b (and 4): the model of T(t, x) on which all figures here rest;
+`planner/fleet/pool/systems.py`. 9: GPT-3 7B. 10a, 10b (and 4): the model of T(t, x) on which all figures here rest;
 holdfast and Megatron train alike in it, by assumption. 10c: Table 3's five cases with a GPU as the unit, as the paper
 has it; our plan, which keeps T_necessary, beside the three baselines (equally, by weight, by model size). No chance.
 
@@ -20,11 +20,11 @@ import numpy as np
 from evaluation import COLOURS, GPUS, NODES, assumptions, made, parser_of
 from lazarus.drawing import bars, save, sheet
 
+from holdfast.planner.fleet.pool.gpt_tasks import MODELS, PEAK, TABLE_3, GptModel, steps_on_gpus
+from holdfast.planner.fleet.pool.outages import MARKS
+from holdfast.planner.fleet.pool.systems import SYSTEMS, assumed
 from holdfast.planning.waf.plan import best, price
 from holdfast.planning.waf.task import Task
-from holdfast.simulation.fleet.pool.gpt_tasks import MODELS, PEAK, TABLE_3, GptModel, steps_on_gpus
-from holdfast.simulation.fleet.pool.outages import MARKS
-from holdfast.simulation.fleet.pool.systems import SYSTEMS, assumed
 
 SYSTEMS_9 = ("waf", "bamboo", "oobleck", "varuna", "megatron-spare")
 

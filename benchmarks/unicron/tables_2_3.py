@@ -19,10 +19,10 @@ from evaluation import NODES, assumptions, made, parser_of
 from lazarus.drawing import save, sheet
 
 from holdfast.errors import BadInputError
-from holdfast.simulation.fleet.pool.gpt_tasks import TABLE_3, table_3
-from holdfast.simulation.fleet.pool.living import shares_of, undisturbed
-from holdfast.simulation.fleet.pool.outages import names_of
-from holdfast.simulation.fleet.pool.systems import SYSTEMS
+from holdfast.planner.fleet.pool.gpt_tasks import TABLE_3, table_3
+from holdfast.planner.fleet.pool.living import shares_of, undisturbed
+from holdfast.planner.fleet.pool.outages import names_of
+from holdfast.planner.fleet.pool.systems import SYSTEMS
 
 #: Table 2: the case, Unicron's method, with it, without; what `benchmarks/detect.py` calls the case
 TABLE_2 = (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.planner.fleet.timeline import Timeline
 from holdfast.planning.levels import levels_of
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.simulation.climbing import LeveledGroup
-from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Underway
 from holdfast.simulation.faults.troubles import DataPlane
 

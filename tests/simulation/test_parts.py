@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from holdfast.coordination.generations.plan_change import MisfitError, change_of
 from holdfast.errors import EXIT_DONE, SupersededError
+from holdfast.planner.fleet.timeline import URGENT, Timeline
 from holdfast.protocol import events as ev
 from holdfast.protocol.commit import with_flags
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import SCHEMA, Record
-from holdfast.simulation.clock import URGENT, Timeline
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.collectives import Group, SimOperation
 from holdfast.simulation.durable import SimJournal, SimStore

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast.errors import EXIT_DONE
+from holdfast.planner.fleet.timeline import Timeline
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
-from holdfast.simulation.clock import Timeline
 from holdfast.simulation.cluster import SimCluster, run_plan
 from holdfast.simulation.collectives import Group, SimOperation
 from holdfast.simulation.families.level_plans import layout_plan

@@ -12,9 +12,9 @@ from figures_9_10 import apportioned, case_of
 from tables_2_3 import DETECTED, TABLE_2, detected, plans
 
 from holdfast.errors import BadInputError
-from holdfast.simulation.fleet.pool.gpt_tasks import TABLE_3
-from holdfast.simulation.fleet.pool.outages import TRACE_A, TRACE_B
-from holdfast.simulation.fleet.pool.systems import SYSTEMS
+from holdfast.planner.fleet.pool.gpt_tasks import TABLE_3
+from holdfast.planner.fleet.pool.outages import TRACE_A, TRACE_B
+from holdfast.planner.fleet.pool.systems import SYSTEMS
 
 SEEDS = 10
 

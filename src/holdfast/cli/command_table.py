@@ -52,9 +52,9 @@ COMMANDS = {
     "coordinator": TableRow("job.servers", "Serve", "Run the coordinator of a job"),
     "agent": TableRow("job.servers", "Serve", "Run one node of a job"),
     "pool": TableRow("pool.serve", "Serve", "Run a pool: nodes that several jobs share"),
-    "simulate": TableRow("simulate.command", "Plan", "Forecast the cost of failures for a job of any size"),
-    "experts": TableRow("experts.plan", "Plan", "Plan on which nodes the experts of a MoE model are"),
-    "spares": TableRow("spares.commands", "Plan", "Plan the number and kind of spare nodes"),
+    "simulate": TableRow("planner.simulate.command", "Plan", "Forecast the cost of failures for a job of any size"),
+    "experts": TableRow("planner.experts.plan", "Plan", "Plan on which nodes the experts of a MoE model are"),
+    "spares": TableRow("planner.spares.commands", "Plan", "Plan the number and kind of spare nodes"),
 }
 
 

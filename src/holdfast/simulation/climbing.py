@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.planner.fleet.timeline import Timeline
 from holdfast.planning.levels import levels_of
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Group, Rank, Underway
 from holdfast.simulation.faults.troubles import DataPlane
 

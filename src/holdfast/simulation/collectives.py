@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Protocol
 
+from holdfast.planner.fleet.timeline import Timeline
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.simulation.clock import Timeline
 from holdfast.simulation.faults.troubles import DataPlane
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from holdfast.coordination.timing.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.planner.fleet.timeline import Timeline
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Phase
-from holdfast.simulation.clock import Timeline
 
 
 class Process:

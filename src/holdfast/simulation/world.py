@@ -13,11 +13,11 @@ from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.config import CoordinatorConfig, PeriodBounds
 from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.planner.fleet.timeline import Timeline
 from holdfast.protocol.job_spec import CheckpointSpec, ExperimentSpec, ExpertSpec, JobSpec, RecoverySpec
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.simulation.climbing import LeveledGroup
-from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Group, Underway
 from holdfast.simulation.durable import CheckpointDirectory, NodeMemory, Relaid, SimJournal, SimStore
 from holdfast.simulation.faults.plans import FaultPlan

@@ -13,9 +13,9 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.coordination.config import PeriodBounds
+from holdfast.planning.checkpointing import daly_period
 from holdfast.planning.waf.survival import lost_with_all, lost_with_experts
 from holdfast.protocol.record import Saving
-from holdfast.reliability.checkpointing import daly_period
 
 #: what is assumed before anything was seen: one loss in so many seconds
 PRIOR_S = 86400.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from holdfast.simulation.clock import Timeline
+from holdfast.planner.fleet.timeline import Timeline
 
 #: how many times as long the workers of a slow node compute: from less than counts as slow to twice
 SLOWER = (1.05, 1.2, 1.5, 2.0)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
+from holdfast.planner.fleet.timeline import Timeline
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import PoolRecord
 from holdfast.protocol.pool.sharing import JobStanding
-from holdfast.simulation.clock import Timeline
 from holdfast.simulation.pool.pool_plans import PoolPlan
 
 BEGIN = 1_000_000.0

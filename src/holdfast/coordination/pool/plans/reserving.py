@@ -19,10 +19,10 @@ import numpy as np
 from holdfast.coordination.pool.share.achieving import LONGEST_S, MOST_CHANGE_S, tasks
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.planning.arrays import FloatArray, indices
+from holdfast.planning.standbys import in_repair, none_ready
 from holdfast.planning.waf.durations import running_s
 from holdfast.planning.waf.plan import AnyNumber
 from holdfast.protocol.pool.sharing import JobCosts
-from holdfast.reliability.sparing.standbys import in_repair, none_ready
 
 #: no more are kept back, nor looked at
 MOST_KEPT = 64

@@ -1,0 +1,103 @@
+"""When nodes are there and when they are not: the outages of `reliability`'s fleet, in order, one replication each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from holdfast.planner.fleet.case import FleetCase
+from holdfast.planner.reliability.distributions import Distribution, Exponential, Scaled, Weibull
+from holdfast.planner.reliability.monte_carlo.estimate import SimulationSettings, in_turns, warmup_of
+from holdfast.planner.reliability.monte_carlo.fleet import Fleet, FleetHistory, simulate_fleet
+from holdfast.planner.reliability.sparing.block_mtbf import RepairChain
+from holdfast.planner.reliability.sparing.recovery import SECONDS_PER_HOUR
+from holdfast.planning.special import FloatArray, IntArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """Nodes that fail, or are back, at one moment, in seconds. mark: even in 0..1, whether a failure hits members."""
+
+    time: float
+    nodes: tuple[int, ...]
+    fails: bool
+    mark: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """One replication: which nodes are away at its begin, and what changes, over so many seconds."""
+
+    seconds: float
+    away: frozenset[int]
+    changes: tuple[Change, ...]
+
+
+def fleet_of(case: FleetCase) -> Fleet:
+    """Return the nodes and standbys of a case as blocks of one tray each; the last rack may have room left."""
+    racks = math.ceil(case.all_nodes / case.rack_nodes)
+    blocks = racks * case.rack_nodes
+    return Fleet(
+        zones=1,
+        blocks=blocks,
+        trays=1,
+        spare_trays=0,
+        blocks_per_rack=case.rack_nodes,
+        tray_failure_gaps=_shaped(case.failure_shape, case.mtbf_hours / blocks),
+        timeline=None,
+        mtbf_rack_hours=case.mtbf_rack_hours or math.inf,
+        repairs=_shaped(case.repair_shape, case.mttr_hours),
+        repair_chain=RepairChain.TOGETHER,
+    )
+
+
+def courses(case: FleetCase, settings: SimulationSettings) -> Iterator[Course]:
+    """Yield one course for each replication.
+
+    Raises:
+        BadInputError: there are too many failures to simulate.
+    """
+    fleet = fleet_of(case)
+    warmup = warmup_of(fleet, settings)
+    for rng, size in in_turns(fleet, settings, warmup):
+        history = simulate_fleet(fleet, rng, size, warmup + settings.hours)
+        order = np.argsort(history.outage_replication, kind="stable")
+        ends = np.searchsorted(history.outage_replication[order], np.arange(1, size + 1))
+        for one in np.split(order, ends[:-1]):
+            yield _course(case, history, one[history.outage_block[one] < case.all_nodes], warmup, settings.hours)
+
+
+def _shaped(shape: float, mean: float) -> Distribution:
+    return Exponential(mean) if shape == 1.0 else Scaled(shape=Weibull(shape=shape, scale=1.0), mean=mean)
+
+
+def _course(case: FleetCase, history: FleetHistory, index: IntArray, warmup: float, hours: float) -> Course:
+    """Make a course of some outages, from the end of the warm-up on."""
+    block, mark = history.outage_block[index], history.outage_mark[index]
+    start, end = (as_seconds(times[index] - warmup) for times in (history.outage_start, history.outage_end))
+    seconds = hours * SECONDS_PER_HOUR
+    changes = [
+        *_changes(block, start, mark, seconds, fails=True),
+        *_changes(block, end, mark, seconds, fails=False),
+    ]
+    changes.sort(key=lambda change: (change.time, not change.fails))
+    return Course(seconds=seconds, away=frozenset(block[(start < 0) & (end > 0)].tolist()), changes=tuple(changes))
+
+
+def as_seconds(hours: FloatArray) -> FloatArray:
+    """Return hours in seconds."""
+    return hours * SECONDS_PER_HOUR
+
+
+def _changes(block: IntArray, time: FloatArray, mark: FloatArray, until: float, *, fails: bool) -> Iterator[Change]:
+    """Yield what changes from 0 on; what happens at one moment (a rack's failure, and its repair) together."""
+    inside = np.nonzero((time >= 0) & (time < until))[0]
+    inside = inside[np.argsort(time[inside], kind="stable")]
+    rows = zip(time[inside].tolist(), block[inside].tolist(), mark[inside].tolist(), strict=True)
+    for moment, together in groupby(rows, key=lambda row: row[0]):
+        nodes = list(together)
+        yield Change(time=moment, nodes=tuple(row[1] for row in nodes), fails=fails, mark=nodes[0][2])

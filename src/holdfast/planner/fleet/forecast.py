@@ -1,0 +1,113 @@
+"""What failures cost a job over months, with the error of the simulation: live recovery beside restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.planner.fleet.account import OTHER_LOSSES, Account
+from holdfast.planner.fleet.case import FleetCase
+from holdfast.planner.fleet.failures import courses
+from holdfast.planner.fleet.live_job import LiveJob
+from holdfast.planner.fleet.recovery import PARTS
+from holdfast.planner.fleet.restarted_job import RestartedJob
+from holdfast.planner.reliability.monte_carlo.estimate import Estimate, SimulationSettings, estimate
+from holdfast.planner.reliability.sparing.recovery import SECONDS_PER_HOUR
+from holdfast.planning.checkpointing import FailureClock, best_period
+
+#: between checkpoints that hardly anybody goes back to
+HOURLY_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """One way to recover. ettr: training / all time; goodput: useful / the undisturbed full job's.
+
+    lost: shares of all time by what for. per_failure: seconds of each part of a recovery. failures, rollbacks: per day.
+    """
+
+    ettr: Estimate
+    goodput: Estimate
+    lost: dict[str, Estimate]
+    per_failure: dict[str, Estimate]
+    failures: Estimate
+    rollbacks: Estimate
+
+    @property
+    def dominant(self) -> str:
+        """The part of a recovery that takes most."""
+        return max(self.per_failure, key=lambda part: self.per_failure[part].mean)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecasts:
+    """The same failures, lived through in two ways; seconds between the checkpoints of each."""
+
+    live: Forecast
+    restarts: Forecast
+    live_period_s: float
+    restarts_period_s: float
+
+
+def forecast(case: FleetCase, settings: SimulationSettings) -> Forecasts:
+    """Simulate a case.
+
+    Raises:
+        BadInputError: there are too many failures to simulate.
+    """
+    live_s, restarts_s = case.checkpoint.period_s or HOURLY_S, restarts_period_s(case)
+    live, restarts, seconds = list[Account](), list[Account](), settings.hours * SECONDS_PER_HOUR
+    chances = np.random.SeedSequence([settings.seed, 1]).spawn(settings.replications)
+    for course, chance in zip(courses(case, settings), chances, strict=True):
+        live.append(LiveJob(case, course, live_s, np.random.default_rng(chance)).run())
+        restarts.append(RestartedJob(case, course, restarts_s).run())
+    return Forecasts(
+        live=_summed_up(live, seconds, PARTS),
+        restarts=_summed_up(restarts, seconds, ("restart", "rollback")),
+        live_period_s=live_s,
+        restarts_period_s=restarts_s,
+    )
+
+
+def restarts_period_s(case: FleetCase) -> float:
+    """Return the time between checkpoints of a job that restarts: what the case says, else what wastes least."""
+    if case.checkpoint.period_s:
+        return case.checkpoint.period_s
+    rate = case.failures_per_hour / SECONDS_PER_HOUR
+    return float(
+        best_period(
+            rate=rate,
+            save=case.checkpoint.save_s,
+            detect=case.restart.detect_s,
+            restart=case.restart.restart_s,
+            clock=FailureClock.RUNNING,
+        )
+    )
+
+
+def _summed_up(accounts: Sequence[Account], seconds: float, parts: Sequence[str]) -> Forecast:
+    def mean(value: Callable[[Account], float]) -> Estimate:
+        return estimate(np.array([value(account) for account in accounts]))
+
+    losses = [what for what in (*PARTS, *OTHER_LOSSES) if any(account.lost[what] for account in accounts)]
+    days = seconds / 86400.0
+    return Forecast(
+        ettr=mean(lambda account: account.trained / seconds),
+        goodput=mean(lambda account: account.useful / seconds),
+        lost={what: mean(lambda account, what=what: account.lost[what] / seconds) for what in losses},
+        per_failure={part: _per_failure(accounts, part) for part in parts},
+        failures=mean(lambda account: account.failures / days),
+        rollbacks=mean(lambda account: account.rollbacks / days),
+    )
+
+
+def _per_failure(accounts: Sequence[Account], part: str) -> Estimate:
+    """Return a mean over all failures: the ratio of two means, its error by linearising it."""
+    lost = np.array([account.lost[part] for account in accounts])
+    failures = np.array([account.failures for account in accounts], dtype=np.float64)
+    if not failures.any():
+        return estimate(np.zeros(lost.size))
+    ratio = lost.sum() / failures.sum()
+    return estimate(ratio + (lost - ratio * failures) / failures.mean())

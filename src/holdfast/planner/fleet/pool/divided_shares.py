@@ -1,0 +1,145 @@
+"""Nodes shared out by what the pool's machine asks (`share.dividing`), without the machine: for thousands of nodes.
+
+Of each change comes what the machine makes of it, node by node (`tests/planner/fleet/pool`); what it spends on its
+record and its messages is saved. It can also begin with any node in any job, as a pool that really ran has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAVED_S
+from holdfast.coordination.pool.places.choosing import choose, spare
+from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
+from holdfast.coordination.pool.plans.paces import room_for
+from holdfast.coordination.pool.share.achieving import Waf
+from holdfast.coordination.pool.share.dividing import divide
+from holdfast.coordination.pool.share.interface import Bid, Demand
+from holdfast.coordination.pool.share.policies import POLICIES
+from holdfast.planner.fleet.pool.machine_shares import BEGIN
+from holdfast.planner.fleet.pool.tasks import FleetTask
+from holdfast.planning.waf.durations import observed_rate
+from holdfast.planning.waf.survival import lost_with_all
+from holdfast.protocol.pool.record import PoolNode
+
+
+class DividedShares:
+    """Which node is whose, by a policy alone."""
+
+    def __init__(
+        self,
+        policy: str,
+        jobs: Sequence[FleetTask],
+        nodes: Sequence[str],
+        change_s: Callable[[int], float],
+        *,
+        first: Mapping[str, str] | None = None,
+    ) -> None:
+        """Begin with all nodes there and all jobs submitted; then the first plan is made.
+
+        Args:
+            change_s: what a planned change costs a job of so many nodes. first: whose each node is, where a plan was
+                made before.
+        """
+        # (nobody is told what was given up for a plan, which takes more time than the plan)
+        self._policy = Waf(next_best=False) if policy == Waf.name else POLICIES[policy]
+        self._jobs = {task.name: task for task in jobs}
+        self._change_s = change_s
+        self._nodes = {node: PoolNode(name=node, session="") for node in nodes}
+        self._owner: dict[str, str] = {}
+        self._mine: dict[str, set[str]] = {task.name: set() for task in jobs}
+        self._shares = dict.fromkeys(self._mine, 0)
+        self._free = set(nodes)
+        self._failures, self._begun = 0, first is not None
+        for node, job in (first or {}).items():
+            self._free.discard(node)
+            self._owner[node] = job
+            self._mine[job].add(node)
+            self._shares[job] += 1
+        if not self._begun:
+            self._plan(0.0)
+        self._begun = True
+
+    def owner(self, node: str) -> str | None:
+        """Return the job that a node trains in."""
+        return self._owner.get(node)
+
+    def size(self, job: str) -> int:
+        """Return how many nodes train in a job."""
+        return len(self._mine[job])
+
+    def lose(self, node: str, now: float) -> frozenset[str]:
+        """A node is seen to be lost."""
+        self._free.discard(node)
+        job = self._owner.pop(node, None)
+        if job is None:
+            return self._plan(now)
+        self._mine[job].discard(node)
+        self._failures += 1
+        return self._plan(now) | {job}
+
+    def back(self, node: str, now: float) -> frozenset[str]:
+        """A node is there (again)."""
+        self._nodes.setdefault(node, PoolNode(name=node, session=""))
+        self._free.add(node)
+        return self._plan(now)
+
+    # ---- inside ----
+
+    def _plan(self, now: float) -> frozenset[str]:
+        """Ask the policy, and bring about what it says; return whose nodes have changed."""
+        total = len(self._free) + len(self._owner)
+        seen_s = (BEGIN + now - BEGIN) * len(self._nodes)  # (rounded as the machine's clock rounds it)
+        rate = observed_rate(self._failures, seen_s, known_rate=KNOWN_RATE, known_s=1 / KNOWN_RATE)
+        bids = tuple(self._bid(order, task, total, rate) for order, task in enumerate(self._jobs.values(), 1))
+        division = divide(self._policy, Demand(nodes=total, bids=bids, now=now, failure_rate=rate))
+        self._shares = {name: division.nodes[name] for name in self._jobs}
+        before = {name: set(mine) for name, mine in self._mine.items()}
+        leaving = {
+            name: spare(self._nodes, mine, self._nodes, len(mine) - self._shares[name])
+            for name, mine in self._mine.items()
+            if len(mine) > self._shares[name]
+        }
+        self._grant()
+        for name, nodes in leaving.items():
+            for node in nodes:
+                self._mine[name].discard(node)
+                del self._owner[node]
+            self._free.update(nodes)
+            self._grant()
+        return frozenset(name for name, mine in self._mine.items() if mine != before[name])
+
+    def _grant(self) -> None:
+        """Give free nodes to those that are to have more: whoever is below its least first, then as they came."""
+        short = [name for name, mine in self._mine.items() if len(mine) < self._shares[name]]
+        for name in sorted(short, key=lambda name: len(self._mine[name]) >= self._jobs[name].least):
+            mine = self._mine[name]
+            for node in choose(self._nodes, mine, self._free, self._shares[name] - len(mine)):
+                self._free.discard(node)
+                mine.add(node)
+                self._owner[node] = name
+
+    def _bid(self, order: int, task: FleetTask, total: int, rate: float) -> Bid:
+        has = len(self._mine[task.name])
+        change_s = self._change_s(has) if self._begun else GUESSED_CHANGE_S
+        lost_s = RESTART_S + SAVED_S / 2
+        reckons = self._policy.reckons
+        lost_share = lost_with_all(room_for(total), rate, change_s, lost_s).tolist() if reckons else ()
+        return Bid(
+            name=task.name,
+            order=order,
+            least=task.least,
+            most=task.largest,
+            sizes=task.sizes,
+            weight=task.weight,
+            has=has,
+            admitted=self._begun,
+            limit_s=inf,
+            had=self._shares[task.name],
+            achieves=task.achieves if reckons else (),
+            in_flop=True,
+            change_s=change_s,
+            hit_s=change_s,
+            lost_share=tuple(lost_share),
+        )

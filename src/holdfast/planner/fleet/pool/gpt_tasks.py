@@ -1,0 +1,121 @@
+"""GPT-3 models of Unicron's evaluation on nodes of 8 A800: how long a step takes with so many nodes. A model of ours.
+
+The paper's Figure 4 has such curves without numbers, and T_necessary is not printed. ASSUMED here: sequences of 2,048
+tokens and the global batch of GPT-3's own table; 72 L h^2 s (1 + s / 6h + V / 12 L h) FLOP for a sequence (Megatron's
+formula without recomputation); a GPU computes `BUSY` of its peak 312 TFLOP/s while it does, and `TENSOR` of that
+where layers are cut in 2, 4 or 8; 18 bytes of state for a parameter and 34 s h L bytes of activations have to fit in
+`ROOM`; of all ways to cut a model (tensor within a node, stages that divide its layers, the rest data parallel) the
+fastest that fits is taken, where some GPUs may stand idle; one sequence is a micro-batch; gradients of 4 bytes are
+summed at the end over 12.5 GB/s for each GPU (four NICs of 200 Gbit/s a node), which nothing hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+
+from holdfast.planner.fleet.pool.tasks import FleetTask
+
+GPUS, PEAK, BUSY, ROOM = 8, 312e12, 0.62, 74e9
+TENSOR = {1: 1.0, 2: 0.96, 4: 0.9, 8: 0.8}
+SEQUENCE, WORDS = 2048, 51200
+NETWORK_BYTES_S = 12.5e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GptModel:
+    """A GPT-3 model: layers, width, sequences of a global batch."""
+
+    name: str
+    layers: int
+    width: int
+    batch: int
+
+    @property
+    def parameters(self) -> float:
+        """How many it has."""
+        return 12.0 * self.layers * self.width**2 + WORDS * self.width
+
+    @property
+    def flop(self) -> float:
+        """FLOP of a sequence, forward and backward."""
+        shape = 1 + SEQUENCE / (6 * self.width) + WORDS / (12 * self.layers * self.width)
+        return 72.0 * self.layers * self.width**2 * SEQUENCE * shape
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        GptModel(name="1.3B", layers=24, width=2048, batch=512),
+        GptModel(name="7B", layers=32, width=4096, batch=1024),
+        GptModel(name="13B", layers=40, width=5120, batch=1024),
+        GptModel(name="70B", layers=80, width=8192, batch=1536),
+        GptModel(name="175B", layers=96, width=12288, batch=1536),
+    )
+}
+_CASE_2 = ("1.3B", "1.3B", "1.3B", "7B", "7B", "13B")
+_RISING = (0.5, 0.8, 1.1, 1.4, 1.7, 2.0)
+#: Table 3: sizes and weights of six jobs, by case
+TABLE_3: dict[int, tuple[tuple[str, ...], tuple[float, ...]]] = {
+    1: (("7B",) * 6, (1.0,) * 6),
+    2: (_CASE_2, (1.0,) * 6),
+    3: (("7B",) * 6, _RISING),
+    4: (_CASE_2, _RISING),
+    5: (_CASE_2, _RISING[::-1]),
+}
+
+
+def table_3(case: int, nodes: int) -> list[FleetTask]:
+    """Return the six jobs of a case of Table 3, whose steps are known with up to so many nodes."""
+    sizes, weights = TABLE_3[case]
+    names = (f"{size}-{place}" for place, size in enumerate(sizes, 1))
+    return [
+        gpt_task(name, MODELS[size], weight, nodes) for name, size, weight in zip(names, sizes, weights, strict=True)
+    ]
+
+
+def mixed(jobs: int, nodes: int) -> list[FleetTask]:
+    """Return many jobs: those of Table 3's case 5 again and again, under other names."""
+    sizes, weights = TABLE_3[5]
+    return [gpt_task(f"j{at:03d}", MODELS[sizes[at % 6]], weights[at % 6], nodes) for at in range(jobs)]
+
+
+def gpt_task(name: str, model: GptModel, weight: float, nodes: int) -> FleetTask:
+    """Return a job that trains a model; with the fewest nodes of which one way to cut it fits."""
+    step_s = tuple(0.0 if seconds == inf else seconds for seconds in steps_s(model, nodes))
+    least = next((held for held, seconds in enumerate(step_s, 1) if seconds), 1)
+    return FleetTask(name=name, step_s=step_s, flop=model.flop * model.batch, weight=weight, least=least)
+
+
+def steps_s(model: GptModel, nodes: int) -> Sequence[float]:
+    """Return the seconds of a step with 1..nodes nodes, inf where no way to cut the model fits."""
+    return steps_on_gpus(model, GPUS * nodes)[GPUS - 1 :: GPUS]
+
+
+@cache
+def steps_on_gpus(model: GptModel, gpus: int) -> Sequence[float]:
+    """Return the seconds of a step with 1..gpus GPUs, inf where no way to cut the model fits."""
+    return tuple(min(_ways(model, held), default=inf) for held in range(1, gpus + 1))
+
+
+def _ways(model: GptModel, gpus: int) -> Iterator[float]:
+    stages = [count for count in range(1, model.layers + 1) if model.layers % count == 0]
+    for tensor, share in TENSOR.items():
+        for pipeline in stages:
+            replicas = min(gpus // (tensor * pipeline), model.batch)
+            if replicas and _bytes(model, tensor, pipeline) <= ROOM:
+                yield _step_s(model, tensor * pipeline, pipeline, replicas, share)
+
+
+def _bytes(model: GptModel, tensor: int, pipeline: int) -> float:
+    activations = 34.0 * SEQUENCE * model.width * model.layers / tensor
+    return 18.0 * model.parameters / (tensor * pipeline) + activations
+
+
+def _step_s(model: GptModel, cut: int, pipeline: int, replicas: int, share: float) -> float:
+    micro_s = model.flop / (cut * PEAK * BUSY * share)
+    rounds = -(-model.batch // replicas)
+    summed_s = 2 * 4 * model.parameters / cut / NETWORK_BYTES_S * (replicas - 1) / replicas
+    return (rounds + pipeline - 1) * micro_s + summed_s

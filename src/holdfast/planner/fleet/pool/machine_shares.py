@@ -1,0 +1,149 @@
+"""Nodes shared out by the pool's own machine (`coordination.pool`), whose jobs and nodes answer at once.
+
+The machine is the one that a pool's server runs. Around it are the jobs' own side of their grants (`tenancy.holding`)
+and the nodes' (`fence`), the same code again; only what they do takes no time here: what it costs the jobs is the
+simulation's to say. Plans for what can happen next are not asked for: each is solved when it is needed, which makes the
+same plan (`tests/coordination/pool/test_foreseen_plans.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from math import inf
+
+from holdfast.coordination.grants import give_back, hear, joined, report
+from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding
+from holdfast.coordination.pool.inputs import JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput, Submit
+from holdfast.coordination.pool.instructions import BeginJob, PoolInstruction, TellJob, TellNode
+from holdfast.coordination.pool.pool import Pool
+from holdfast.coordination.pool.share.policies import POLICIES
+from holdfast.coordination.pool.state import PoolConfig
+from holdfast.planner.fleet.pool.tasks import FleetTask
+from holdfast.protocol.messages.pool import NodeGrant, PoolHello
+from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolNode, PoolRecord
+from holdfast.protocol.pool.sharing import JobShares
+
+#: the pool's clock begins here: 0 means "not yet" in its record
+BEGIN = 1_000_000.0
+
+
+class MachineShares:
+    """A pool's machine, its jobs and its nodes."""
+
+    def __init__(
+        self,
+        policy: str,
+        tasks: Sequence[FleetTask],
+        nodes: Sequence[str],
+        change_s: Callable[[int], float],
+    ) -> None:
+        """Begin with all nodes there and all jobs submitted; then the first plan is made.
+
+        Args:
+            change_s: what a planned change costs a job of so many nodes, as jobs tell their pool.
+        """
+        self._change_s = change_s
+        known = {node: PoolNode(name=node, session="0") for node in nodes}
+        record = PoolRecord(schema=POOL_SCHEMA, pool="fleet", nodes=known)
+        config = PoolConfig(name="fleet", policy=POLICIES[policy], expected=len(nodes), lease_s=inf, settle_s=inf)
+        self.pool = Pool(config, record)
+        self._held: dict[str, Held] = {}
+        self._numbers: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._fences: dict[str, Fence] = {}
+        self._inputs: deque[PoolInput] = deque()
+        self._connections = count(1)
+        self._changed: set[str] = set()
+        self._now = BEGIN
+        self._carry_out(self.pool.start(self._now, "", 1))
+        for task in tasks:
+            self._feed(Submit(task.spec))
+        for node in nodes:
+            self._come(node)
+
+    def owner(self, node: str) -> str | None:
+        """Return the job that a node trains in."""
+        return next((job for job, held in self._held.items() if node in held.grants), None)
+
+    def size(self, job: str) -> int:
+        """Return how many nodes train in a job."""
+        held = self._held.get(job)
+        return len(held.grants) if held is not None else 0
+
+    def lose(self, node: str, now: float) -> frozenset[str]:
+        """A node's agent is gone, and its job has seen that it lacks it."""
+        self._now, self._changed = BEGIN + now, set()
+        connection = self._numbers.pop(node)
+        del self._names[connection], self._fences[node]
+        self._feed(NodeGone(connection))
+        if (job := self.owner(node)) is not None:
+            self._write(job, give_back(self._held[job], [node]))
+            self._run()
+        return frozenset(self._changed)
+
+    def back(self, node: str, now: float) -> frozenset[str]:
+        """A node's agent is there, as another process."""
+        self._now, self._changed = BEGIN + now, set()
+        self._come(node)
+        return frozenset(self._changed)
+
+    # ---- inside ----
+
+    def _come(self, node: str) -> None:
+        number = next(self._connections)
+        self._numbers[node], self._names[number] = number, node
+        fence = self._fences[node] = Fence()
+        self._feed(NodeSaid(number, PoolHello(node=node, session=f"{number:x}", stands=fence.stands)))
+
+    def _feed(self, event: PoolInput) -> None:
+        self._inputs.append(event)
+        self._run()
+
+    def _run(self) -> None:
+        while self._inputs:
+            self._carry_out(self.pool.handle(self._inputs.popleft(), self._now))
+
+    def _carry_out(self, instructions: Sequence[PoolInstruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case BeginJob(job):
+                    self._begin(job)
+                case TellJob(name, shares):
+                    self._told(name, shares)
+                case TellNode(connection, message) if isinstance(message, NodeGrant):
+                    node = self._names.get(connection)
+                    if node is not None:
+                        self._do(node, self._fences[node].told(message))
+                case _:
+                    pass
+
+    def _begin(self, job: PooledJob) -> None:
+        self._held.setdefault(job.name, Held(submission=job.submission))
+        self._inputs.append(JobLinked(job.name))
+
+    def _told(self, job: str, shares: JobShares) -> None:
+        """A job hears of its nodes: those that are new join, those that it is to give back leave."""
+        held = hear(self._held[job], shares, self._now)
+        for node, grant in held.grants.items():
+            held = joined(held, node, grant.number) or held
+        self._write(job, give_back(held, held.to_leave))
+
+    def _write(self, job: str, held: Held) -> None:
+        before, self._held[job] = self._held[job], held
+        if held == before:
+            return
+        if held.grants.keys() != before.grants.keys():
+            self._changed.add(job)
+        change_s = self._change_s(len(held.grants))
+        self._inputs.append(JobSaid(job, report(held, members=held.grants, move_s=change_s)))
+
+    def _do(self, node: str, instructions: Sequence[FenceInstruction]) -> None:
+        """A node's processes start and end at once."""
+        for one in instructions:
+            if isinstance(one, ReapGrant):
+                self._do(node, self._fences[node].reaped(one.grant))
+            elif isinstance(one, SayStanding):
+                self._inputs.append(NodeSaid(self._numbers[node], one.stands))

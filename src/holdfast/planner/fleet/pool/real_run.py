@@ -1,0 +1,204 @@
+"""A pool that really ran, as far as a simulation asks; and what that says would come of it.
+
+Recorded is what befell the nodes, who had them at the begin, and the jobs' steps and generations. From these the
+simulation is given how long a step takes with each number of nodes, how long a loss and a planned change hold a job up
+(by how much the first step after it takes longer than a usual one), and how long a node takes to be seen lost, to be
+back, and to train once it is given to a job. Who has which node after each change, it has to say itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+from typing import Literal
+
+from msgspec import Struct
+
+from holdfast.planner.fleet.pool.divided_shares import DividedShares
+from holdfast.planner.fleet.pool.months import Lived, Months
+from holdfast.planner.fleet.pool.outages import FleetTrace, Outage
+from holdfast.planner.fleet.pool.shares import HitShares, NodeShares
+from holdfast.planner.fleet.pool.systems import FixedTimes, LostTime, System
+from holdfast.planner.fleet.pool.tasks import FleetTask
+from holdfast.planning.waf.pace import StepTimes
+
+#: a node that nobody is given within so many seconds after it is back was not needed
+_NEEDED_S = 20.0
+
+
+class RealStep(Struct, frozen=True, array_like=True):
+    """A committed step; or what a roll-back undid, then with samples below zero. Times are seconds from the begin."""
+
+    at: float
+    step_s: float
+    nodes: int
+    samples: int
+    generation: int
+
+
+class RealGeneration(Struct, frozen=True, array_like=True):
+    """A configuration of a job, as its `generation_started` has it."""
+
+    number: int
+    at: float
+    reason: str
+    members: tuple[str, ...]
+
+
+class RealJob(Struct, frozen=True, kw_only=True):
+    """A job of the pool. micro_batches, samples: of a step. most: nodes that it may have."""
+
+    name: str
+    weight: float
+    most: int
+    micro_batches: int
+    samples: int
+    flop_per_sample: float
+    steps: tuple[RealStep, ...]
+    generations: tuple[RealGeneration, ...]
+
+    def done(self, seconds: float) -> float:
+        """Return the samples that it has got done from the begin on; a step that lies across an end counts in part."""
+        return sum(_inside(step, seconds) * step.samples for step in self.steps)
+
+    def usual_s(self) -> dict[int, float]:
+        """Return the median step by number of nodes, of those before which nothing changed."""
+        found: dict[int, list[float]] = {}
+        for before, step in zip(self.steps, self.steps[1:], strict=False):
+            if before.generation == step.generation and step.samples > 0:
+                found.setdefault(step.nodes, []).append(step.step_s)
+        return {nodes: median(seconds) for nodes, seconds in found.items()}
+
+
+class NodeWord(Struct, frozen=True, array_like=True):
+    """A node is granted to a job, or released by it, as the pool has it."""
+
+    at: float
+    node: str
+    job: str
+    what: Literal["granted", "released"]
+
+
+class Struck(Struct, frozen=True, array_like=True):
+    """A node is killed, or started again."""
+
+    at: float
+    node: str
+    what: Literal["lost", "back"]
+
+
+class RealRun(Struct, frozen=True, kw_only=True):
+    """What a pool did in so many seconds under a policy. first: whose each node was at the begin; not: nobody's."""
+
+    policy: str
+    seconds: float
+    nodes: tuple[str, ...]
+    first: dict[str, str]
+    struck: tuple[Struck, ...]
+    words: tuple[NodeWord, ...]
+    jobs: tuple[RealJob, ...]
+
+    @property
+    def total(self) -> float:
+        """Accumulated WAF: weighted FLOP of all jobs."""
+        return sum(job.weight * job.flop_per_sample * job.done(self.seconds) for job in self.jobs)
+
+
+class Durations(Struct, frozen=True, kw_only=True):
+    """What was measured of a run, seconds.
+
+    seen: from a node's loss until its job has said so. stop: for how long that holds its job up, `seen` among it.
+    change: likewise a planned change. back: from a node's start until somebody is given it; arrives: from then until it
+    trains.
+    """
+
+    seen: float
+    stop: float
+    change: float
+    back: float
+    arrives: float
+
+    @property
+    def times(self) -> FixedTimes:
+        """As a simulation takes them."""
+        loss = LostTime(self.seen, max(0.0, self.stop - self.seen))
+        return FixedTimes(loss=loss, process=loss, changed_s=self.change, arrives_s=self.arrives)
+
+
+def durations(run: RealRun) -> Durations:
+    """Return what a run's changes took."""
+    stops: dict[bool, list[float]] = {True: [], False: []}
+    for job in run.jobs:
+        usual, started = job.usual_s(), {one.number: one for one in job.generations}
+        for before, step in zip(job.steps, job.steps[1:], strict=False):
+            generation = started.get(step.generation)
+            if generation is None or before.generation == step.generation or generation.at < 0:
+                continue
+            if step.nodes in usual and generation.reason not in ("start", "rollback"):
+                stops[generation.reason == "failure"].append(step.step_s - usual[step.nodes])
+    lost, back = ([one for one in run.struck if one.what == what] for what in ("lost", "back"))
+    granted = [word for word in run.words if word.what == "granted" and word.at >= 0]
+    return Durations(
+        seen=_mean(_first_after(run.words, one, "released") for one in lost),
+        stop=max(0.0, _mean(stops[True])),
+        change=max(0.0, _mean(stops[False])),
+        back=_mean(_first_after(run.words, one, "granted") for one in back),
+        arrives=_mean(_trains_after(run, word) for word in granted),
+    )
+
+
+def predicted(run: RealRun, policy: str = "", measured: Durations | None = None) -> Lived:
+    """Return what a simulation says would come of a run's trace.
+
+    Args:
+        policy: one of the pool's, or `hit-only`; the run's own where none is given.
+    """
+    found = measured or durations(run)
+    name = policy or run.policy
+    system = System(name=name, shares="hit" if name == "hit-only" else "pool", policy=name, times=found.times)
+    tasks = [_task(job, len(run.nodes)) for job in run.jobs]
+    return Months(system, _trace(run, found.back), _shares(run, system, tasks), tasks).run()
+
+
+def _shares(run: RealRun, system: System, tasks: Sequence[FleetTask]) -> NodeShares:
+    if system.shares == "hit":
+        return HitShares(tasks, run.first, [node for node in run.nodes if node not in run.first])
+    return DividedShares(system.policy, tasks, run.nodes, system.times.change_s, first=run.first)
+
+
+def _task(job: RealJob, nodes: int) -> FleetTask:
+    flop = job.samples * job.flop_per_sample
+    times = StepTimes(step_s=job.usual_s(), micro_batches=job.micro_batches, workers=1, flop=flop)
+    step_s = tuple((flop / times.throughput(nodes)[1:]).tolist())
+    return FleetTask(name=job.name, step_s=step_s, flop=flop, weight=job.weight, most=job.most)
+
+
+def _trace(run: RealRun, back_s: float) -> FleetTrace:
+    outages = [Outage(at=one.at + back_s * (one.what == "back"), node=one.node, what=one.what) for one in run.struck]
+    outages = sorted((one for one in outages if one.at < run.seconds), key=lambda one: one.at)
+    return FleetTrace(name="recorded", nodes=run.nodes, outages=tuple(outages), seconds=run.seconds)
+
+
+def _inside(step: RealStep, seconds: float) -> float:
+    """Return the share of a step that lies between the begin and the end."""
+    if not step.step_s:
+        return float(0 <= step.at < seconds)
+    begun = step.at - step.step_s
+    return max(0.0, min(step.at, seconds) - max(begun, 0.0)) / step.step_s
+
+
+def _first_after(words: Sequence[NodeWord], struck: Struck, what: str) -> float | None:
+    later = (word.at - struck.at for word in words if word.node == struck.node and word.what == what)
+    return min((after for after in later if 0 <= after <= _NEEDED_S), default=None)
+
+
+def _trains_after(run: RealRun, granted: NodeWord) -> float | None:
+    """Return how long after it was granted a node trains in its job."""
+    job = next((job for job in run.jobs if job.name == granted.job), None)
+    later = (one.at - granted.at for one in (job.generations if job else ()) if granted.node in one.members)
+    return min((after for after in later if 0 <= after <= _NEEDED_S), default=None)
+
+
+def _mean(found: Iterable[float | None]) -> float:
+    known = [one for one in found if one is not None]
+    return fmean(known) if known else 0.0

@@ -1,0 +1,70 @@
+"""Recovery time by the size of the job, part by part: means over all moments at which a failure may strike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from holdfast.planner.fleet.case import FleetCase
+from holdfast.planner.fleet.recovery import PARTS, Moment, RecoveryParts, detection_s, recovery_parts
+
+SIZES = (4, 16, 64, 256, 1024, 4096, 16384)
+#: Keys of a case, or groups of them, that say nothing of how long a recovery takes while all goes well.
+OF_NO_EFFECT = (
+    "standbys",
+    "min_nodes",
+    "mtbf_hours",
+    "mttr_hours",
+    "failure_shape",
+    "repair_shape",
+    "rack_nodes",
+    "mtbf_rack_hours",
+    "job.copies",
+    "checkpoint",
+    "recovery.join_s",
+    "restart",
+)
+#: moments within a step at which parts are looked at, to take their mean
+_MOMENTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleRow:
+    """One size. detected_s: until the coordinator knows, much of which the others compute on."""
+
+    nodes: int
+    detected_s: float
+    parts: RecoveryParts
+
+
+def scale_rows(case: FleetCase, sizes: tuple[int, ...] = SIZES) -> list[ScaleRow]:
+    """Return the parts for jobs of several sizes that are otherwise as the case says."""
+    return [_row(structs.replace(case, nodes=nodes)) for nodes in sizes]
+
+
+def mean_parts(case: FleetCase) -> RecoveryParts:
+    """Return the mean parts of a recovery of the full job, one node of which fails."""
+    weighed = [
+        (share / _MOMENTS, recovery_parts(case, moment, case.nodes, max(1, case.nodes - 1)))
+        for share, silent in _kinds(case)
+        for moment in _moments(silent=silent)
+    ]
+    return RecoveryParts(**{part: sum(weight * getattr(each, part) for weight, each in weighed) for part in PARTS})
+
+
+def _row(case: FleetCase) -> ScaleRow:
+    detected = sum(share * detection_s(case, _moments(silent=silent)[0], case.nodes) for share, silent in _kinds(case))
+    return ScaleRow(nodes=case.nodes, detected_s=detected, parts=mean_parts(case))
+
+
+def _kinds(case: FleetCase) -> tuple[tuple[float, bool], ...]:
+    """Return the shares of failures that only the lease shows, and of the others."""
+    share = case.recovery.silent_share
+    return ((share, True), (1.0 - share, False))
+
+
+def _moments(*, silent: bool) -> list[Moment]:
+    """Return moments spread evenly over a step."""
+    phases = ((place + 0.5) / _MOMENTS for place in range(_MOMENTS))
+    return [Moment(silent=silent, word_age=0.5, look=0.5, phase=phase) for phase in phases]

@@ -1,0 +1,256 @@
+"""`rebalance_experts`: EPLB's question, answered with EPLB's arrays.
+
+Axes: L layers, E experts, R slots, G GPUs that are alive, D domains (nodes or racks), X replicas of an expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import BadInputError
+from holdfast.planner.placement.cluster import GpuCluster, cluster_of
+from holdfast.planner.placement.following import parts_to_gpus, slots_kept, within_budget
+from holdfast.planner.placement.repairing import mended
+from holdfast.planner.placement.tensors import as_flags, as_loads, as_racks, as_slot_map, as_whole, like
+from holdfast.planning.arrays import FloatArray, IntArray, indices
+from holdfast.planning.balance.eplb import EplbShape, eplb
+from holdfast.planning.balance.work import busiest_over_mean, work_per_replica
+from holdfast.planning.placement.allocation import Allocation, allocate
+from holdfast.planning.placement.front import options_of
+from holdfast.planning.placement.strategy import PlacementProblem
+from holdfast.planning.survival.objective import default_weights
+from holdfast.planning.survival.recovery_probability import fatal_share
+
+#: Digits of the busiest GPU's load over the mean that count.
+_DIGITS = 9
+#: Swaps in a layer that are offered where copies are few.
+_SWAPS = (1, 2, 4, 8, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceQuestion:
+    """What is asked, checked."""
+
+    #: `(L, E)`
+    loads: FloatArray
+    cluster: GpuCluster
+    groups: int
+    #: Whether EPLB is to keep groups of experts on nodes.
+    hierarchical: bool
+    fault_threshold: int
+    #: `(L, R)` what GPUs hold; None: nothing, or it does not matter.
+    held: IntArray | None
+    move_budget: int | None
+
+
+def rebalance_experts(
+    weight: Any,
+    num_replicas: int,
+    num_groups: int,
+    num_nodes: int,
+    num_gpus: int,
+    *,
+    fault_threshold: int = 1,
+    racks: Any = None,
+    move_budget: int | None = None,
+    old_indices: Any = None,
+    active_ranks: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Place replicas of experts on GPUs so that their loads are even; first arguments and results are those of EPLB.
+
+    With the first five alone the busiest GPU is never busier than EPLB's.
+
+    Args:
+        weight: `(L, E)` loads; a numpy array, lists, or a torch tensor (then the results are tensors, too).
+        num_replicas: slots in all, a multiple of `num_gpus`.
+        num_groups: groups of experts; where nodes divide them, whole groups go to nodes, as long as `fault_threshold`
+            is 1 and all ranks are alive.
+        num_nodes, num_gpus: GPUs are numbered node by node, slots GPU by GPU.
+        fault_threshold: on how many different nodes each expert lives; of placements that keep that, the one is taken
+            that has the least sum of fatal losses and the busiest GPU's load over the mean.
+        racks: of each node; then experts live in as many different racks instead.
+        move_budget: how many copies GPUs may get in all, beyond those that the threshold demands; the layers that gain
+            most by theirs change, the others stay.
+        old_indices: `(L, R)` the expert in each slot now, -1 for none. Experts keep GPUs and slots where they can.
+        active_ranks: `(num_gpus,)` which ranks are alive; None: all. Slots of the others come back with expert 0, as
+            SGLang wants it, and in none of the other results.
+
+    Returns:
+        The expert in each slot `(L, R)`; the slots of each expert `(L, E, X)`, filled up with -1; the replicas of each
+        expert `(L, E)`.
+
+    Raises:
+        BadInputError: one sentence that says what is wrong, with which value.
+    """
+    num_replicas, num_groups = as_whole(num_replicas, "num_replicas"), as_whole(num_groups, "num_groups")
+    num_nodes, num_gpus = as_whole(num_nodes, "num_nodes"), as_whole(num_gpus, "num_gpus")
+    fault_threshold = as_whole(fault_threshold, "fault_threshold")
+    move_budget = None if move_budget is None else as_whole(move_budget, "move_budget")
+    cluster = _cluster(num_replicas, num_nodes, num_gpus, active_ranks, racks)
+    loads = as_loads(weight)
+    question = RebalanceQuestion(
+        loads=loads,
+        cluster=cluster,
+        groups=num_groups,
+        hierarchical=_hierarchical(num_groups, num_nodes, loads.shape[1], cluster, fault_threshold),
+        fault_threshold=fault_threshold,
+        held=_held(old_indices, loads, num_replicas, move_budget),
+        move_budget=move_budget,
+    )
+    slots = answer(question)
+    slot_lists, number = slots_of_experts(slots, loads.shape[1])
+    return like(weight, np.maximum(slots, 0)), like(weight, slot_lists), like(weight, number)
+
+
+def _cluster(replicas: int, nodes: int, gpus: int, active_ranks: Any, racks: Any) -> GpuCluster:
+    active = None if active_ranks is None else as_flags(active_ranks, "active_ranks", gpus)
+    return cluster_of(replicas, nodes, gpus, active, None if racks is None else as_racks(racks, nodes))
+
+
+def _hierarchical(groups: int, nodes: int, experts: int, cluster: GpuCluster, threshold: int) -> bool:
+    if groups < 1 or experts % groups:
+        raise BadInputError(f"num_groups is {groups}: it must divide the {experts} experts")
+    return groups % nodes == 0 and cluster.whole and threshold == 1
+
+
+def _held(old_indices: Any, loads: FloatArray, replicas: int, move_budget: int | None) -> IntArray | None:
+    if move_budget is not None and (move_budget < 0 or old_indices is None):
+        what = "give old_indices, too: moves are counted from there" if move_budget >= 0 else "give at least 0"
+        raise BadInputError(f"move_budget is {move_budget}: {what}")
+    if old_indices is None:
+        return None
+    return as_slot_map(old_indices, "old_indices", (len(loads), replicas), loads.shape[1])
+
+
+def answer(question: RebalanceQuestion) -> IntArray:
+    """Return the expert in each slot `(L, R)`, -1 on ranks that are not alive.
+
+    Raises `BadInputError` for fewer slots than the experts need.
+    """
+    cluster, experts = question.cluster, question.loads.shape[1]
+    _check_room(question)
+    counts = _planned(question)
+    held = None if question.held is None else cluster.to_counts(question.held, experts)
+    if question.held is None or held is None or not held.any():
+        return cluster.to_slots(counts)
+    counts = parts_to_gpus(counts, held, _blocks(question))
+    if question.move_budget is not None:
+        counts = _cheaply(question, counts, held)
+    slots = cluster.to_slots(counts)
+    return slots_kept(slots, question.held, cluster.per_gpu)
+
+
+def _check_room(question: RebalanceQuestion) -> None:
+    cluster, experts, threshold = question.cluster, question.loads.shape[1], question.fault_threshold
+    slots = cluster.alive.size * cluster.per_gpu
+    if slots < experts:
+        alive = "" if cluster.whole else f" on {cluster.alive.size} ranks that are alive"
+        raise BadInputError(f"num_replicas gives {slots} slots{alive} for {experts} experts: each needs at least one")
+    if threshold < 1:
+        raise BadInputError(f"fault_threshold is {threshold}: give at least 1 (each expert needs one replica)")
+    fits = min(cluster.domains, int(np.minimum(cluster.domain_slots, experts).sum()) // experts)
+    if threshold > fits:
+        raise BadInputError(
+            f"fault_threshold is {threshold}: {experts} experts fit on {fits} different nodes or racks each, with "
+            f"{cluster.domains} of these and {slots} slots"
+        )
+
+
+def _planned(question: RebalanceQuestion) -> IntArray:
+    """Return the placement `(L, E, G)` without regard to what is held: the best of EPLB's, and others."""
+    cluster, loads, threshold = question.cluster, question.loads, question.fault_threshold
+    found = _from_eplb(question)
+    if threshold > 1:
+        found += _safe(question)
+    kept = [counts for counts in found if _fewest_domains(cluster, counts) >= threshold]
+    # One node failing at a time is EPLB's world: there even work is all that counts.
+    weight = 1.0 if threshold > 1 else np.inf
+
+    def price(counts: IntArray) -> tuple[float, float]:
+        busiest = round(float(busiest_over_mean(counts, loads).mean()), _DIGITS)
+        hosts = cluster.by_domain(counts) > 0
+        fatal = float(fatal_share(hosts).most @ default_weights(cluster.domains))
+        return (busiest, fatal) if np.isinf(weight) else (fatal + weight * busiest, busiest)
+
+    return min(kept, key=price)
+
+
+def _from_eplb(question: RebalanceQuestion) -> list[IntArray]:
+    """Return EPLB's own placement `(L, E, G)`, and what swaps make of it."""
+    cluster, loads = question.cluster, question.loads
+    nodes = cluster.nodes if question.hierarchical else 1
+    shape = EplbShape(
+        replicas=cluster.alive.size * cluster.per_gpu,
+        groups=question.groups if question.hierarchical else 1,
+        nodes=nodes,
+        gpus=cluster.alive.size,
+    )
+    slots = np.full((len(loads), cluster.ranks, cluster.per_gpu), -1, dtype=np.int64)
+    slots[:, cluster.alive] = eplb(loads, shape).reshape(len(loads), cluster.alive.size, cluster.per_gpu)
+    counts = cluster.to_counts(slots.reshape(len(loads), -1), loads.shape[1])
+    work = work_per_replica(loads, counts.sum(axis=2))
+    return [counts, cluster.swapped(counts, work, within_nodes=question.hierarchical)]
+
+
+def _safe(question: RebalanceQuestion) -> list[IntArray]:
+    """Return placements `(L, E, G)` that keep the threshold, from the most even one to the one that survives most."""
+    cluster, loads = question.cluster, question.loads
+    slots = cluster.domain_slots
+    allocation = allocate(loads, slots, fault_threshold=question.fault_threshold, least_busy=True)
+    assert isinstance(allocation, Allocation)  # `_check_room` has seen to it
+    problem = PlacementProblem(
+        replicas=allocation.replicas, slots=slots, fault_threshold=question.fault_threshold, loads=loads
+    )
+    work = work_per_replica(loads, allocation.replicas)
+    return [cluster.on_gpus(option.counts, work) for option in options_of(problem)]
+
+
+def _fewest_domains(cluster: GpuCluster, counts: IntArray) -> int:
+    return int((cluster.by_domain(counts) > 0).sum(axis=2).min())
+
+
+def _blocks(question: RebalanceQuestion) -> list[IntArray]:
+    """Return which GPUs may trade parts: those that fail together, or all where nothing is asked of nodes."""
+    cluster = question.cluster
+    if question.hierarchical:
+        return [np.flatnonzero(cluster.node == node) for node in range(cluster.nodes)]
+    if question.fault_threshold > 1:
+        return [np.flatnonzero(cluster.domain == domain) for domain in range(cluster.domains)]
+    return [indices(cluster.alive.size)]
+
+
+def _cheaply(question: RebalanceQuestion, counts: IntArray, held: IntArray) -> IntArray:
+    """Return a placement `(L, E, G)` within the budget: what is held, mended; with swaps; or all anew, `counts`."""
+    cluster, loads = question.cluster, question.loads
+    assert question.held is not None
+    assert question.move_budget is not None
+    stays = cluster.to_counts(mended(question.held, cluster, loads, question.fault_threshold).slots, loads.shape[1])
+    work = work_per_replica(loads, stays.sum(axis=2))
+    within = question.hierarchical or question.fault_threshold > 1
+    swapped = [cluster.swapped(stays, work, within_nodes=within, most=most) for most in _SWAPS]
+    choices = [stays, *swapped, counts]
+    return within_budget(choices, [busiest_over_mean(each, loads) for each in choices], held, question.move_budget)
+
+
+def slots_of_experts(slots: IntArray, experts: int) -> tuple[IntArray, IntArray]:
+    """Return the slots of each expert `(L, E, X)`, ascending and filled up with -1, and their numbers `(L, E)`.
+
+    `slots` `(L, R)` the expert in each slot, -1 for none.
+    """
+    layers, number_of_slots = slots.shape
+    placed = np.where(slots < 0, experts, slots)
+    order = np.argsort(placed, axis=1, kind="stable")
+    in_order = np.take_along_axis(placed, order, axis=1)
+    row = indices(layers)[:, None]
+    number = np.bincount((row * (experts + 1) + placed).ravel(), minlength=layers * (experts + 1))
+    number = number.reshape(layers, experts + 1)
+    first = np.cumsum(number, axis=1) - number
+    nth = indices(number_of_slots) - np.take_along_axis(first, in_order, axis=1)
+    number = number[:, :experts]
+    lists = np.full((layers, experts, int(number.max())), -1, dtype=np.int64)
+    real = in_order < experts
+    lists[np.broadcast_to(row, slots.shape)[real], in_order[real], nth[real]] = order[real]
+    return lists, number

@@ -1,0 +1,188 @@
+"""`repair`: what survivors do when ranks are lost, at once and without a word to each other.
+
+Axes: L layers, E experts, R slots, G GPUs that are alive, M moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import BadInputError
+from holdfast.planner.placement.cluster import GpuCluster, cluster_of
+from holdfast.planner.placement.tensors import as_loads, as_numbers_of, as_racks, as_slot_map, as_whole, like
+from holdfast.planning.arrays import FloatArray, IntArray, indices
+from holdfast.planning.placement.allocation import Allocation, allocate
+from holdfast.planning.placement.keeping.repair import Replicas, WorkerRoom
+from holdfast.planning.placement.keeping.repair import repair as keep_and_mend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairedPlacement:
+    """Where experts live once ranks are gone, and how they get there. Arrays are as those given to `repair`."""
+
+    #: `(L, R)` the expert in each slot; -1 on the ranks that are dead.
+    physical_to_logical_map: Any
+    #: `(M, 4)` layer, expert, slot to copy from, slot to copy to; from -1 where no live rank has the expert. All are
+    #: read as they were before the first move: a slot may be copied from and to.
+    moves: Any
+    #: On how many different nodes (or racks) each expert lives now, at the least.
+    fault_threshold: int
+    #: (layer, expert) that no live rank has: their weights must come from elsewhere.
+    lost: tuple[tuple[int, int], ...]
+
+
+def repair(
+    physical_to_logical_map: Any,
+    dead: Any,
+    *,
+    num_gpus: int,
+    num_nodes: int | None = None,
+    weight: Any = None,
+    fault_threshold: int = 1,
+    racks: Any = None,
+) -> RepairedPlacement:
+    """Mend a placement after ranks are lost, by as few copies as experts lack.
+
+    Pure and deterministic: whoever knows the placement and who is dead computes the same. What live ranks hold stays
+    where it is; an expert that lives on too few nodes takes the slot of one that can spare it, that of which the loads
+    want least.
+
+    Args:
+        physical_to_logical_map: `(L, R)` the expert in each slot, slots rank by rank; -1 for an empty one.
+        dead: ranks that are lost; they may be lost already.
+        num_gpus: ranks in all; `num_nodes` nodes that they are on, in order; None: each is a node of its own.
+        weight: `(L, E)` loads; None: as many replicas as there are now are wanted.
+        fault_threshold: on how many different nodes each expert is wanted; as many as fit are given.
+        racks: of each node; then experts are wanted in as many different racks.
+
+    Raises:
+        BadInputError: more ranks are dead than alive; fewer slots are left than there are experts; arrays do not fit.
+    """
+    num_gpus, fault_threshold = as_whole(num_gpus, "num_gpus"), as_whole(fault_threshold, "fault_threshold")
+    num_nodes = num_gpus if num_nodes is None else as_whole(num_nodes, "num_nodes")
+    if num_gpus < 1:
+        raise BadInputError(f"num_gpus is {num_gpus}: give at least 1")
+    given = as_slot_map(physical_to_logical_map, "physical_to_logical_map", None, None)
+    gone = as_numbers_of(dead, "dead", num_gpus)
+    if 2 * gone.size > num_gpus:
+        raise BadInputError(
+            f"dead has {gone.size} of {num_gpus} ranks: with more dead than alive, plan anew by rebalance_experts"
+        )
+    alive = np.ones(num_gpus, dtype=np.bool_)
+    alive[gone] = False
+    of_nodes = None if racks is None else as_racks(racks, num_nodes)
+    cluster = cluster_of(given.shape[1], num_nodes, num_gpus, alive, of_nodes)
+    loads = _loads(weight, given)
+    found = mended(given, cluster, loads, fault_threshold)
+    return RepairedPlacement(
+        physical_to_logical_map=like(physical_to_logical_map, found.slots),
+        moves=like(physical_to_logical_map, _moves(given, found.slots, cluster)),
+        fault_threshold=found.fault_threshold,
+        lost=_lost(given, loads, cluster),
+    )
+
+
+def _loads(weight: Any, slots: IntArray) -> FloatArray:
+    """Return the loads `(L, E)`; without any, the replicas that there are."""
+    experts = int(slots.max()) + 1
+    if weight is not None:
+        loads = as_loads(weight)
+        if len(loads) != len(slots) or loads.shape[1] < experts:
+            raise BadInputError(
+                f"weight has shape {loads.shape}: the placement has {len(slots)} layers and expert {experts - 1}"
+            )
+        return loads
+    if not experts:
+        raise BadInputError("physical_to_logical_map holds no expert at all: there is nothing to mend")
+    if experts > slots.shape[1]:
+        raise BadInputError(
+            f"physical_to_logical_map names expert {experts - 1}: {slots.shape[1]} slots have no room for {experts}"
+        )
+    cell = np.where(slots < 0, experts, slots) + indices(len(slots))[:, None] * (experts + 1)
+    number = np.bincount(cell.ravel(), minlength=len(slots) * (experts + 1)).reshape(len(slots), -1)
+    return np.maximum(number[:, :experts], 1).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mended:
+    """The expert in each slot `(L, R)`, -1 on ranks that are not alive, and the threshold that holds."""
+
+    slots: IntArray
+    fault_threshold: int
+
+
+def mended(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: int) -> Mended:
+    """Return what becomes of a placement `(L, R)` on a cluster: what stays, stays in its slot.
+
+    Raises `BadInputError` for more experts than slots, or a threshold below 1.
+    """
+    slots = given.reshape(len(given), cluster.ranks, cluster.per_gpu)[:, cluster.alive].reshape(len(given), -1)
+    room = WorkerRoom(slots=np.full(cluster.alive.size, cluster.per_gpu), node=cluster.domain, racks=None)
+    allocation = allocate(loads, cluster.domain_slots, fault_threshold=threshold, least_busy=True)
+    if not isinstance(allocation, Allocation):
+        left = cluster.alive.size * cluster.per_gpu
+        raise BadInputError(
+            f"{left} slots on {cluster.alive.size} live ranks are left for {loads.shape[1]} experts: each needs one"
+        )
+    layer, place = np.nonzero(slots >= 0)
+    held = Replicas(layer=layer, expert=slots[layer, place], worker=place // cluster.per_gpu)
+    given_threshold = allocation.fault_threshold.given
+    found = keep_and_mend(held, allocation.replicas, room, given_threshold) if len(held) else None
+    if found is None:
+        raise BadInputError("no live rank holds any expert: plan anew by rebalance_experts")
+    now = slots.copy()
+    now[layer[~found.stays], place[~found.stays]] = -1
+    _put(now, found.added, cluster.per_gpu)
+    whole = np.full((len(given), cluster.ranks, cluster.per_gpu), -1, dtype=np.int64)
+    whole[:, cluster.alive] = now.reshape(len(given), cluster.alive.size, cluster.per_gpu)
+    return Mended(slots=whole.reshape(given.shape), fault_threshold=given_threshold)
+
+
+def _put(slots: IntArray, added: Replicas, per_gpu: int) -> None:
+    """Put what comes into the slots of its rank that are free, in order, in place; `slots` `(L, G S)`."""
+    free_layer, free_place = np.nonzero(slots < 0)
+    by_home = np.lexsort((added.expert, added.worker, added.layer))
+    # Both are in the order of layers and ranks, and each rank gets as many as it has room for.
+    home = added.layer[by_home] * (slots.shape[1] // per_gpu) + added.worker[by_home]
+    free_home = free_layer * (slots.shape[1] // per_gpu) + free_place // per_gpu
+    first = np.asarray(np.searchsorted(free_home, home), dtype=np.int64)
+    turn = indices(home.size) - np.asarray(np.searchsorted(home, home), dtype=np.int64)
+    slots[free_layer[first + turn], free_place[first + turn]] = added.expert[by_home]
+
+
+def _moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArray:
+    """Return (layer, expert, from, to) `(M, 4)` for each rank that gets an expert it has not.
+
+    It comes from the live rank that has it and sends least so far, on the same node if there is one; from a slot in
+    which it stays, if there is any.
+    """
+    layers = len(given)
+    before = given.reshape(layers, cluster.ranks, cluster.per_gpu)
+    after = found.reshape(layers, cluster.ranks, cluster.per_gpu)
+    node = np.full(cluster.ranks, -1, dtype=np.int64)
+    node[cluster.alive] = cluster.node
+    sent = np.zeros(cluster.ranks, dtype=np.int64)
+    moves: list[tuple[int, int, int, int]] = []
+    for layer, rank, slot in np.argwhere((after != before) & (after >= 0)).tolist():
+        expert = int(after[layer, rank, slot])
+        if (before[layer, rank] == expert).any() or (after[layer, rank, :slot] == expert).any():
+            continue  # a second replica beside one that is there
+        had = (before[layer] == expert) & (node >= 0)[:, None]
+        stays = had & (after[layer] == expert)
+        places = stays if stays.any() else had
+        owners = np.flatnonzero(places.any(axis=1))
+        source = -1
+        if owners.size:
+            owner = int(owners[np.lexsort((sent[owners], node[owners] != node[rank]))[0]])
+            sent[owner] += 1
+            source = owner * cluster.per_gpu + int(places[owner].argmax())
+        moves.append((layer, expert, source, rank * cluster.per_gpu + slot))
+    return np.array(moves, dtype=np.int64).reshape(-1, 4)
+
+
+def _lost(given: IntArray, loads: FloatArray, cluster: GpuCluster) -> tuple[tuple[int, int], ...]:
+    live = cluster.to_counts(given, loads.shape[1]).sum(axis=2)
+    return tuple((int(layer), int(expert)) for layer, expert in np.argwhere(live == 0))

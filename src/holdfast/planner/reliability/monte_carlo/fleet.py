@@ -1,0 +1,204 @@
+"""Monte Carlo of trays, racks, spare trays and repairs: which blocks are out of production when.
+
+Repair capacity is unlimited, so blocks only share the failures of their rack (and bursts, where gaps between failures
+are not exponential). That is what allows all blocks of all replications to be simulated side by side: the outer loop
+runs over the k-th failure to arrive at each block, and is as long as the unluckiest block's list.
+
+Axes: F failures, O outages, A both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.planner.reliability.distributions import Distribution, RateProfile
+from holdfast.planner.reliability.sparing.block_mtbf import RepairChain
+from holdfast.planning.special import BoolArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fleet:
+    """The blocks of one strategy and how they fail. Hours."""
+
+    zones: int
+    blocks: int  # per zone
+    trays: int  # per block
+    spare_trays: int  # per block
+    #: blocks that go down with one rack failure; 1 gives each block rack failures of its own
+    blocks_per_rack: int
+    #: gaps between tray failures anywhere in the fleet, failed trays counted as if they could fail again
+    tray_failure_gaps: Distribution
+    #: how the rate of tray failures varies over time, None if it does not
+    timeline: RateProfile | None
+    mtbf_rack_hours: float
+    repairs: Distribution
+    repair_chain: RepairChain
+
+    @property
+    def all_blocks(self) -> int:
+        """Blocks of all zones."""
+        return self.zones * self.blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FleetHistory:
+    """What happened, sorted by nothing in particular. Replications count from 0, hours from the start of warm-up."""
+
+    # Failures of trays that were at work, or of racks, in blocks that were up, (F,)
+    fault_replication: IntArray
+    fault_zone: IntArray
+    fault_time: FloatArray
+    #: uniform in 0..1, shared by the blocks of one rack failure: whether it hits a working block or an idle spare
+    fault_mark: FloatArray
+    # Blocks out of production, (O,); a block's number counts through all zones
+    outage_replication: IntArray
+    outage_zone: IntArray
+    outage_block: IntArray
+    #: as `fault_mark`
+    outage_mark: FloatArray
+    outage_start: FloatArray
+    outage_end: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrivals:
+    """Failures by block ("lane": replication times all blocks + block), sorted by lane, then time; all (A,)."""
+
+    lane: IntArray
+    time: FloatArray
+    from_rack: BoolArray
+    tray: FloatArray  # which tray is struck, uniform in 0..1
+    mark: FloatArray
+    repair: FloatArray
+
+
+def simulate_fleet(fleet: Fleet, rng: np.random.Generator, replications: int, hours: float) -> FleetHistory:
+    """Return the faults and outages of `replications` independent fleets, all up at time 0, over `hours`.
+
+    A block that loses more trays than it has spares, or its rack, leaves production; one repair brings back all of
+    it. In a running block, failed trays return together or one by one, as the repair chain says.
+    """
+    arrivals = _arrivals(fleet, rng, replications, hours)
+    faulted, outage_end = _run_blocks(fleet, arrivals, replications * fleet.all_blocks)
+    replication, block = np.divmod(arrivals.lane, fleet.all_blocks)
+    zone, out = block // fleet.blocks, outage_end > 0
+    return FleetHistory(
+        fault_replication=replication[faulted],
+        fault_zone=zone[faulted],
+        fault_time=arrivals.time[faulted],
+        fault_mark=arrivals.mark[faulted],
+        outage_replication=replication[out],
+        outage_zone=zone[out],
+        outage_block=block[out],
+        outage_mark=arrivals.mark[out],
+        outage_start=arrivals.time[out],
+        outage_end=outage_end[out],
+    )
+
+
+def _arrivals(fleet: Fleet, rng: np.random.Generator, replications: int, hours: float) -> _Arrivals:
+    replication, time = _tray_failures(fleet, rng, replications, hours)
+    trays = time.size
+    lane = replication * fleet.all_blocks + rng.integers(fleet.all_blocks, size=trays)
+    racks = fleet.all_blocks // fleet.blocks_per_rack
+    count = int(rng.poisson(replications * racks * hours / fleet.mtbf_rack_hours))
+    rack = rng.integers(replications * racks, size=count)
+    shared = np.repeat(np.arange(count), fleet.blocks_per_rack)
+    rack_lane = rack[shared] * fleet.blocks_per_rack + np.tile(np.arange(fleet.blocks_per_rack), count)
+    every_lane = np.concatenate([lane, rack_lane])
+    every_time = np.concatenate([time, rng.uniform(0.0, hours, count)[shared]])
+    order = np.lexsort((every_time, every_lane))
+    mark, repair = rng.random(trays + count), fleet.repairs.draw(rng, trays + count)
+    source = np.concatenate([np.arange(trays), trays + shared])[order]
+    return _Arrivals(
+        every_lane[order], every_time[order], source >= trays, rng.random(order.size), mark[source], repair[source]
+    )
+
+
+def _tray_failures(
+    fleet: Fleet, rng: np.random.Generator, replications: int, hours: float
+) -> tuple[IntArray, FloatArray]:
+    """Return (replication, time) of the tray failures before `hours`, times rising within each replication."""
+    if fleet.timeline is None:
+        return _renewals(fleet.tray_failure_gaps, rng, replications, hours)
+    # Within one round of the timeline at most its whole length of even time can be compressed or stretched.
+    even = _renewals(fleet.tray_failure_gaps, rng, replications, hours + fleet.timeline.span_hours)
+    time = fleet.timeline.warp(rng, *even)
+    inside = time < hours
+    return even[0][inside], time[inside]
+
+
+def _renewals(
+    gaps: Distribution, rng: np.random.Generator, replications: int, hours: float
+) -> tuple[IntArray, FloatArray]:
+    """Return (replication, time) of a renewal process per replication, times rising within each."""
+    expected = hours / gaps.mean
+    batch = int(expected + 4.0 * expected**0.5) + 8
+    time = np.cumsum(gaps.draw(rng, replications * batch).reshape(replications, batch), axis=1)
+    while time[:, -1].min() < hours:
+        more = np.cumsum(gaps.draw(rng, replications * batch).reshape(replications, batch), axis=1)
+        time = np.concatenate([time, time[:, -1:] + more], axis=1)
+    inside = time < hours
+    return np.nonzero(inside)[0], time[inside]
+
+
+def _run_blocks(fleet: Fleet, arrivals: _Arrivals, lanes: int) -> tuple[BoolArray, FloatArray]:
+    """Return for each arrival whether it struck a working part, and when the outage it caused ends (0: none)."""
+    counts = np.bincount(arrivals.lane, minlength=lanes)
+    # Lanes with most arrivals first: those that still have a k-th arrival are then a prefix.
+    by_count = np.argsort(-counts, kind="stable")
+    start, left = (np.cumsum(counts) - counts)[by_count], counts[by_count]
+    state = _Blocks(fleet, lanes)
+    faulted, outage_end = np.zeros(arrivals.time.size, dtype=bool), np.zeros(arrivals.time.size)
+    for k in range(int(left.max(initial=0))):
+        index = start[: int(np.searchsorted(-left, -k))] + k
+        faulted[index], outage_end[index] = state.strike(
+            arrivals.time[index], arrivals.from_rack[index], arrivals.tray[index], arrivals.repair[index]
+        )
+    return faulted, outage_end
+
+
+class _Blocks:
+    """State of all lanes between arrivals."""
+
+    def __init__(self, fleet: Fleet, lanes: int) -> None:
+        self._trays, self._spares = fleet.trays, fleet.spare_trays
+        self._together = fleet.repair_chain is RepairChain.TOGETHER
+        self._down_until = np.zeros(lanes)
+        self._failed = np.zeros(lanes, dtype=np.int64)  # together: trays that wait for the visit under way
+        # together: one slot, when the visit ends; individual: one slot per spare, when its tray is back
+        self._back_at = np.zeros((lanes, 1 if self._together else max(1, fleet.spare_trays)))
+
+    def strike(
+        self, time: FloatArray, from_rack: BoolArray, tray: FloatArray, repair: FloatArray
+    ) -> tuple[BoolArray, FloatArray]:
+        """Let one failure arrive at each of the first `time.size` lanes."""
+        lanes = slice(time.size)
+        down_until, back_at = self._down_until[lanes], self._back_at[lanes]
+        if self._together:
+            failed = self._failed[lanes]
+            failed[back_at[:, 0] <= time] = 0
+        else:
+            failed = (back_at > time[:, None]).sum(axis=1)
+        # Trays in order: the failed ones, the idle spares, then those at work.
+        hit = (down_until <= time) & (from_rack | (tray * self._trays >= failed))
+        faulted = hit & (from_rack | (tray * self._trays >= self._spares))
+        outage = hit & (from_rack | (failed == self._spares))
+        down_until[outage] = (time + repair)[outage]
+        self._note_failed_trays(lanes, hit & ~outage, time + repair)
+        self._failed[lanes][outage] = 0
+        back_at[outage] = 0.0
+        return faulted, np.where(outage, time + repair, 0.0)
+
+    def _note_failed_trays(self, lanes: slice, spared: BoolArray, repaired_at: FloatArray) -> None:
+        back_at = self._back_at[lanes]
+        if self._together:
+            failed = self._failed[lanes]
+            first = spared & (failed == 0)
+            back_at[first, 0] = repaired_at[first]
+            failed[spared] += 1
+            return
+        rows = np.nonzero(spared)[0]
+        back_at[rows, np.argmin(back_at[rows], axis=1)] = repaired_at[rows]

@@ -1,0 +1,207 @@
+"""MTBF and MTTR from a trace, with confidence intervals, and how far it is from exponential.
+
+Axes: N values of a sample, S samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from holdfast.errors import BadInputError
+from holdfast.planner.reliability.distributions import LogNormal, Weibull
+from holdfast.planner.reliability.monte_carlo.estimate import Estimate
+from holdfast.planner.reliability.traces.trace import FailureTrace
+from holdfast.planning.special import FloatArray, chi_square_quantile
+
+HOURS_PER_WEEK = 168.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapeFit:
+    """How a sample of times is distributed, beside an exponential of the same mean."""
+
+    count: int
+    mean_hours: float
+    median_hours: float
+    #: standard deviation over mean: 1 for an exponential
+    cv: float
+    #: largest distance between the sample's distribution function and the exponential's, and how often an
+    #: exponential sample of this size is as far away
+    ks_distance: float
+    ks_p_value: float
+    weibull: Weibull
+    lognormal: LogNormal
+    #: Akaike's criterion less the exponential's: below 0 fits better
+    weibull_aic: float
+    lognormal_aic: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceFit:
+    """What a trace says about MTBF and MTTR. Hours; intervals at `confidence`."""
+
+    confidence: float
+    failures: int
+    open_repairs: int
+    nodes: int
+    span_hours: float
+    #: exact for failures that come as a Poisson process
+    mtbf_hours: Estimate
+    #: by resampling whole weeks, which keeps bursts that are shorter than that together
+    mtbf_bursty_hours: Estimate
+    #: exact for exponential repairs
+    mttr_hours: Estimate
+    #: by resampling repairs, unfinished ones included
+    mttr_resampled_hours: Estimate
+    #: variance over mean of the failures per week: 1 for a Poisson process
+    weekly_dispersion: float
+    gaps: ShapeFit
+    repairs: ShapeFit
+
+
+def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, resamples: int = 1000) -> TraceFit:
+    """Return MTBF, MTTR and the shapes of gaps and repairs.
+
+    MTBF is the time in service of all nodes over the number of failures. MTTR is the time in repair, unfinished repairs
+    included, over the number of repairs that ended: the estimate of greatest likelihood for exponential repairs, some
+    of which are censored by the end of the trace. The shape of repairs is that of the ones that ended.
+
+    Raises:
+        BadInputError: fewer than two repairs ended, or all of them in no time; or all failures start at once.
+    """
+    repairs = trace.repair_hours
+    if repairs.size < 2 or not np.any(repairs > 0):
+        raise BadInputError("trace: needs at least two repairs that ended, one of them of more than 0 hours")
+    if not np.any(trace.gap_hours > 0):
+        raise BadInputError("trace: all failures start at the same time, so there are no gaps between them to fit")
+    rng = np.random.default_rng(seed)
+    failures, up = trace.start_hours.size, trace.node_hours_up
+    tail = (1.0 - confidence) / 2.0
+    mtbf = Estimate(
+        mean=up / failures,
+        low=2.0 * up / chi_square_quantile(1.0 - tail, 2 * failures + 2),
+        high=2.0 * up / chi_square_quantile(tail, 2 * failures),
+    )
+    mttr = fit_mttr(trace, confidence)
+    weekly = weekly_failures(trace)
+    drawn = rng.integers(failures, size=(resamples, failures))
+    in_repair = trace.in_repair_hours
+    resampled = in_repair[drawn].sum(axis=1) / np.maximum(trace.ended[drawn].sum(axis=1), 1)
+    return TraceFit(
+        confidence=confidence,
+        failures=failures,
+        open_repairs=trace.open_repairs,
+        nodes=trace.nodes,
+        span_hours=trace.span_hours,
+        mtbf_hours=mtbf,
+        mtbf_bursty_hours=_bursty(mtbf.mean, weekly, rng, resamples, tail),
+        mttr_hours=mttr,
+        mttr_resampled_hours=_percentiles(mttr.mean, resampled, tail),
+        weekly_dispersion=float(weekly.var(ddof=1) / weekly.mean()) if weekly.size > 1 and weekly.any() else math.nan,
+        gaps=fit_shape(trace.gap_hours, rng),
+        repairs=fit_shape(repairs, rng),
+    )
+
+
+def fit_mttr(trace: FailureTrace, confidence: float) -> Estimate:
+    """Return the mean time to repair, for exponential repairs of which some are cut off by the end of the trace."""
+    tail, total, ended = (1.0 - confidence) / 2.0, float(trace.in_repair_hours.sum()), int(trace.ended.sum())
+    # With unfinished repairs the number that ended is random, as the number of failures is for MTBF.
+    more = 2 if trace.open_repairs else 0
+    return Estimate(
+        mean=total / ended,
+        low=2.0 * total / chi_square_quantile(1.0 - tail, 2 * ended + more),
+        high=2.0 * total / chi_square_quantile(tail, 2 * ended),
+    )
+
+
+def weekly_failures(trace: FailureTrace) -> FloatArray:
+    """Return the failures in each whole week of the trace; one element if it is shorter than a week."""
+    weeks = max(1, int(trace.span_hours / HOURS_PER_WEEK))
+    inside = trace.start_hours[trace.start_hours < weeks * HOURS_PER_WEEK]
+    return np.bincount((inside / HOURS_PER_WEEK).astype(np.int64), minlength=weeks).astype(np.float64)
+
+
+def _bursty(mtbf: float, weekly: FloatArray, rng: np.random.Generator, resamples: int, tail: float) -> Estimate:
+    counts = weekly[rng.integers(weekly.size, size=(resamples, weekly.size))].mean(axis=1)
+    few, many = (float(count) for count in np.quantile(counts, [tail, 1.0 - tail]))
+    total = mtbf * float(weekly.mean())
+    # (weeks without any failure bound nothing from above; without any failure in a whole week nothing is known)
+    return Estimate(mean=mtbf, low=total / many if many else 0.0, high=total / few if few else math.inf)
+
+
+def _percentiles(mean: float, samples: FloatArray, tail: float) -> Estimate:
+    low, high = np.quantile(samples, [tail, 1.0 - tail])
+    return Estimate(mean=mean, low=float(low), high=float(high))
+
+
+def fit_shape(hours: FloatArray, rng: np.random.Generator, simulations: int = 400) -> ShapeFit:
+    """Return the shape of a sample (N,) of times of 0 or more.
+
+    Logarithms need positive values: 0, which stands for "below the clock's resolution", is taken as half the
+    smallest positive value.
+    """
+    mean = float(hours.mean())
+    positive = np.maximum(hours, 0.5 * float(hours[hours > 0].min()))
+    logs = np.log(positive)
+    weibull = fit_weibull(positive)
+    lognormal = LogNormal(mu=float(logs.mean()), sigma=max(float(logs.std()), 1e-12))
+    distance = float(_distance_to_exponential(hours[None, :])[0])
+    simulated = _distance_to_exponential(rng.exponential(1.0, (simulations, hours.size)))
+    exponential = -float(np.sum(np.log(positive.mean()) + positive / positive.mean()))
+    return ShapeFit(
+        count=hours.size,
+        mean_hours=mean,
+        median_hours=float(np.median(hours)),
+        cv=float(hours.std(ddof=1)) / mean,
+        ks_distance=distance,
+        # Its mean being fitted, the exponential's own samples say what distance is usual (Lilliefors).
+        ks_p_value=(1.0 + int((simulated >= distance).sum())) / (1.0 + simulations),
+        weibull=weibull,
+        lognormal=lognormal,
+        weibull_aic=2.0 * (exponential - _weibull_log_likelihood(positive, weibull)) + 2.0,
+        lognormal_aic=2.0 * (exponential - _lognormal_log_likelihood(logs, lognormal)) + 2.0,
+    )
+
+
+def _distance_to_exponential(samples: FloatArray) -> FloatArray:
+    """Return Kolmogorov's distance of each row (S, N) from the exponential with the row's mean, (S,)."""
+    ordered = np.sort(samples, axis=1)
+    expected = -np.expm1(-ordered / ordered.mean(axis=1, keepdims=True))
+    count = samples.shape[1]
+    rank = np.arange(count, dtype=np.float64)
+    above, below = (rank + 1.0) / count - expected, expected - rank / count
+    return np.maximum(above.max(axis=1), below.max(axis=1))
+
+
+def fit_weibull(hours: FloatArray) -> Weibull:
+    """Return the Weibull distribution of greatest likelihood for positive times (N,)."""
+    from scipy import optimize  # pyright: ignore[reportMissingTypeStubs] - only this needs it, and it takes long
+
+    logs = np.log(hours / hours.max())
+    if logs.std() < 1e-9:
+        raise BadInputError("trace: all its gaps, or all its repairs, are equally long, so there is no spread to fit")
+
+    def slope(shape: float) -> float:
+        power = np.exp(shape * logs)
+        return float((power * logs).sum() / power.sum() - 1.0 / shape - logs.mean())
+
+    untyped: Any = optimize
+    shape = cast(float, untyped.brentq(slope, 1e-3, 10.0 / float(logs.std())))
+    mean_power = float(np.exp(shape * logs).mean())
+    return Weibull(shape=shape, scale=float(hours.max()) * mean_power ** (1.0 / shape))
+
+
+def _weibull_log_likelihood(hours: FloatArray, weibull: Weibull) -> float:
+    log_scaled = np.log(hours / weibull.scale)
+    density = (weibull.shape - 1.0) * log_scaled - np.exp(weibull.shape * log_scaled)
+    return float(density.sum()) + hours.size * math.log(weibull.shape / weibull.scale)
+
+
+def _lognormal_log_likelihood(logs: FloatArray, lognormal: LogNormal) -> float:
+    z = (logs - lognormal.mu) / lognormal.sigma
+    return float(np.sum(-logs - math.log(lognormal.sigma * math.sqrt(2.0 * math.pi)) - z**2 / 2.0))

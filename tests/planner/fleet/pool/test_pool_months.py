@@ -1,0 +1,244 @@
+"""Months of whole pools: what must hold on every trace, the pool's machine against its policy alone, closed forms."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import BadInputError
+from holdfast.planner.fleet.pool.divided_shares import DividedShares
+from holdfast.planner.fleet.pool.gpt_tasks import MODELS, TABLE_3, gpt_task, mixed, steps_s, table_3
+from holdfast.planner.fleet.pool.living import live, shares_of, undisturbed
+from holdfast.planner.fleet.pool.machine_shares import MachineShares
+from holdfast.planner.fleet.pool.outages import (
+    DAY_S,
+    TRACE_A,
+    TRACE_B,
+    Drawing,
+    FleetTrace,
+    Outage,
+    drawn,
+    names_of,
+    scaled,
+)
+from holdfast.planner.fleet.pool.systems import (
+    AGAIN_S,
+    HANG_S,
+    NODE_SEEN_S,
+    OWN,
+    RESUBMIT_S,
+    SET_UP_S,
+    SYSTEMS,
+    at_efficiency,
+    system_named,
+)
+from holdfast.planner.fleet.pool.tasks import FleetTask
+
+NODES = 16
+#: `sized` gives each job its most or nothing: of these jobs, whose most is the pool, one
+ALL = [name for name in SYSTEMS if name != "sized"]
+SHORT = Drawing(name="short", seconds=3 * DAY_S, lost=12, faults=20, repair_s=(0.02 * DAY_S, 1.5 * DAY_S))
+
+
+def linear(name: str, nodes: int, weight: float = 1.0, least: int = 1) -> FleetTask:
+    """A job that achieves one FLOP/s on each node."""
+    return FleetTask(
+        name=name, step_s=tuple(8.0 / held for held in range(1, nodes + 1)), flop=8.0, weight=weight, least=least
+    )
+
+
+def trace_of(*outages: tuple[float, str, str], nodes: int = 4, seconds: float = 10 * DAY_S) -> FleetTrace:
+    """What befalls some nodes, by (time, node, what)."""
+    made = tuple(Outage(at=at, node=node, what=what) for at, node, what in outages)  # type: ignore[arg-type]
+    return FleetTrace(name="made", nodes=names_of(nodes), outages=made, seconds=seconds)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("drawing", [TRACE_A, TRACE_B, SHORT], ids=lambda one: one.name)
+def test_nobody_achieves_more_than_if_nothing_failed(name: str, drawing: Drawing) -> None:
+    for seed in range(4):
+        tasks, trace = table_3(seed % 5 + 1, NODES), drawn(drawing, NODES, seed)
+        lived = live(SYSTEMS[name], tasks, trace)
+        assert 0 < lived.total <= undisturbed(tasks, NODES) * trace.seconds * (1 + 1e-9)
+
+
+def test_without_failures_ours_achieves_all_that_there_is() -> None:
+    for case in TABLE_3:
+        tasks, quiet = table_3(case, NODES), trace_of(nodes=NODES)
+        most = undisturbed(tasks, NODES) * quiet.seconds
+        assert live(SYSTEMS["waf"], tasks, quiet).total == pytest.approx(most)
+        assert live(SYSTEMS["megatron"], tasks, quiet).total == pytest.approx(most)
+
+
+@pytest.mark.soak
+def test_ours_is_never_below_shrinking_only_the_job_that_is_hit_where_that_starves_nobody() -> None:
+    compared = 0
+    for case in TABLE_3:
+        tasks = table_3(case, NODES)
+        for seed in range(24):
+            trace = drawn((TRACE_A, TRACE_B)[seed % 2], NODES, seed)
+            beside = live(SYSTEMS["hit-only"], tasks, trace)
+            if not any(beside.short_s.values()):
+                compared += 1
+                assert live(SYSTEMS["waf"], tasks, trace).total >= beside.total, (case, seed)
+    assert compared >= 10
+
+
+def test_ours_leaves_nobody_without_its_least_while_that_suffices() -> None:
+    for seed in range(6):
+        lived = live(SYSTEMS["waf"], table_3(5, NODES), drawn(TRACE_A, NODES, seed))
+        # a job that is hit lacks its least until that is seen; then it is the first to be given a node
+        assert sum(lived.short_s.values()) < 60.0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
+    tasks = table_3(4, NODES)
+    first, second = (live(SYSTEMS[name], tasks, drawn(SHORT, NODES, 7)) for _ in range(2))
+    assert first == second
+    assert live(SYSTEMS[name], tasks, drawn(SHORT, NODES, 8)) != first
+
+
+@pytest.mark.parametrize("policy", ["waf", "equal", "weighted", "priority"])
+def test_the_policy_alone_gives_every_node_to_whom_the_machine_gives_it(policy: str) -> None:
+    for seed in range(15):
+        nodes = (16, 12, 9)[seed % 3]
+        tasks = table_3(seed % 5 + 1, nodes)
+        trace = drawn((TRACE_A, TRACE_B, SHORT)[seed % 3], nodes, seed)
+        machine = MachineShares(policy, tasks, trace.nodes, OWN.change_s)
+        alone = DividedShares(policy, tasks, trace.nodes, OWN.change_s)
+        for outage in trace.outages:
+            assert [machine.owner(node) for node in trace.nodes] == [alone.owner(node) for node in trace.nodes]
+            if outage.what == "back":
+                assert machine.back(outage.node, outage.at) == alone.back(outage.node, outage.at)
+            elif outage.what == "lost":
+                assert machine.lose(outage.node, outage.at) == alone.lose(outage.node, outage.at)
+
+
+@pytest.mark.soak
+@given(st.integers(0, 10**6), st.integers(8, 24), st.integers(1, 5))
+@settings(max_examples=20, deadline=None)
+def test_both_ways_to_share_come_to_the_same_total(seed: int, nodes: int, case: int) -> None:
+    tasks, trace = table_3(case, nodes), drawn(scaled(SHORT, nodes), nodes, seed)
+    totals = [live(SYSTEMS["waf"], tasks, trace, machine=machine).total for machine in (True, False)]
+    assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_trace_that_ends_while_a_job_is_stopped_ends_there(name: str) -> None:
+    tasks, end = [linear("only", 4)], DAY_S + 1.0
+    lived = live(SYSTEMS[name], tasks, trace_of((DAY_S, "n0001", "fault"), seconds=end))
+    assert lived.total == pytest.approx(4 * DAY_S)
+    assert lived.stopped_s["only"] + lived.short_s["only"] == pytest.approx(1.0)
+    assert all(at <= end for at, _ in lived.steps)
+
+
+def test_what_megatron_loses_is_what_figure_2_says() -> None:
+    tasks = [linear("only", 4)]
+    again_s = RESUBMIT_S + SET_UP_S + AGAIN_S
+    assert HANG_S + again_s == 68 * 60.0
+    fault = live(SYSTEMS["megatron"], tasks, trace_of((DAY_S, "n0001", "fault")))
+    assert fault.total == pytest.approx(4 * (10 * DAY_S - 68 * 60.0))
+    lost = trace_of((DAY_S, "n0001", "lost"), (3 * DAY_S, "n0001", "back"))
+    assert live(SYSTEMS["megatron"], tasks, lost).total == pytest.approx(4 * (8 * DAY_S - again_s))
+    spare = live(SYSTEMS["megatron-spare"], tasks, lost)
+    assert spare.total == pytest.approx(4 * (10 * DAY_S - NODE_SEEN_S - again_s))
+
+
+def test_only_the_job_that_is_hit_changes_and_what_is_back_is_its() -> None:
+    tasks = [linear("a", 4), linear("b", 4, weight=1.5)]
+    shares = shares_of(SYSTEMS["bamboo"], tasks, names_of(4), machine=True)
+    assert (shares.size("a"), shares.size("b")) == (1, 3)
+    hit = next(node for node in names_of(4) if shares.owner(node) == "a")
+    other = next(node for node in names_of(4) if shares.owner(node) == "b")
+    assert shares.lose(hit, 1.0) == {"a"}
+    assert shares.lose(other, 2.0) == {"b"}
+    assert (shares.size("a"), shares.size("b")) == (0, 2)
+    assert shares.back(other, 3.0) == {"a"}
+    assert shares.owner(other) == "a"
+    assert shares.back(hit, 4.0) == {"b"}
+
+
+def test_a_loss_is_seen_only_after_its_time_and_then_costs_what_it_costs() -> None:
+    tasks, system = [linear("only", 4)], at_efficiency(system_named("varuna"), 0.5)
+    lost = trace_of((DAY_S, "n0002", "lost"))
+    stopped_s = NODE_SEEN_S + SET_UP_S + AGAIN_S
+    lived = live(system, tasks, lost)
+    assert lived.total == pytest.approx(0.5 * (4 * DAY_S + 3 * (9 * DAY_S - stopped_s)))
+    assert lived.stopped_s["only"] == pytest.approx(stopped_s)
+    assert lived.steps == ((0.0, 2.0), (DAY_S, 0.0), (DAY_S + stopped_s, 1.5))
+
+
+def test_a_job_without_its_least_is_short_of_nodes() -> None:
+    lived = live(SYSTEMS["hit-only"], [linear("wide", 4, least=4)], trace_of((2 * DAY_S, "n0003", "lost")))
+    assert lived.short_s["wide"] == pytest.approx(8 * DAY_S, abs=10.0)
+    assert lived.total == pytest.approx(4 * 2 * DAY_S)
+
+
+def test_traces_have_the_counts_of_the_paper() -> None:
+    for drawing in (TRACE_A, TRACE_B):
+        for seed in range(5):
+            trace = drawn(drawing, NODES, seed)
+            assert (trace.count("lost"), trace.count("fault")) == (drawing.lost, drawing.faults)
+            times = [outage.at for outage in trace.outages]
+            assert times == sorted(times)
+            assert times[-1] <= drawing.seconds
+            there = set(trace.nodes)
+            for outage in trace.outages:
+                assert (outage.node in there) == (outage.what != "back")
+                if outage.what != "fault":
+                    (there.add if outage.what == "back" else there.remove)(outage.node)
+
+
+def test_repairs_are_drawn_between_their_bounds() -> None:
+    found: list[float] = []
+    for seed in range(40):
+        lost: dict[str, float] = {}
+        for outage in drawn(TRACE_A, NODES, seed).outages:
+            if outage.what == "lost":
+                lost[outage.node] = outage.at
+            elif outage.what == "back":
+                found.append((outage.at - lost[outage.node]) / DAY_S)
+    assert min(found) >= 1.0
+    assert max(found) <= 7.0
+    assert abs(float(np.mean(found)) - 4.0) < 0.5
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_models_steps_follow_its_memory(name: str) -> None:
+    step_s = np.array(steps_s(MODELS[name], 64))
+    runs = np.isfinite(step_s)
+    least = int(runs.argmax())
+    assert runs[least:].all()
+    task = gpt_task("job", MODELS[name], 1.0, 64)
+    assert task.least == least + 1
+    shares = np.array(task.achieves[1:]) / (np.arange(1, 65) * 8 * 312e12)
+    assert 0.3 < shares[least] < shares.max() < 0.62 or shares[least] == shares.max() < 0.62
+
+
+def test_bad_jobs_are_refused() -> None:
+    with pytest.raises(BadInputError, match="0 FLOP are no step"):
+        FleetTask(name="a", step_s=(1.0,), flop=0.0)
+    with pytest.raises(BadInputError, match="job a: 1 to 3 nodes, and its steps are known for up to 2"):
+        FleetTask(name="a", step_s=(1.0, 0.6), flop=1.0, most=3)
+    with pytest.raises(BadInputError, match="with 1 nodes is not said"):
+        FleetTask(name="a", step_s=(0.0, 0.6), flop=1.0)
+    with pytest.raises(BadInputError, match="4 nodes are too few: together the 6 jobs need 6"):
+        live(SYSTEMS["waf"], table_3(5, 4), drawn(SHORT, 4, 0))
+    with pytest.raises(BadInputError, match="two jobs have the name 'a'"):
+        live(SYSTEMS["waf"], [linear("a", 4), linear("a", 4)], trace_of())
+    with pytest.raises(BadInputError, match="--policy best: it must be one of equal"):
+        system_named("best")
+
+
+def test_a_thousand_nodes_are_shared_out_in_a_fraction_of_a_second() -> None:
+    shares = DividedShares("waf", mixed(32, 1024), names_of(1024), OWN.change_s)
+    begun = time.process_time()
+    for node in names_of(20):
+        shares.lose(node, 3600.0)
+    # 8 weeks at trace a's rates have about 1,250 of them, which have five minutes
+    assert (time.process_time() - begun) / 20 < 0.24
