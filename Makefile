@@ -40,12 +40,12 @@ demo: install
 # fresh fault schedules for SECONDS on all cores; what fails is printed as a command that replays it
 SECONDS ?= 60
 fuzz: install
-	$(BIN)/python -m holdfast.simulation fuzz --seconds $(SECONDS)
+	$(BIN)/python -m tests.simulation fuzz --seconds $(SECONDS)
 
 # the coordinator killed at every single write of SCHEDULES schedules: every single failure, then random ones
 SCHEDULES ?= 200
 every-write: install
-	$(BIN)/python -m holdfast.simulation writes --schedules $(SCHEDULES)
+	$(BIN)/python -m tests.simulation writes --schedules $(SCHEDULES)
 
 # wrong lines put into coordination, one at a time: each must be caught by schedules or by unit tests
 mutants: install

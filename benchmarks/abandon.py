@@ -25,7 +25,7 @@ from standstill import Watch
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.reduction.reduction import NO_LANES
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 TARGET_S = 0.050
 ROWS = 1 << 18

@@ -18,7 +18,7 @@ from recovery import SETTLE_STEPS, Bench, spread
 from standstill import Watch
 
 from holdfast.protocol.events import GenerationStarted, JobFailed, RolledBack, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 MOE = ROOT / "examples" / "moe_gpt.py"

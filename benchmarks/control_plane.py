@@ -3,7 +3,7 @@
     make bench-control-plane
 
 A coordinator in a process of its own, as users run it, and fake nodes: real agents over real connections, with workers
-that drive the real machines and train nothing (`holdfast.testing.fake_nodes`). They share this machine with the
+that drive the real machines and train nothing (`tests.simulation.fakes.fake_nodes`). They share this machine with the
 coordinator, so its *processor time* counts; times on the clock contain what the fake nodes take, which stands beside
 them. One line for each figure, one column for each number of nodes; with --repeats the median and the range.
 """
@@ -30,9 +30,9 @@ from typing import Self
 
 from holdfast.observability.event_lines import decode_event
 from holdfast.protocol.events import FailureDetected, GenerationStarted, ReadEvent, StepCommitted
-from holdfast.testing.fake_look import Look
-from holdfast.testing.fake_nodes import FakeJob, FakeNodes
-from holdfast.testing.fake_worker import Rendezvous
+from tests.simulation.fakes.fake_look import Look
+from tests.simulation.fakes.fake_nodes import FakeJob, FakeNodes
+from tests.simulation.fakes.fake_worker import Rendezvous
 
 SIZES = (16, 64, 128, 256, 512, 1024)
 WORKERS = 8

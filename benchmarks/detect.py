@@ -29,9 +29,9 @@ from recovery import DENSE, DENSE_ARGS, spread
 from standstill import Watch
 
 from holdfast.protocol.events import FailureDetected, GenerationStarted, StepCommitted
-from holdfast.testing.local_job import JobTimeoutError, LocalJob
-from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
-from holdfast.testing.played_steps import PlayedSteps
+from tests.harness.local_job import JobTimeoutError, LocalJob
+from tests.harness.namespaces import NamespacesRefusedError, NetworkJob, joined
+from tests.simulation.fakes.played_steps import PlayedSteps
 
 NODES = 4
 WARM_STEPS = 20

@@ -19,7 +19,7 @@ from recovery import DENSE, DENSE_ARGS
 
 from holdfast.protocol.events import StepCommitted
 from holdfast.protocol.messages.progress import Activity
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 RECORDED = Path(__file__).with_name("recorded_times.json")
 NODES, STEPS = 4, 120

@@ -41,7 +41,7 @@ from holdfast.protocol.events import (
     JobStarted,
     StepCommitted,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 SCALE = 2.0**24
 MICRO_BATCHES, MICRO_BATCH, WIDTH = 6, 4, 8

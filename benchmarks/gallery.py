@@ -27,7 +27,7 @@ from types import ModuleType
 from holdfast.control.agent.zygote import PRELOAD
 from holdfast.errors import HoldfastError
 from holdfast.protocol.events import FailureDetected, GenerationStarted, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 GALLERY = ROOT / "examples" / "gallery"

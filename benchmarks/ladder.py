@@ -34,7 +34,7 @@ from holdfast.protocol.events import (
     RolledBack,
     StepCommitted,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 NODES = 4
 SETTLE_STEPS = 6

@@ -26,7 +26,7 @@ from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.hosts import Placement, from_counts
 from holdfast.runtime.moe.layer.moe_layer import MoE
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 RANKS, EXPERTS, DIM, HIDDEN = 4, 8, 32, 32
 SHARES = (1, 2, 4, 6)

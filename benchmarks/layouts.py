@@ -38,7 +38,7 @@ from holdfast.observability.history.audit import audit_events
 from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import FailureDetected, GenerationStarted, LayoutChanged, Recovered, StepCommitted
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT, WHOLE_SCRIPT = ROOT / "examples" / "fsdp_gpt.py", ROOT / "examples" / "dense_gpt.py"

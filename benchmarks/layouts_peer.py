@@ -38,7 +38,7 @@ from recovery import spread
 from standstill import Watch
 
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "fsdp_gpt.py"

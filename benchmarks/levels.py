@@ -26,7 +26,7 @@ from holdfast.planning.levels import FAN_OUT, levels_of
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.reduction.reduction import NO_LANES, GradientBuckets, reduce_gradients
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 WARM_UP = 3
 

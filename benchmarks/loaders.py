@@ -106,7 +106,7 @@ def _kills(options: argparse.Namespace, compute: tuple[str, ...]) -> None:
     from recovery import Bench
     from standstill import Watch
 
-    from holdfast.testing.local_job import LocalJob
+    from tests.harness.local_job import LocalJob
 
     down: dict[str, list[float]] = {kind: [] for kind in KILLS_OF}
     rng = random.Random(options.seed)

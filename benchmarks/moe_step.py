@@ -38,7 +38,7 @@ from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layer
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
 from holdfast.runtime.tensors import apply, integers, seed_all
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 RANKS, EXPERTS, TOP_K, LAYERS, HEADS, CONTEXT, SAMPLES = 4, 8, 2, 4, 4, 64, 4
 WARM_UP = 5

@@ -43,7 +43,7 @@ from recovery import DENSE_ARGS
 from standstill import Watch
 
 from holdfast.protocol.events import NodeMoved, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 SCRIPT = Path(__file__).with_name("measured_gpt.py")
 #: how fast state may be taken to travel where two cores carry every stream, and what a move may cost beside that

@@ -38,7 +38,7 @@ from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 from standstill import Watch
 
 from holdfast.protocol.events import GenerationStarted, JobStarted, NodeMoved, StandbyReady
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 MB = 1e6
 #: what a role's peak may be: so many times that of its steps, and what it needs beside that whatever the model's size.

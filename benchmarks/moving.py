@@ -23,7 +23,7 @@ from holdfast.protocol.events import (
     StandbyReady,
     StepCommitted,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 PARTS = ("decide_s", "regroup_s", "transfer_s", "redo_s")
 #: until a joiner's first step with a share is written down

@@ -34,7 +34,7 @@ from holdfast.protocol.events import (
     RolledBack,
     StepCommitted,
 )
-from holdfast.testing.local_job import EventLog
+from tests.harness.local_job import EventLog
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from holdfast.runtime.layouts.outer_group import OuterGroup
 from holdfast.runtime.layouts.registered import register, unregister
 from holdfast.runtime.tensors import seed_all
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 if TYPE_CHECKING:
     from dense_gpt import GPT

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from holdfast.planning.waf.pace import StepTimes
 from holdfast.protocol.events import StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 #: of a step

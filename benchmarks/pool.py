@@ -37,9 +37,9 @@ from ending import end_in_order
 from pool_figures import Events, Figures, held_up, median_step, world_again
 
 from holdfast.protocol.events import GenerationStarted, NodesJoined, Recovered, StandbyReady, StepCommitted
-from holdfast.testing.local_etcd import LocalEtcd, NoEtcdError
-from holdfast.testing.local_job import LocalJob
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_etcd import LocalEtcd, NoEtcdError
+from tests.harness.local_job import LocalJob
+from tests.harness.local_pool import LocalPool
 
 SCRIPTS = Path(__file__).parents[1] / "tests" / "integration" / "scripts"
 TINY = SCRIPTS / "tiny.py"

@@ -12,7 +12,7 @@ from random import Random
 
 from pool_figures import median_step, spread
 
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 NODES = 8
 JOBS = ("first", "second", "experts")

@@ -3,10 +3,10 @@
     make bench-pool-scale
 
 A server in a process of its own, as users run it, with the coordinators of all jobs in it, and fake nodes: real fences
-and real job's agents over real connections, whose workers train nothing (`holdfast.testing.fake_pool_nodes`). They
-share this machine with the server, so its *processor time* counts. All jobs have as many nodes; then one more is handed
-in, for which others are to give some of theirs: that is decided, written down and told within the request, and heard by
-the jobs' coordinators after it. As nobody trains, nobody leaves: what moves is benchmarks/pool.py's.
+and real agents of jobs over real connections, whose workers do not train (`tests.simulation.fakes.fake_pool_nodes`).
+They share this machine with the server, so its *processor time* counts. All jobs have the same number of nodes. Then one
+more job is submitted, for which others give up some of theirs. That is decided, written and reported within the request;
+the jobs' coordinators hear of it afterwards. As no job trains, no node leaves: benchmarks/pool.py measures moves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.control.registry import JobEntry
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.etcd import MAX_KEPT_BYTES
 from holdfast.protocol.job_spec import JobSpec
-from holdfast.testing.fake_pool_nodes import FakePoolNodes, FakePoolPlace
+from tests.simulation.fakes.fake_pool_nodes import FakePoolNodes, FakePoolPlace
 
 PATIENCE_S = 240.0
 #: what is decided is heard by all within so long

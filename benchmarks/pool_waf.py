@@ -39,7 +39,7 @@ from pool_waf_record import Begin, recorded
 from standstill import Watch
 
 from holdfast.planner.fleet.pool.real_run import Durations, RealRun, Struck, durations, predicted
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 NODES = 8
 FLOP = 1e9

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.planner.fleet.pool.real_run import NodeWord, RealGeneration, RealJob, RealRun, RealStep, Struck
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 #: times are kept so exactly
 _DIGITS = 2

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.protocol.events import Recovered, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXED = ROOT / "benchmarks" / "fixed_routing.py"

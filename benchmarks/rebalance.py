@@ -24,7 +24,7 @@ from recovery import ROOT, Bench, spread
 from standstill import Watch
 
 from holdfast.protocol.events import Rebalanced, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 MOE = ROOT / "examples" / "moe_gpt.py"
 LAYERS, EXPERTS = 4, 8

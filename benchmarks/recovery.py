@@ -30,7 +30,7 @@ from holdfast.protocol.events import (
     RolledBack,
     StepCommitted,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"

@@ -28,7 +28,7 @@ from standstill import Watch
 
 import holdfast
 from holdfast.protocol.events import GenerationStarted, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 NODES, EACH = 4, 8
 #: a micro-batch of a step: the step, and the first of its samples

@@ -21,7 +21,7 @@ from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
 from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 WARM_UP = 5
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from standstill import Watch
 
 from holdfast.protocol.events import CheckpointSaved, SnapshotSaved, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"

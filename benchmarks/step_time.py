@@ -44,7 +44,7 @@ def main() -> int:
 
     from standstill import Watch
 
-    from holdfast.testing.local_job import LocalJob
+    from tests.harness.local_job import LocalJob
 
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         folder = Path(name)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.events import StandbyReady, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 STEPS, TIMES = 100, 1.2
 #: steps between the checkpoints of a job that makes none by itself

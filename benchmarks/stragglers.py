@@ -39,7 +39,7 @@ from standstill import Watch
 from straggler_ways import NAMES, NEVER, OURS, STEPS, TIMES, Real, plan, plans
 
 from holdfast.protocol.events import NodeMoved, StandbyReady, StepCommitted, StragglerFound
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 EVERY = 10
 #: the last moment of the hundred that leaves room for a restart

@@ -32,7 +32,7 @@ from holdfast.control.registry import JobEntry, find_job, registry_directory
 from holdfast.protocol.events import NodesJoined, StepCommitted
 from holdfast.protocol.messages.agent import CoordinatorMessage, Hello, Welcome
 from holdfast.protocol.names import PROTOCOL
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"

@@ -24,7 +24,7 @@ from holdfast.protocol.events import (
     NodesJoined,
     StepCommitted,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")

@@ -33,7 +33,7 @@ from holdfast.protocol.events import (
     RolledBack,
     StepCommitted,
 )
-from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
+from tests.harness.namespaces import NamespacesRefusedError, NetworkJob, joined
 
 SCRIPT = Path(__file__).resolve().parent / "paced.py"
 MICRO_BATCHES = 256

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.local_etcd import LocalEtcd, NoEtcdError
+from tests.harness.local_etcd import LocalEtcd, NoEtcdError
 
 
 class EtcdServer(LocalEtcd):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast.cli import main
-from holdfast.testing.local_job import LocalJob
-from holdfast.testing.local_pool import Command, Ran
+from tests.harness.local_job import LocalJob
+from tests.harness.local_pool import Command, Ran
 from warm_start import WarmProcess
 
 #: `holdfast`, as a script that a zygote's children run

@@ -18,7 +18,7 @@ import numpy as np
 from drawing import save, sheet
 from setting import above_zero, at_least, finish, parser_of
 
-from holdfast.testing.local_world import run_world
+from tests.harness.local_world import run_world
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from layer_throughput import RANKS, SHARES, SIDES, measure, report

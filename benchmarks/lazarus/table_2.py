@@ -32,7 +32,7 @@ from setting import MODELS, NODES, ROOT, SLOTS, THRESHOLD, Model, Recording, fin
 from holdfast.planning import Migration, plan_migration
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.events import FailureDetected, GenerationStarted, Rebalanced, Recovered, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recovery import leaves_all

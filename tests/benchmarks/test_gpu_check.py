@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from benchmarks.gpu_check.options import NotPossibleError
 from benchmarks.gpu_check.report import as_markdown, copy_logs, write_results
 from benchmarks.gpu_check.runner import FAILED, NOT_RUN, PASSED, Check, Outcome, run_check, run_checks
 from benchmarks.gpu_check.wheels import unpack_wheels
-
 from places import ROOT
 
 GOOD = "print('working'); print('{\"step_s\": 0.5}')"

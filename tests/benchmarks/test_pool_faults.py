@@ -9,7 +9,7 @@ from typing import Any, cast
 import pool_faults
 import pytest
 
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 
 def _nobody(*_: object) -> None:

@@ -8,7 +8,7 @@ import pool_waf
 from pool_waf_record import Begin, recorded
 
 from holdfast.planner.fleet.pool.real_run import RealStep, Struck
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 BEGUN = 1000.0
 

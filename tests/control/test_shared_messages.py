@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.protocol.messages.agent import Committed, Refused
-from holdfast.testing.shared_messages import SharedMessages
+from tests.simulation.fakes.shared_messages import SharedMessages
 
 
 def test_large_messages_are_read_once_and_small_ones_as_they_come() -> None:

@@ -13,8 +13,8 @@ import job_cases
 import pytest
 from job_cases import TINY, StartJob, check_journal
 
-from holdfast.testing.local_job import LocalJob
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_job import LocalJob
+from tests.harness.local_pool import LocalPool
 from warm_jobs import WarmJob, run_here
 
 

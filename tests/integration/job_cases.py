@@ -19,7 +19,7 @@ from holdfast.observability.event_lines import read_events
 from holdfast.observability.history.audit import audit_events
 from holdfast.observability.report import committed_steps, make_report
 from holdfast.protocol.events import StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 from warm_start import run_warm
 
 TINY = Path(__file__).parent / "scripts" / "tiny.py"

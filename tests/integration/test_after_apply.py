@@ -14,7 +14,7 @@ from holdfast.protocol.events import (
     StepCommitted,
     WorkersChanged,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 RAISING = ("--raise-at", "5")
 

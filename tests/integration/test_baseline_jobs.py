@@ -17,7 +17,7 @@ from holdfast.protocol.events import (
     StepCommitted,
     WorkersChanged,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 
 def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob) -> None:

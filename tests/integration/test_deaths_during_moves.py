@@ -13,7 +13,7 @@ from holdfast.protocol.events import (
     StandbyReady,
     WorkersChanged,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 OPTIONS = ("--standbys", "1", "--verify-state", "1", "--expert-slots", "8")
 

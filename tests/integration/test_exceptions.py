@@ -17,7 +17,7 @@ from holdfast.protocol.events import (
     StepCommitted,
     WorkersChanged,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 RAISING = TINY.with_name("raising.py")
 SLOWLY = (*FOREVER, "--step-seconds", "0.06")

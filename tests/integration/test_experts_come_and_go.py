@@ -26,7 +26,7 @@ from holdfast.protocol.events import (
     WorkersChanged,
 )
 from holdfast.protocol.plan import FaultThreshold
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 VERIFY = ("--verify-state", "1")
 #: a step of one worker takes so long: what the job does while its test waits costs the processor little

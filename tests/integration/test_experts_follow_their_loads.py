@@ -19,7 +19,7 @@ from holdfast.protocol.events import (
     StepCommitted,
 )
 from holdfast.protocol.plan import FaultThreshold
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 #: Expert 0 begins with two replicas of 16, and takes nine tokens in ten.
 ARGS = ("--experts", "6", "--hot", "0.9")

@@ -18,7 +18,7 @@ from holdfast.protocol.events import (
     StepCommitted,
 )
 from holdfast.protocol.failures import FailureKind
-from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
+from tests.harness.namespaces import NamespacesRefusedError, NetworkJob, joined
 
 TIMEOUT_S = 4.0
 

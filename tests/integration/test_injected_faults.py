@@ -21,7 +21,7 @@ from holdfast.protocol.events import (
     Recovered,
 )
 from holdfast.protocol.names import node_of
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 #: for what must come
 DEADLINE_S = 60.0

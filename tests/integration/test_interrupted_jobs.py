@@ -10,7 +10,7 @@ from job_cases import FOREVER, TINY, TINY_MOE, StartJob, alive, check_journal
 
 from holdfast.observability.history.audit import audit_lines
 from holdfast.protocol.events import CheckpointSaved, JobFinished, RolledBack, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from holdfast.protocol.events import (
     StepCommitted,
 )
 from holdfast.runtime.groups.transports.gloo import LINGER_S
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 
 def status(job: LocalJob) -> dict[str, Any]:

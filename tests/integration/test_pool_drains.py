@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from job_cases import TINY
 
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
 

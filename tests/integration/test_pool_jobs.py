@@ -15,7 +15,7 @@ import pytest
 from job_cases import TINY, TINY_MOE
 
 from holdfast.control.pool_node.grant_processes import END_S
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 NODES = 4
 

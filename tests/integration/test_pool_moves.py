@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from job_cases import TINY
 
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 FOREVER = ("--steps", "1000000", "--step-seconds", "0.1")
 SLOW_TO_MOVE = ("--stragglers", "move", "--emulate-compute", "0.1/micro-batch", "--allow-faults")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from job_cases import TINY
 
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
 

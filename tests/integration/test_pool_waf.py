@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from job_cases import TINY
 
-from holdfast.testing.local_pool import LocalPool
+from tests.harness.local_pool import LocalPool
 
 pytestmark = pytest.mark.xdist_group("waf")
 

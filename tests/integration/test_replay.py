@@ -12,7 +12,7 @@ import pytest
 from job_cases import TINY, TINY_MOE, check_journal, check_losses
 
 from holdfast.protocol.events import JobFailed, JobWaiting, NodeLeft, NodesJoined, Recovered, RolledBack, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 
 def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[str, ...], script: Path) -> LocalJob:

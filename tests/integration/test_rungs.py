@@ -17,7 +17,7 @@ from holdfast.protocol.events import (
     Recovered,
     StepCommitted,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 SLOWLY = (*FOREVER, "--step-seconds", "0.06")
 HOLD = ("--on-process-failure", "hold", "--max-restarts", "1")

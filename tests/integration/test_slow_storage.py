@@ -9,7 +9,7 @@ from job_cases import FOREVER, TINY, wait_until
 from holdfast.protocol.checkpoints.directory import find_checkpoints
 from holdfast.protocol.events import CheckpointDelayed, CheckpointFailed, CheckpointSaved
 from holdfast.storage import LocalStorage
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 #: Python runs this at the start of every process. The first file of rank 1 that is synced once `armed` is there is held
 #: up until `release` is there: the disk of one node, which is slow.

@@ -16,7 +16,7 @@ from holdfast.protocol.events import (
     SnapshotSaved,
     StepCommitted,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 SLOWLY = ("--step-seconds", "0.1")
 

@@ -17,7 +17,7 @@ from holdfast.protocol.events import (
     StepCommitted,
     WorkersChanged,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 SPREAD = TINY.with_name("tiny_spread.py")
 

@@ -26,7 +26,7 @@ from holdfast.protocol.events import (
     StepCommitted,
     StragglerFound,
 )
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 
 def status(job: LocalJob) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from job_cases import FOREVER, TINY
 
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_REFUSED
 from holdfast.protocol.events import FailureDetected, GenerationStarted, JobWaiting, NodeRefused, StepCommitted
-from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
+from tests.harness.namespaces import NamespacesRefusedError, NetworkJob, joined
 
 
 def test_a_newcomer_with_a_wrong_address_is_refused_and_the_job_goes_on(tmp_path: Path) -> None:

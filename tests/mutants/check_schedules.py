@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from itertools import chain, zip_longest
 
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.schedules.enumeration import FAMILIES, plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.schedules.enumeration import FAMILIES, plan_of
+from tests.simulation.schedules.shrinking import failure
 
 #: how often each family comes within a round of `sum` schedules, and how far apart its numbers are
 SHARES = {

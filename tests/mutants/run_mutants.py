@@ -21,7 +21,8 @@ from mutant import Mutant
 from mutant_table import MUTANTS
 
 TESTS = Path(__file__).parent.parent
-SOURCE = TESTS.parent / "src" / "holdfast"
+ROOT = TESTS.parent
+SOURCE = ROOT / "src" / "holdfast"
 
 #: rounds of the schedules in check_schedules.py
 QUICK_ROUNDS, ROUNDS = 4, 60
@@ -68,13 +69,13 @@ def caught_by(mutant: Mutant, *, quick: bool = False) -> str:
 
 def _run_tests(tests: tuple[str, ...], place: Path) -> str:
     """Run test files or folders (below tests/) on the mutant; return the line that names the first failure."""
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not processor_time", "-o", f"pythonpath={place}"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not processor_time", "-o", f"pythonpath={place} {ROOT}"]
     return _run(["-m", "pytest", *options, *(str(TESTS / name) for name in tests)], place, TESTS_LIMIT_S)
 
 
 def _run(command: list[str], place: Path, limit_s: int = LIMIT_S) -> str:
     """Run Python on the mutant; return the line that says what failed, "" if nothing did."""
-    environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         [sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -14,9 +14,9 @@ import pytest
 from holdfast.errors import BadInputError
 from holdfast.observability.metric_rows import FORMATS, MetricWriter, csv_file, json_lines, writer_for
 from holdfast.protocol.events import CoordinatorRestarted, FailureDetected, ReadEvent
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from made_events import made
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
 
 
 def step(number: int, **metrics: float | None) -> ReadEvent:

@@ -11,11 +11,11 @@ import pytest
 
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.protocol.record import Record
-from holdfast.simulation.cluster import run_plan
-from holdfast.simulation.durable import SimJournal, SimStore
-from holdfast.simulation.faults.plans import FaultPlan, random_plan
-from holdfast.simulation.invariants import InvariantError
-from holdfast.simulation.world import Parts
+from tests.simulation.cluster import run_plan
+from tests.simulation.durable import SimJournal, SimStore
+from tests.simulation.faults.plans import FaultPlan, random_plan
+from tests.simulation.invariants import InvariantError
+from tests.simulation.world import Parts
 
 SEEDS = range(400)
 

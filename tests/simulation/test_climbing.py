@@ -11,9 +11,9 @@ import pytest
 from holdfast.planner.fleet.timeline import Timeline
 from holdfast.planning.levels import levels_of
 from holdfast.protocol.plan import GenerationPlan, Member
-from holdfast.simulation.climbing import LeveledGroup
-from holdfast.simulation.collectives import Underway
-from holdfast.simulation.faults.troubles import DataPlane
+from tests.simulation.climbing import LeveledGroup
+from tests.simulation.collectives import Underway
+from tests.simulation.faults.troubles import DataPlane
 
 #: three levels; on the lowest a rank that owns nothing, and one on the middle one
 NODES = ("a", "a", "a", "b", "b", "c", "c")

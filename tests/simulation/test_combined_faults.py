@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.simulation.cluster import run_plan
-from holdfast.simulation.families.combined_plans import combined_plan
-from holdfast.simulation.faults.plans import FaultKind
-from holdfast.simulation.schedules.enumeration import FIRST_COMBINED_SEED, family_of, plan_of
+from tests.simulation.cluster import run_plan
+from tests.simulation.families.combined_plans import combined_plan
+from tests.simulation.faults.plans import FaultKind
+from tests.simulation.schedules.enumeration import FIRST_COMBINED_SEED, family_of, plan_of
 
 SCHEDULES = 60
 
@@ -39,7 +39,7 @@ def test_combined_schedules_hold(chunk: int) -> None:
         try:
             run_plan(plan_of(seed))
         except Exception as error:
-            raise AssertionError(f"schedule {seed} failed: python -m holdfast.simulation replay {seed}") from error
+            raise AssertionError(f"schedule {seed} failed: python -m tests.simulation replay {seed}") from error
 
 
 def test_they_combine_replica_groups_with_every_kind_of_trouble() -> None:

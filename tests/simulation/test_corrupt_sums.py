@@ -8,11 +8,11 @@ import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.corrupt_plans import corrupt_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_CORRUPT_SEED
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.corrupt_plans import corrupt_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_CORRUPT_SEED
+from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 60
 WRONG = Fault(kind=FaultKind.CORRUPT_SUM, boundary="reducing", step=2, target=1)
@@ -30,7 +30,7 @@ def test_random_schedules_with_one_wrong_gradient() -> None:
         plan = corrupt_plan(seed)
         assert sum(fault.kind is FaultKind.CORRUPT_SUM for fault in plan.faults) == 1
         cluster = SimCluster(plan)
-        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         refused += len(refusals(cluster)) > 0
         struck_then += any(phase == "refused" for _, phase in cluster.injector.seen)
     assert refused > SCHEDULES / 4, "a fault without effect tests nothing"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.storm_plans import ready_plan
-from holdfast.simulation.machines.training import FLOP_PER_SAMPLE
-from holdfast.simulation.schedules.enumeration import FIRST_READY_SEED, FIRST_WIDE_SEED, plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.storm_plans import ready_plan
+from tests.simulation.machines.training import FLOP_PER_SAMPLE
+from tests.simulation.schedules.enumeration import FIRST_READY_SEED, FIRST_WIDE_SEED, plan_of
+from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 12
 

@@ -8,11 +8,11 @@ import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.differ_plans import differ_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_DIFFER_SEED
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.differ_plans import differ_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_DIFFER_SEED
+from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 60
 ODD = Fault(kind=FaultKind.DIFFER, boundary="applied", step=2, target=1)
@@ -28,7 +28,7 @@ def test_random_schedules_with_workers_that_differ() -> None:
     struck = 0
     for seed in range(FIRST_DIFFER_SEED, FIRST_DIFFER_SEED + SCHEDULES):
         cluster = SimCluster(differ_plan(seed))
-        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         struck += bool(found(cluster))
     assert struck > SCHEDULES / 4, "a fault without effect tests nothing"
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import plan_of
+from tests.simulation.schedules.shrinking import failure
 
 
 @pytest.mark.parametrize("number", [29_512_259_961, 29_767_106_753, 29_239_959_974, 29_022_851_189])

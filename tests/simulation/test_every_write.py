@@ -9,11 +9,11 @@ from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.instructions import Instruction
 from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.errors import EXIT_DONE
-from holdfast.simulation.__main__ import main
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.schedules.enumeration import FIRSTS, Schedule, family_of, plan_of
-from holdfast.simulation.schedules.every_write import chosen, disturb, killed_at_every_write, one_failure, writes
-from holdfast.simulation.world import Parts
+from tests.simulation.__main__ import main
+from tests.simulation.cluster import SimCluster
+from tests.simulation.schedules.enumeration import FIRSTS, Schedule, family_of, plan_of
+from tests.simulation.schedules.every_write import chosen, disturb, killed_at_every_write, one_failure, writes
+from tests.simulation.world import Parts
 
 
 class CannotTakeOver(Coordinator):
@@ -70,7 +70,7 @@ def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out
     assert "RuntimeError: a coordinator took over" in said
     number = one_failure(0).number
-    assert f"python -m holdfast.simulation replay {number} --write 2\n" in said
+    assert f"python -m tests.simulation replay {number} --write 2\n" in said
     assert "; 0 failed" not in said
 
 

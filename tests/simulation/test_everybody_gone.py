@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import plan_of
+from tests.simulation.schedules.shrinking import failure
 
 KILLED_AT_S = 1.5
 #: a silent death is noticed when the lease (1 s) has run out
@@ -49,20 +49,20 @@ def test_a_job_without_nodes_waits_and_goes_on(chunk: int) -> None:
 @pytest.mark.parametrize("seed", [18474005479])
 def test_a_checkpoint_that_turns_up_with_who_comes_back_is_gone_on_with(seed: int) -> None:
     """Of the last step: while nobody was there the job would have begun anew, but nobody was told to."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [22261521189])
 def test_a_node_is_named_by_no_generation_before_it_has_joined(seed: int) -> None:
     """All were gone, and one came again with half of its workers when the other was there: it was a member at once."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [11424588318])
 def test_a_script_that_raises_always_at_one_step_has_all_started_again_once(seed: int) -> None:
     """The same node came to that step first each time: the other, which still read the checkpoint, never did."""
     cluster = SimCluster(plan_of(seed))
-    assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(cluster), f"python -m tests.simulation replay {seed}"
     started = [event for event in cluster.world.journal.events if isinstance(event, ev.GenerationStarted)]
     restarts = [event for event in started if event.reason == "rollback" and event.world_size == 2]
     assert len(restarts) == 1, started
@@ -71,46 +71,46 @@ def test_a_script_that_raises_always_at_one_step_has_all_started_again_once(seed
 @pytest.mark.parametrize("seed", [26175300658])
 def test_a_job_that_waits_does_so_where_its_coordinator_has_died_too(seed: int) -> None:
     """The lost node came again with a fresh agent, to the next one: the others went on before it could train."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26276229693])
 def test_whoever_is_waited_for_may_come_back_to_a_later_coordinator_as_it_was(seed: int) -> None:
     """Its generation was never left: its next step says that nobody waits any more."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26882569162])
 def test_a_standby_that_is_lost_before_it_has_a_place_leaves_none_to_be_waited_for(seed: int) -> None:
     """It had joined beside a node that was drained, which went all the same."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [29069011483])
 def test_who_was_in_a_generation_that_left_no_state_is_not_taken_in_again(seed: int) -> None:
     """The only node lost its connection and a worker before any state was there, and had not all workers again yet."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [23153804026])
 def test_a_standby_that_follows_nobody_makes_no_room_for_who_leaves(seed: int) -> None:
     """A node gave its place to one standby; another's process died, and with it experts: two nodes were too few."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26355316214])
 def test_whoever_is_lost_as_another_follows_it_leaves_no_place_empty(seed: int) -> None:
     """A drained node was killed once its standby was a member: the others had as many places as before."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26410957701])
 def test_a_job_that_waits_begins_again_with_as_many_nodes_as_it_had(seed: int) -> None:
     """Nobody had a whole state, so all workers were started again: the first node that came back trained alone."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [21077257678])
 def test_a_job_whose_drained_node_had_room_for_experts_waits_for_another_one(seed: int) -> None:
     """The other node with the state was killed: the newcomer alone has no room for all experts."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"

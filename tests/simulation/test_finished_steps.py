@@ -11,12 +11,12 @@ import pytest
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.storm_plans import ready_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_READY_SEED
-from holdfast.simulation.schedules.shrinking import failure
-from holdfast.simulation.world import Parts
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.storm_plans import ready_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_READY_SEED
+from tests.simulation.schedules.shrinking import failure
+from tests.simulation.world import Parts
 
 SCHEDULES = 60
 KILLS = 40
@@ -32,7 +32,7 @@ def test_random_schedules_of_steps_that_are_finished(chunk: int) -> None:
     struck: set[str] = set()
     for seed in range(FIRST_READY_SEED + chunk, FIRST_READY_SEED + SCHEDULES, 2):
         cluster = SimCluster(ready_plan(seed))
-        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         struck |= {phase for _, phase in cluster.injector.seen}
     assert {"reduced", "receiving", "adopting"} <= struck
 

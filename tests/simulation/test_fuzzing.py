@@ -14,15 +14,15 @@ from holdfast.coordination.inputs import Disconnected, Input, Tick
 from holdfast.coordination.instructions import Instruction
 from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
-from holdfast.simulation.__main__ import main, replay
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.coverage import Seen, expected, table
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
-from holdfast.simulation.invariants import InvariantError
-from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule, plan_of
-from holdfast.simulation.schedules.fuzzing import LONG_RUN, SHARES, Tally, fresh, report, too_much
-from holdfast.simulation.schedules.shrinking import failure, shrunk, signature
-from holdfast.simulation.world import Parts
+from tests.simulation.__main__ import main, replay
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.coverage import Seen, expected, table
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
+from tests.simulation.invariants import InvariantError
+from tests.simulation.schedules.enumeration import FAMILIES, Schedule, plan_of
+from tests.simulation.schedules.fuzzing import LONG_RUN, SHARES, Tally, fresh, report, too_much
+from tests.simulation.schedules.shrinking import failure, shrunk, signature
+from tests.simulation.world import Parts
 
 
 def number_of(family: str) -> str:
@@ -34,7 +34,7 @@ def stories() -> list[dict[str, str]]:
     """A schedule of each family as each of two processes tells them, by number."""
     code = """
 import sys
-from holdfast.simulation.__main__ import main
+from tests.simulation.__main__ import main
 for number in sys.argv[1:]:
     print(end=f"\f{number}\f")
     main(["replay", number])
@@ -157,7 +157,7 @@ def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) 
     report(tally, 1.0, ("random",))
     said = capsys.readouterr().out
     assert "FAILED 1 x InvariantError: at the job is stuck" in said
-    assert f"python -m holdfast.simulation replay {seed}" in said
+    assert f"python -m tests.simulation replay {seed}" in said
     assert f"FaultPlan(seed={seed}" in said
     assert replay(plan_of(seed), BLIND) == EXIT_FAILED
     assert "the job is stuck" in capsys.readouterr().out

@@ -9,11 +9,11 @@ import pytest
 
 from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.storm_plans import storm_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
-from holdfast.simulation.schedules.enumeration import plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.storm_plans import storm_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
+from tests.simulation.schedules.enumeration import plan_of
+from tests.simulation.schedules.shrinking import failure
 
 
 def interrupted(plan: FaultPlan, at_s: float) -> SimCluster:
@@ -97,12 +97,12 @@ def test_a_state_that_was_sent_to_a_generation_before_takes_nothing_from_the_one
 
     Real receivers have shut its connection by then.
     """
-    assert not failure(SimCluster(plan_of(6908450228))), "python -m holdfast.simulation replay 6908450228"
+    assert not failure(SimCluster(plan_of(6908450228))), "python -m tests.simulation replay 6908450228"
 
 
 def test_who_is_to_save_and_cannot_reach_the_others_saves_without_them() -> None:
     """Its script had raised: that was taken for why no group ever stood, and all tried for ever (29143143743)."""
-    assert not failure(SimCluster(plan_of(29143143743))), "python -m holdfast.simulation replay 29143143743"
+    assert not failure(SimCluster(plan_of(29143143743))), "python -m tests.simulation replay 29143143743"
 
 
 def test_a_job_that_waits_for_lost_nodes_does_not_when_it_is_to_end() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import EXIT_DONE
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
 
 
 @pytest.mark.parametrize("power_cuts", [False, True])

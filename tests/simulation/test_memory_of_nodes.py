@@ -6,12 +6,12 @@ import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import Outcome, SimCluster
-from holdfast.simulation.families.memory_plans import memory_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_MEMORY_SEED, Schedule
-from holdfast.simulation.schedules.fuzzing import Tally
-from holdfast.simulation.world import START
+from tests.simulation.cluster import Outcome, SimCluster
+from tests.simulation.families.memory_plans import memory_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_MEMORY_SEED, Schedule
+from tests.simulation.schedules.fuzzing import Tally
+from tests.simulation.world import START
 
 #: by then some steps are committed
 STRUCK_S = 1.5

@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.machines.experts.stored import StoredExperts
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.machines.experts.stored import StoredExperts
+from tests.simulation.schedules.shrinking import failure
 
 BOUNDARIES = ("moving", "sending", "receiving", "computing", "reducing", "reduced", "voted", "passed", "applying")
 KINDS = (FaultKind.KILL_WORKER, FaultKind.KILL_NODE, FaultKind.STOP_WORKER)

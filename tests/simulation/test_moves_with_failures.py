@@ -12,9 +12,9 @@ from itertools import product
 import pytest
 
 from holdfast.protocol.events import GenerationStarted, StepCommitted
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import STEP_BOUNDARIES, Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import STEP_BOUNDARIES, Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.shrinking import failure
 
 KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE)
 #: longer than a lease: a stopped node is expelled, and wakes up

@@ -8,11 +8,11 @@ import pytest
 
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.newcomer_plans import newcomer_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_NEWCOMER_SEED
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.newcomer_plans import newcomer_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_NEWCOMER_SEED
+from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 100
 CALM = FaultPlan(seed=5, nodes=3, start_nodes=3, steps=12, start_spread=0.0, max_restarts=2)
@@ -35,7 +35,7 @@ def test_random_schedules_of_newcomers(chunk: int) -> None:
     struck: set[str] = set()
     for seed in range(FIRST_NEWCOMER_SEED + chunk, FIRST_NEWCOMER_SEED + SCHEDULES, 2):
         cluster = SimCluster(newcomer_plan(seed))
-        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         struck |= {fault for fault, _ in cluster.injector.seen}
     assert {FaultKind.JOIN_UNREACHABLE, FaultKind.BAD_SENDER, FaultKind.ONE_WAY} <= struck
 

@@ -18,15 +18,15 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.commit import with_flags
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import SCHEMA, Record
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.collectives import Group, SimOperation
-from holdfast.simulation.durable import SimJournal, SimStore
-from holdfast.simulation.faults.plans import FaultPlan
-from holdfast.simulation.faults.troubles import DataPlane
-from holdfast.simulation.machines import training
-from holdfast.simulation.process import Process
-from holdfast.simulation.shared_plans import SharedPlans
 from holdfast.step_samples import StepSamples
+from tests.simulation.cluster import SimCluster
+from tests.simulation.collectives import Group, SimOperation
+from tests.simulation.durable import SimJournal, SimStore
+from tests.simulation.faults.plans import FaultPlan
+from tests.simulation.faults.troubles import DataPlane
+from tests.simulation.machines import training
+from tests.simulation.process import Process
+from tests.simulation.shared_plans import SharedPlans
 
 
 def test_ties_are_settled_by_priority_and_then_by_order() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.protocol.events import NodeMoved
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.schedules.enumeration import FIRST_POOLED_MOVE_SEED, FIRST_POOLED_SEED, plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.schedules.enumeration import FIRST_POOLED_MOVE_SEED, FIRST_POOLED_SEED, plan_of
+from tests.simulation.schedules.shrinking import failure
 
 
 @pytest.mark.parametrize(

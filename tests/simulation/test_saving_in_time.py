@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.protocol import events as ev
 from holdfast.protocol.checkpoints.names import parse_name
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import plan_of
+from tests.simulation.schedules.shrinking import failure
 
 PLAN = FaultPlan(seed=11, nodes=4, start_nodes=4, steps=60, checkpoint_every=1, saves_in_time=True, start_spread=0.0)
 
@@ -89,4 +89,4 @@ def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(*, in_time: b
 @pytest.mark.parametrize("seed", [15118906747])
 def test_one_that_was_removed_counts_for_no_later_coordinator(seed: int) -> None:
     """It was sealed late, removed since a newer one counted already, and then told of to the next coordinator."""
-    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"

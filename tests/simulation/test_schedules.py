@@ -12,22 +12,22 @@ from collections.abc import Iterable
 import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
-from holdfast.simulation.cluster import Outcome, SimCluster, run_plan
-from holdfast.simulation.families.corrupt_plans import corrupt_plan
-from holdfast.simulation.families.differ_plans import differ_plan
-from holdfast.simulation.families.ladder_plans import ladder_plan
-from holdfast.simulation.families.large_plans import large_plan
-from holdfast.simulation.families.link_plans import link_plan
-from holdfast.simulation.families.membership_plans import leaving_plan, move_plan, notice_plan, standby_plan
-from holdfast.simulation.families.memory_plans import memory_plan
-from holdfast.simulation.families.newcomer_plans import newcomer_plan
-from holdfast.simulation.families.outdated_plans import outdated_plan
-from holdfast.simulation.families.script_plans import raising_plan
-from holdfast.simulation.families.storm_plans import storm_plan
-from holdfast.simulation.families.witness_plans import witness_plan
-from holdfast.simulation.families.work_plans import straggler_plan
-from holdfast.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, slow_plan, wide_plan
-from holdfast.simulation.schedules.enumeration import (
+from tests.simulation.cluster import Outcome, SimCluster, run_plan
+from tests.simulation.families.corrupt_plans import corrupt_plan
+from tests.simulation.families.differ_plans import differ_plan
+from tests.simulation.families.ladder_plans import ladder_plan
+from tests.simulation.families.large_plans import large_plan
+from tests.simulation.families.link_plans import link_plan
+from tests.simulation.families.membership_plans import leaving_plan, move_plan, notice_plan, standby_plan
+from tests.simulation.families.memory_plans import memory_plan
+from tests.simulation.families.newcomer_plans import newcomer_plan
+from tests.simulation.families.outdated_plans import outdated_plan
+from tests.simulation.families.script_plans import raising_plan
+from tests.simulation.families.storm_plans import storm_plan
+from tests.simulation.families.witness_plans import witness_plan
+from tests.simulation.families.work_plans import straggler_plan
+from tests.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, slow_plan, wide_plan
+from tests.simulation.schedules.enumeration import (
     FIRST_BASELINE_SEED,
     FIRST_BEGINNING_SEED,
     FIRST_INTERRUPTED_SEED,
@@ -47,8 +47,8 @@ from holdfast.simulation.schedules.enumeration import (
     Schedule,
     plan_of,
 )
-from holdfast.simulation.schedules.every_write import killed_at_every_write, one_failure
-from holdfast.simulation.schedules.fuzzing import Tally
+from tests.simulation.schedules.every_write import killed_at_every_write, one_failure
+from tests.simulation.schedules.fuzzing import Tally
 
 # (`make soak` has the volume)
 RANDOM_SCHEDULES = 240
@@ -71,7 +71,7 @@ def run_all(seeds: Iterable[int]) -> list[Outcome]:
         try:
             outcomes.append(run_plan(plan_of(seed)))
         except Exception as error:
-            raise AssertionError(f"schedule {seed} failed: python -m holdfast.simulation replay {seed}") from error
+            raise AssertionError(f"schedule {seed} failed: python -m tests.simulation replay {seed}") from error
     return outcomes
 
 

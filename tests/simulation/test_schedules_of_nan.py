@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_SKIPPING_SEED, plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_SKIPPING_SEED, plan_of
+from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 100
 PLAN = FaultPlan(seed=5, steps=9, start_spread=0.0, skips_from=4, max_skipped=3, checkpoint_every=100)
@@ -21,7 +21,7 @@ def test_random_schedules() -> None:
     failed = 0
     for seed in range(FIRST_SKIPPING_SEED, FIRST_SKIPPING_SEED + SCHEDULES):
         cluster = SimCluster(plan_of(seed))
-        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         failed += any(isinstance(event, ev.JobFailed) for event in cluster.world.journal.events)
     assert failed > SCHEDULES / 4, "a rule that no schedule meets is not tested"
 
@@ -49,7 +49,7 @@ def test_a_failure_between_the_skipped_steps_breaks_no_row() -> None:
 def test_a_loop_that_ends_at_a_swap_does_not_end_the_job_well(seed: int) -> None:
     """Its members never entered the last generation, so that the row of skipped steps was not judged."""
     outcome = SimCluster(plan_of(seed)).run()
-    assert outcome.exit_code == EXIT_FAILED, f"python -m holdfast.simulation replay {seed}"
+    assert outcome.exit_code == EXIT_FAILED, f"python -m tests.simulation replay {seed}"
     assert "in a row were skipped" in outcome.why
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.link_plans import link_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_LINK_SEED
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.link_plans import link_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_LINK_SEED
+from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 60
 CALM = FaultPlan(seed=5, nodes=3, start_nodes=3, steps=12, start_spread=0.0)
@@ -30,7 +30,7 @@ def test_random_schedules_of_links(chunk: int) -> None:
     struck: set[str] = set()
     for seed in range(FIRST_LINK_SEED + chunk, FIRST_LINK_SEED + SCHEDULES, 2):
         cluster = SimCluster(link_plan(seed))
-        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         struck |= {fault for fault, _ in cluster.injector.seen}
     assert {FaultKind.LINK_DOWN, FaultKind.CLOCK_JUMP, FaultKind.CORRUPT_STATE} <= struck
 
@@ -60,10 +60,10 @@ def test_a_replica_whose_state_is_another_ends_the_job() -> None:
 def test_a_replica_whose_state_is_another_ends_the_job_at_its_last_step_too(seed: int) -> None:
     """Nodes have joined since, which never had a state of their own to compare: the job waited for theirs for ever."""
     cluster = SimCluster(link_plan(seed))
-    assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(cluster), f"python -m tests.simulation replay {seed}"
 
 
 def test_the_only_checkpoint_is_not_removed_because_it_cannot_be_read() -> None:
     """Its node told a later coordinator of it, as of one that never counted: it was removed, with no other there."""
     cluster = SimCluster(link_plan(seed := 16535741204))
-    assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+    assert not failure(cluster), f"python -m tests.simulation replay {seed}"

@@ -9,11 +9,11 @@ import pytest
 
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.work_plans import straggler_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_STRAGGLER_SEED
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.work_plans import straggler_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_STRAGGLER_SEED
+from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 20
 QUIET = FaultPlan(seed=5, nodes=4, start_nodes=4, steps=150, micro_batches=8, work_s=0.5, standbys=1, stragglers="move")
@@ -26,7 +26,7 @@ def test_random_schedules_of_slow_nodes(chunk: int) -> None:
     moved = told = 0
     for seed in range(FIRST_STRAGGLER_SEED + chunk, FIRST_STRAGGLER_SEED + SCHEDULES, 2):
         cluster = SimCluster(straggler_plan(seed))
-        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         found = [event for event in cluster.world.journal.events if isinstance(event, ev.StragglerFound)]
         policy = cluster.plan.stragglers
         assert not (found and policy == "off")

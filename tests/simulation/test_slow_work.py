@@ -8,11 +8,11 @@ import pytest
 
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.work_plans import work_plan
-from holdfast.simulation.faults.plans import FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_WORK_SEED
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.work_plans import work_plan
+from tests.simulation.faults.plans import FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_WORK_SEED
+from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 40
 SLOW = FaultPlan(seed=5, steps=30, start_spread=0.0, slow_work=((24, 2),), slow_work_s=1.5)
@@ -23,7 +23,7 @@ def test_random_schedules_of_slow_work(chunk: int) -> None:
     ended = raised = 0
     for seed in range(FIRST_WORK_SEED + chunk, FIRST_WORK_SEED + SCHEDULES, 2):
         cluster = SimCluster(work_plan(seed))
-        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         events = cluster.world.journal.events
         ended += sum(isinstance(event, ev.FailureDetected) and event.kind == "hang" for event in events)
         raised += sum(isinstance(event, ev.LimitRaised) for event in events)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.layouts.proposals import adoption
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.machines.unit import Consent, SimUnit
-from holdfast.simulation.schedules.enumeration import plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.machines.unit import Consent, SimUnit
+from tests.simulation.schedules.enumeration import plan_of
+from tests.simulation.schedules.shrinking import failure
 
 
 def lone_sender(seed: int) -> FaultPlan:

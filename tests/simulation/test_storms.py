@@ -10,11 +10,11 @@ from holdfast.errors import EXIT_DONE
 from holdfast.observability.history.audit import audit_events
 from holdfast.observability.report import make_report
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.families.storm_plans import storm_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.schedules.enumeration import FIRST_STORM_SEED
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.families.storm_plans import storm_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.schedules.enumeration import FIRST_STORM_SEED
+from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 40
 JUMP = Fault(kind=FaultKind.CLOCK_JUMP, time=0.3)
@@ -25,7 +25,7 @@ def test_random_storms() -> None:
     struck: set[str] = set()
     for seed in range(FIRST_STORM_SEED, FIRST_STORM_SEED + SCHEDULES):
         cluster = SimCluster(storm_plan(seed))
-        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         struck |= {fault for fault, _ in cluster.injector.seen}
         events = cluster.world.journal.events
         assert audit_events(events).sound, seed

@@ -20,8 +20,8 @@ from holdfast.protocol.events import (
     Recovered,
     StepCommitted,
 )
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.schedules.enumeration import FAMILIES, plan_of
+from tests.simulation.cluster import SimCluster
+from tests.simulation.schedules.enumeration import FAMILIES, plan_of
 
 FEW = 4
 

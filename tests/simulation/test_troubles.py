@@ -12,13 +12,13 @@ from holdfast.errors import EXIT_DONE
 from holdfast.planner.fleet.timeline import Timeline
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
-from holdfast.simulation.cluster import SimCluster, run_plan
-from holdfast.simulation.collectives import Group, SimOperation
-from holdfast.simulation.families.level_plans import layout_plan
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.faults.troubles import DataPlane, Partition
-from holdfast.simulation.process import Process
-from holdfast.simulation.world import START
+from tests.simulation.cluster import SimCluster, run_plan
+from tests.simulation.collectives import Group, SimOperation
+from tests.simulation.families.level_plans import layout_plan
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.faults.troubles import DataPlane, Partition
+from tests.simulation.process import Process
+from tests.simulation.world import START
 
 A, B, C = "n0", "n1", "n2"
 SomeEvent = TypeVar("SomeEvent", bound=ev.AnyEvent)

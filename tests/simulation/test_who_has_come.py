@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.schedules.enumeration import plan_of
-from holdfast.simulation.schedules.shrinking import failure
+from tests.simulation.cluster import SimCluster
+from tests.simulation.schedules.enumeration import plan_of
+from tests.simulation.schedules.shrinking import failure
 
 
 @pytest.mark.parametrize("number", [29_138_771_303])

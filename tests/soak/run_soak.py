@@ -36,8 +36,8 @@ class Part:
 def parts(schedules: int, writes: int, repeats: int) -> list[Part]:
     """Return the parts of a whole run."""
     return [
-        Part("schedules", ("-m", "holdfast.simulation", "fuzz", "--schedules", str(schedules))),
-        Part("writes", ("-m", "holdfast.simulation", "writes", "--schedules", str(writes))),
+        Part("schedules", ("-m", "tests.simulation", "fuzz", "--schedules", str(schedules))),
+        Part("writes", ("-m", "tests.simulation", "writes", "--schedules", str(writes))),
         Part("mutants", ("tests/mutants/run_mutants.py",)),
         Part("long", ("-m", "pytest", "-q", "-n", "2", "-m", "soak", "--ignore", "tests/integration")),
         *(

@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 import torch
-from benchmarks.gpu_check.options import Figures, NotPossibleError, Options, require
 
 from benchmarks import dispatch_gpu
+from benchmarks.gpu_check.options import Figures, NotPossibleError, Options, require
 from holdfast.runtime.moe.kernels.interface import Movement
 from holdfast.runtime.tensors import seed_all
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from benchmarks.gpu_check.checks.jobs import SHARED_GPU, finish, losses_of, make_job, recovery_figures
 from benchmarks.gpu_check.options import Figures, Options, require
-
 from holdfast.protocol.events import FailureDetected, NodeLeft, Recovered, WorkersChanged
 
 SCRIPT = Path(__file__).resolve().parent.parent / "failing_gpt.py"

@@ -15,7 +15,6 @@ from benchmarks.gpu_check.checks.jobs import (
     recovery_figures,
 )
 from benchmarks.gpu_check.options import Figures, Options, require
-
 from holdfast.protocol.events import FailureDetected, GenerationStarted, Recovered, StepCommitted
 
 #: The order of additions depends on the number of workers.

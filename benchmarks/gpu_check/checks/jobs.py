@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.gpu_check.options import CheckFailedError, Device, Options
-
 from holdfast.control.processes import die_with_parent
 from holdfast.protocol.events import Recovered, StepCommitted
-from holdfast.testing.local_job import LocalJob
+from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import torch
-from benchmarks.gpu_check.options import Figures, NotPossibleError, Options, require
 
+from benchmarks.gpu_check.options import Figures, NotPossibleError, Options, require
 from holdfast.control.agent.gpus import GpuReader, load_nvml
 
 _PACKAGES = (

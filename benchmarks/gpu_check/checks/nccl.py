@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from benchmarks.gpu_check.options import Figures, NotPossibleError, Options, require
 
+from benchmarks.gpu_check.options import Figures, NotPossibleError, Options, require
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.rendezvous import Board

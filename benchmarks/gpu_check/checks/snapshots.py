@@ -8,7 +8,6 @@ from pathlib import Path
 
 from benchmarks.gpu_check.checks.jobs import SHARED_GPU, make_job, median_step_s
 from benchmarks.gpu_check.options import Figures, Options
-
 from holdfast.protocol.events import CheckpointSaved, GenerationStarted, Recovered, SnapshotSaved, StepCommitted
 
 SHARED_MEMORY = Path("/dev/shm")

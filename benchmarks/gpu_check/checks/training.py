@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from dense_gpt import GPT, Bytes, loss_of, read_text
+
 from benchmarks.gpu_check.checks.jobs import (
     CheckJob,
     finish,
@@ -18,8 +20,6 @@ from benchmarks.gpu_check.checks.jobs import (
     median_step_s,
 )
 from benchmarks.gpu_check.options import Device, Figures, Options, require
-from dense_gpt import GPT, Bytes, loss_of, read_text
-
 from holdfast.runtime.tensors import collate, seed_all
 
 #: The largest relative difference to the losses on a CPU.

@@ -7,7 +7,6 @@ import shutil
 from benchmarks.gpu_check.checks.jobs import ROOT, SHARED_GPU, make_job, median_step_s
 from benchmarks.gpu_check.options import CheckFailedError, Figures, Options
 from benchmarks.measured_gpt import Attempt, attempts_of
-
 from holdfast.protocol.events import Recovered, StandbyReady, StepCommitted
 
 SCRIPT = ROOT / "benchmarks" / "measured_gpt.py"

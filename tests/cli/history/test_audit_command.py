@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import FaultPlan
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import FaultPlan
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,9 @@ from holdfast.protocol.events import (
     StepCommitted,
     WorkersChanged,
 )
-from holdfast.testing.local_job import LocalJob
-from holdfast.testing.local_pool import Command
 from places import CONTROL_SCRIPTS
+from tests.harness.local_job import LocalJob
+from tests.harness.local_pool import Command
 from warm_jobs import WarmJob, spoken_here
 
 TRAINING = CONTROL_SCRIPTS / "fake_training.py"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.testing.played_steps import PlayedSteps
+from tests.simulation.fakes.played_steps import PlayedSteps
 
 #: medians in seconds, and how far the times scatter about them, of the recovery benchmark's job on a busy machine
 KINDS = {

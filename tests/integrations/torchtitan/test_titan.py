@@ -14,8 +14,8 @@ from holdfast.observability.event_lines import read_events
 from holdfast.observability.history.audit import audit_events
 from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import FailureDetected, GenerationStarted, RolledBack, StepCommitted
-from holdfast.testing.local_job import LocalJob
 from places import ROOT
+from tests.harness.local_job import LocalJob
 from warm_start import run_warm, zygote
 
 HERE = Path(__file__).parent

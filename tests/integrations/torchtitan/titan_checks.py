@@ -22,7 +22,7 @@ from holdfast.integrations.torchtitan import ElasticTrainer, JobParallelDims, To
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.plan import Role
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 LENGTH, SAMPLES, STEPS = 16, 8, 3
 

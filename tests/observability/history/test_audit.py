@@ -18,10 +18,10 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.events import EVENTS as KINDS
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import SCHEMA, Record
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.step_samples import StepSamples
 from made_events import made
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
 
 SAMPLES = StepSamples(seed=4, micro_batches=3, micro_batch=2)
 #: edits of fields, and of which events these fields prove anything (else: of all)

@@ -13,10 +13,10 @@ from holdfast.errors import EXIT_DONE
 from holdfast.planner.fleet.case import FleetCase
 from holdfast.planner.fleet.scale import mean_parts
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.world import START, Timing, World
-from holdfast.simulation.world import Parts as Broken
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from tests.simulation.world import START, Timing, World
+from tests.simulation.world import Parts as Broken
 
 NODES, ROUNDS, STEPS = 6, 4, 18
 PLAN = FaultPlan(seed=1, nodes=NODES, start_nodes=NODES, micro_batches=NODES * ROUNDS, steps=STEPS, start_spread=0.0)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.protocol.commit import Commit, Flag, Wish
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 V = Commit(grad_square=1.0, loss_sum=2.0, samples=3, nonfinite=0)
 

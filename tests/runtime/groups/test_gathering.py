@@ -11,7 +11,7 @@ from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO
 from holdfast.runtime.groups import gathering
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator
 from holdfast.runtime.groups.gathering import gather_bytes
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 NODES = st.lists(st.integers(0, 6), min_size=1, max_size=20).map(lambda draws: [f"n{draw}" for draw in draws])
 

@@ -26,7 +26,7 @@ from holdfast.runtime.groups.hierarchical import build_hierarchical
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.reduction.reduction import NO_LANES, GradientBuckets, reduce_gradients
-from holdfast.testing.local_world import LocalWorld, Seat, run_world
+from tests.harness.local_world import LocalWorld, Seat, run_world
 
 
 def level_sums(nodes: Sequence[str], flat_up_to: int, fan_out: int, shares: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.plan import Role
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.testing.local_world import Seat
+from tests.harness.local_world import Seat
 
 #: of this process; all processes of a world begin alike
 _turns = itertools.count(1)

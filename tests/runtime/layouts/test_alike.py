@@ -17,7 +17,7 @@ from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.session.unit.alike import check_alike
 from holdfast.runtime.state.state import TrainingState
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 
 class Kept:

@@ -22,7 +22,7 @@ from holdfast.protocol.plan import Role
 from holdfast.runtime.groups.communicator import CollectiveLeftError, HaltedError, LocalCommunicator
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.layouts.outer_group import OuterGroup
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 SHAPES = ((), (3,), (4, 5), (40, 300))

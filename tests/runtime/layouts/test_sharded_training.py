@@ -21,7 +21,7 @@ from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.groups.communicator import CollectiveLeftError, Communicator, HaltedError, Pending
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.layouts.sharded import sum_gradients
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 SAMPLES = 8
 CLIP = 5.0

@@ -18,7 +18,7 @@ from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator
 from holdfast.runtime.reduction import bucket as bucket_module
 from holdfast.runtime.reduction.bucket import add_up
 from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 RANKS = 3
 

@@ -20,10 +20,10 @@ from holdfast.protocol.pool.events import JobSuspended
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobShares
-from holdfast.simulation.pool.pool_around import PoolParts
-from holdfast.simulation.pool.pool_cluster import PoolCluster
-from holdfast.simulation.pool.pool_fuzzing import PoolTally, run_pools
-from holdfast.simulation.pool.pool_plans import PoolFaultKind, pool_plan
+from tests.simulation.pool.pool_around import PoolParts
+from tests.simulation.pool.pool_cluster import PoolCluster
+from tests.simulation.pool.pool_fuzzing import PoolTally, run_pools
+from tests.simulation.pool.pool_plans import PoolFaultKind, pool_plan
 
 #: a wrong machine is found within so many schedules
 MOST = 1500

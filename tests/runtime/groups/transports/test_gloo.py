@@ -12,7 +12,7 @@ import torch
 
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.transports import gloo
-from holdfast.testing.local_world import LocalWorld, Seat, WorldError, run_world
+from tests.harness.local_world import LocalWorld, Seat, WorldError, run_world
 
 RANKS = 3
 LARGE = 1 << 18

@@ -12,7 +12,7 @@ from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.gloo import GlooCommunicator
 from holdfast.runtime.groups.transports.nccl import NcclCommunicator
 from holdfast.runtime.reduction.bucket import Bucket
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 
 class FakeWork:

@@ -9,7 +9,7 @@ from holdfast.runtime.groups.choose import device_of, uses_nccl
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.groups.transports.staged import StagedCommunicator
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -18,7 +18,7 @@ from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.hosts import Placement, everywhere
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.reduction.reduction import reduce_gradients
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 MICRO_BATCHES = 4
 LR = 0.01

@@ -23,7 +23,7 @@ from holdfast.runtime.moe.holding.verify import ReplicasDifferError, verify_repl
 from holdfast.runtime.moe.hosts import Placement
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from holdfast.runtime.reduction.reduction import reduce_gradients
-from holdfast.testing.local_world import LocalWorld, Seat, run_world
+from tests.harness.local_world import LocalWorld, Seat, run_world
 
 MICRO_BATCHES = 6
 VICTIM = 2

@@ -25,7 +25,7 @@ from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.session.job import Job
 from holdfast.runtime.state.hashing import state_hash
 from holdfast.runtime.state.state import TrainingState
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 EXPERTS, LAYERS = 4, 2
 Held = Sequence[Sequence[int]]

@@ -21,7 +21,7 @@ from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.reduction.reduction import reduce_gradients
 from holdfast.runtime.state.state import StateMismatchError
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 DIM, MICRO_BATCHES, WORLD = 4, 5, 3
 #: one host, two hosts, three; a rank that is to have more rows, one that is to have fewer, one that is to have none

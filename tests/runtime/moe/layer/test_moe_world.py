@@ -31,7 +31,7 @@ from holdfast.runtime.moe.hosts import Placement, everywhere
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from holdfast.runtime.moe.layer.same_tokens import SameTokens
 from holdfast.runtime.reduction.reduction import reduce_gradients
-from holdfast.testing.local_world import Seat, run_world
+from tests.harness.local_world import Seat, run_world
 
 TOLERANCE = 1e-12
 MODELS = (small_model, rich_model)

@@ -1,0 +1,1 @@
+"""Jobs, pools and groups of real processes, for tests and benchmarks."""

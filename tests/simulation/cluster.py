@@ -1,0 +1,395 @@
+"""A cluster of failing machines under one virtual clock, and the run of a fault plan on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from holdfast.coordination.failures.suspects import TRANSFER_TRIES
+from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Undrain
+from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.protocol.messages.agent import CoordinatorMessage
+from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.record import Record
+from tests.simulation.durable import SimJournal
+from tests.simulation.faults.ends import barred
+from tests.simulation.faults.injection import Injector
+from tests.simulation.faults.one_way import ONE_WAY
+from tests.simulation.faults.places_taken import PlacesTaken
+from tests.simulation.faults.plans import THREAD_BOUNDARIES, FaultKind, FaultPlan
+from tests.simulation.faults.pool_above import PoolAbove
+from tests.simulation.faults.troubles import SLOWER, OneWay
+from tests.simulation.invariants import Checker
+from tests.simulation.machines.agent import FIRST_STANDBY, SimAgent
+from tests.simulation.machines.coordinator import CoordinatorShell
+from tests.simulation.machines.worker import SimWorker
+from tests.simulation.network import SimConnection
+from tests.simulation.world import START, Parts, World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended; `events` counts the simulation's own."""
+
+    exit_code: int
+    why: str
+    time: float
+    events: int
+
+
+class SimCluster:
+    """Everything of one run. Deterministic: the same plan and parts give the same run."""
+
+    def __init__(self, plan: FaultPlan, parts: Parts | None = None, *, keep_trace: bool = False) -> None:
+        self.plan = plan
+        self.world = World(plan, parts or Parts(), keep_trace=keep_trace)
+        self.checker = Checker(self.world)
+        self.places = PlacesTaken(waits=plan.on_loss == "wait" and not plan.restart)
+        self.agents: dict[str, SimAgent] = {}
+        self.coordinator: CoordinatorShell | None = None
+        self._coordinators: list[CoordinatorShell] = []
+        self.ended: tuple[int, str] | None = None
+        #: how often a coordinator has found that its store is older than the job, and ended
+        self.outdated_seen = 0
+        self._newest_journal: SimJournal | None = None
+        self.injector = Injector(self, plan)
+        self.pool = PoolAbove(self) if plan.pooled else None
+        self._homeless: list[SimAgent] = []
+        for link in plan.blocked:
+            sender, receiver = (frozenset([f"n{end}"]) if end >= 0 else None for end in link)
+            one_way = OneWay(sender, receiver, refused=sum(link) % 2 == 0)
+            self.world.data_plane.block(self.world.timeline, one_way, None)
+        self._writes = 0
+        #: a run that has more of them goes round in circles (a thousand nodes need some fifty thousand)
+        self.most_events = 500_000
+
+    # ---- running ----
+
+    def run(self) -> Outcome:
+        """Run the plan to its end.
+
+        Raises:
+            InvariantError: something that must never happen did.
+        """
+        self.start_coordinator()
+        for index in range(self.plan.nodes):
+            self.world.timeline.after(self.world.rng.uniform(0.0, self.plan.start_spread), self.add_node, f"n{index}")
+        for index in range(FIRST_STANDBY, FIRST_STANDBY + self.plan.standbys):
+            self.world.timeline.after(self.world.rng.uniform(0.0, 0.5), self.add_node, f"n{index}")
+        self.injector.arm()
+        steps, patience_s, helped, helped_at = 0, self.patience_s, 0, 0.0
+        while not self.over:
+            self.world.timeline.step()
+            steps += 1
+            now = self.world.timeline.now
+            if steps > self.most_events:
+                self.checker.stuck()
+            if now > max(self.injector.quiet_from, self.checker.progress_at, helped_at) + patience_s:
+                if helped == self._most_help or not self._waits_for_a_person:
+                    self.checker.stuck()
+                helped, helped_at = helped + 1, now
+                self._help()
+        self.checker.finished()
+        assert self.ended is not None
+        return Outcome(exit_code=self.ended[0], why=self.ended[1], time=self.world.timeline.now - START, events=steps)
+
+    @property
+    def patience_s(self) -> float:
+        """For how long a job may make no progress once nothing goes wrong any more.
+
+        Two leases, a group's time, and a step of whoever is left alone with all micro-batches. Who is cut off for good
+        is told from the others only once it was put together with two of them: that takes a group's time more. A
+        transfer that hangs is tried twice, the second time from another sender. Members whose loops have ended may
+        break each try off once.
+        """
+        timing = self.world.timing
+        alone_s = self.plan.micro_batches * (timing.spans["micro_batch"][1] + max(SLOWER) * self.plan.work_s)
+        slow_s = len(self.plan.slow_work) * self.plan.slow_work_s
+        kinds = Counter(fault.kind for fault in self.plan.faults)
+        groups = 1 + (FaultKind.PARTITION_FOR_GOOD in kinds)
+        tries_s = (
+            2
+            * TRANSFER_TRIES
+            * timing.operation_timeout_s
+            * (len(self.plan.blocked) + sum(kinds[kind] for kind in ONE_WAY))
+        )
+        return 2 * self.world.config.lease_s + groups * timing.build_timeout_s + tries_s + alone_s + slow_s
+
+    @property
+    def _most_help(self) -> int:
+        """How many nodes are brought or let back at most: each once, and once more for each fault that may end one.
+
+        More, if others cannot connect to some of them.
+        """
+        again = sum(fault.kind in (FaultKind.KILL_NODE, FaultKind.SILENT_NODE) for fault in self.plan.faults)
+        unreachable = sum(fault.kind is FaultKind.JOIN_UNREACHABLE for fault in self.plan.faults)
+        return self.plan.nodes + again + 2 * len(self.plan.blocked) + unreachable
+
+    @property
+    def _waits_for_a_person(self) -> bool:
+        """A job that has not begun waits for all its nodes: one that is out comes when it is undrained.
+
+        One whose nodes are all gone, and not all of them for good, waits for those, or others; and one that is to have
+        as many as before, for each that it has lost. So does one that needs all that
+        are here, of whom one is cut off for good.
+        """
+        record = self.world.store.record
+        if record is None:
+            return False
+        deserted = record.generation > 0 and not any(agent.alive for agent in self.agents.values())
+        return self._lacks or deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
+
+    @property
+    def _lacks(self) -> bool:
+        """Whether the job needs another node than those that it has had."""
+        lacks = self._lacks_nodes or self._lacks_room or self._lacks_reach or self._lacks_refused
+        return lacks or self._lacks_first
+
+    @property
+    def _lacks_first(self) -> bool:
+        """Whether a job that has not begun lacks a node whose machine ended it: that node does not connect again."""
+        shell, record = self.coordinator, self.world.store.record
+        if shell is None or not shell.alive or record is None or record.generation > 0:
+            return False
+        agents = list(self.agents.values())
+        here = sum(agent.alive and not agent.standby for agent in agents)
+        ended = any(agent.ended_by_machine and not agent.alive for agent in agents)
+        return ended and here < shell.machine.config.spec.nodes_to_begin
+
+    @property
+    def _lacks_nodes(self) -> bool:
+        """A job that is to have as many nodes as before says that it waits for some."""
+        shell = self.coordinator
+        return self.places.waits and shell is not None and shell.alive and shell.machine.waiting.need is not None
+
+    @property
+    def _lacks_room(self) -> bool:
+        """A job whose nodes were drained, or are out, can have too little room for its experts once one is lost."""
+        shell, record, plan = self.coordinator, self.world.store.record, self.plan
+        if shell is None or not shell.alive or record is None or shell.machine.waiting.need is None:
+            return False
+        away = barred(record) | {one.node for one in (*record.leaving, *record.given_up)}
+        here = [agent.name for agent in self.agents.values() if agent.alive and agent.name not in away]
+        return bool(away) and len(here) < max(plan.nodes_for_experts, -(-plan.ep_size // plan.workers_per_node))
+
+    @property
+    def _lacks_refused(self) -> bool:
+        """A job waits for a node in place of one that others could not connect to, or to show which one that is."""
+        shell, record = self.coordinator, self.world.store.record
+        if shell is None or not shell.alive or record is None or record.plan is not None:
+            return False
+        return bool(shell.machine.parts.start_probes.unclear or (record.generation == 0 and self.checker.refused))
+
+    @property
+    def _lacks_reach(self) -> bool:
+        """A job needs the room of nodes some of which cannot connect, or has said that it waits for others."""
+        kinds = {fault.kind for fault in self.plan.faults}
+        here = [agent.name for agent in self.agents.values() if agent.alive]
+        if FaultKind.PARTITION_FOR_GOOD in kinds and len(here) <= self.plan.nodes_for_experts:
+            return True
+        reached = sum(self.world.data_plane.blocked("", name) is None for name in here)
+        if FaultKind.JOIN_UNREACHABLE in kinds and here and reached < self.plan.nodes_for_experts:
+            return True
+        shell = self.coordinator
+        waits = shell is not None and shell.alive and shell.machine.waiting.need is not None
+        return waits and bool(kinds & ONE_WAY)
+
+    def _help(self) -> None:
+        """Bring what the job waits for."""
+        if self._lacks:
+            self.injector.bring_one()
+        elif any(agent.alive for agent in self.agents.values()):
+            self.undrain()
+        else:
+            self.injector.rescue()
+
+    @property
+    def over(self) -> bool:
+        """True when the job has ended and no agent is left (whom an interrupted job leaves, its launcher ends)."""
+        return self.ended is not None and (
+            self.world.interrupted or not any(agent.alive for agent in self.agents.values())
+        )
+
+    # ---- nodes ----
+
+    def add_node(self, name: str) -> None:
+        """Start a node's agent, unless one of that name lives."""
+        known = self.agents.get(name)
+        if known is not None and known.alive:
+            return
+        self.world.trace(name, "starts")
+        agent = self.agents[name] = SimAgent(self, name)
+        agent.boot()
+
+    def boundary(self, worker: SimWorker, name: str) -> bool:
+        """Let the plan strike a worker here; True where it is dead now, or hangs."""
+        worker.at = name
+        injector = self.injector
+        if injector.watching:
+            injector.at_boundary(worker, name)
+        in_thread = name in THREAD_BOUNDARIES
+        worker.hung = worker.hung or (worker.hanging and in_thread)
+        return not worker.alive or (worker.hung and in_thread)
+
+    # ---- coordinators ----
+
+    def start_coordinator(self) -> None:
+        """Start a coordinator from what the store and the journal hold; waiting agents find it."""
+        if self.coordinator is not None and self.coordinator.alive and not self.coordinator.stopped:
+            return
+        shell = self.coordinator = CoordinatorShell(self, self.world.pid())
+        self._coordinators.append(shell)
+        self.world.trace("coordinator", shell.pid, "starts", self.world.store.version)
+        shell.boot()
+        if self.pool is not None:
+            self.pool.began()
+        homeless, self._homeless = self._homeless, []
+        for agent in homeless:
+            self.world.after("reconnect", agent, agent.connect)
+
+    def interrupt(self) -> None:
+        """Ask the job to save what it has led to and to end; ask again, as its launcher does, until it has."""
+        self.world.interrupted = True
+        shell = self.coordinator
+        if shell is not None:
+            shell.deliver(shell.feed, Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True))
+        if not self.over:
+            self.world.timeline.after(0.5, self.interrupt)
+
+    def ask(self, request: Drain | MoveNodes) -> None:
+        """Ask for something of nodes; what is refused is refused."""
+        if self.coordinator is not None:
+            self.coordinator.deliver(self.coordinator.ask, request)
+
+    def undrain(self) -> None:
+        """Let a quarantined or drained node come back, and start its agent again."""
+        if self.coordinator is not None:
+            self.coordinator.deliver(self._let_back, self.coordinator)
+
+    def _let_back(self, shell: CoordinatorShell) -> None:
+        out = (*shell.machine.parts.ladder.all_out, *shell.machine.record.drained)
+        if out:
+            shell.feed(Undrain(out[0].node))
+            self.world.after("reconnect", shell, self._bring_back, out[0].node)
+
+    def _bring_back(self, name: str) -> None:
+        """Start a node's agent again, once the one before has ended."""
+        if self.agents[name].alive and not self.over:
+            self.world.timeline.after(0.1, self._bring_back, name)
+        else:
+            self.add_node(name)
+
+    def supersede(self) -> None:
+        """Start another coordinator beside the one that is paused."""
+        old = self.coordinator
+        self.start_coordinator()
+        if old is None or self.coordinator is old:
+            return
+        for agent in self.agents.values():
+            self.world.after("reconnect", agent, agent.reconnect_to_new)
+
+    def coordinator_gone(self, shell: CoordinatorShell) -> None:
+        """A coordinator died; the plan says for how long there is none."""
+        if shell is self.coordinator:
+            self.coordinator = None
+            self.world.timeline.after(self.injector.down_s, self.start_coordinator)
+            self.injector.extend(self.injector.down_s)
+
+    def power_cut(self) -> None:
+        """The machine of store, journal and all coordinators goes down, and with it what is not on disk."""
+        self.world.trace("power cut")
+        for shell in self._coordinators:
+            shell.crash()
+        self.world.store.power_cut()
+        self.world.journal.power_cut(self.world.rng)
+        self.checker.journal_cut()
+        self.places.cut(self.world.journal.events)
+
+    def restore_backup(self, number: int, seconds: float) -> None:
+        """Put store and journal back to a backup, until somebody notices and puts the newest ones back.
+
+        Coordinators that are started on it meanwhile must end by themselves. Nothing happens if no agent that trains
+        knows more than the backup does.
+        """
+        world, store = self.world, self.world.store
+        if store.outdated or not store.backups or self.over:
+            return
+        backup = store.backups[number % len(store.backups)]
+        newer = [agent for agent in self.agents.values() if agent.machine.heard.generation > backup.generation]
+        if not any(agent.alive and not agent.stopped for agent in newer):
+            return
+        world.trace("backup", backup)
+        store.restore_backup(number)
+        self._newest_journal, world.journal = world.journal, SimJournal()
+        world.journal.events = self._newest_journal.events[: backup.newest_event]
+        for shell in self._coordinators:
+            shell.crash()
+        world.timeline.after(seconds, self._put_back)
+
+    def told_by_outdated(self, shell: CoordinatorShell, name: str, message: CoordinatorMessage) -> None:
+        """A coordinator whose store is older than the job tells an agent something."""
+        self.checker.told_by_outdated(self.agents[name].machine.heard, message, shell.machine.record)
+
+    def _put_back(self) -> None:
+        assert self._newest_journal is not None
+        self.world.trace("backup", "is replaced by the newest")
+        for shell in self._coordinators:
+            shell.crash()
+        self.world.store.put_back()
+        self.world.journal, self._newest_journal = self._newest_journal, None
+
+    def connect(self, agent: SimAgent) -> SimConnection | None:
+        """Connect an agent; None where nobody listens: it will be woken when somebody does."""
+        shell = self.coordinator
+        if shell is None or not shell.alive:
+            self._homeless.append(agent)
+            return None
+        number = self.world.pid()
+        connection = shell.connections[number] = SimConnection(self.world, number, agent, shell)
+        return connection
+
+    def write_due(self, shell: CoordinatorShell, what: str) -> bool:
+        """Count a coordinator's write of a kind; True where it dies before it."""
+        self._writes += 1
+        if self.injector.dies_before(self._writes):
+            self.injector.note_coordinator(f"crash before {what}")
+            self.injector.down_s = self.plan.crash_down_s
+            if self.plan.power_cuts:
+                self.power_cut()
+            else:
+                shell.crash()
+            return True
+        return not shell.alive
+
+    @property
+    def writes(self) -> int:
+        """How many writes coordinators have made."""
+        return self._writes
+
+    def pool_told(self, shell: CoordinatorShell, stands: JobStands) -> None:
+        """A coordinator tells its pool how the job stands."""
+        if self.pool is not None:
+            self.pool.told(stands)
+
+    def persisted(self, record: Record) -> None:
+        """A coordinator has written its record."""
+        if self.pool is not None:
+            self.pool.persisted(record)
+
+    def grant_of(self, name: str) -> int:
+        """Return the grant by which a node's agent starts, 0 outside of pools."""
+        return self.pool.arrives(name) if self.pool is not None else 0
+
+    def job_ended(self, exit_code: int, why: str) -> None:
+        """A coordinator says that the job is over."""
+        self.ended = (exit_code, why)
+        self.checker.job_ended(exit_code, why)
+
+
+def run_plan(plan: FaultPlan, parts: Parts | None = None) -> Outcome:
+    """Run one plan.
+
+    Raises:
+        InvariantError: with the plan in its message.
+    """
+    return SimCluster(plan, parts).run()

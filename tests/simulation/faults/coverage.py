@@ -1,0 +1,88 @@
+"""Which faults have struck in which phases: what a long run has never tried, it has not tested."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tests.simulation.faults.plans import OTHER_BOUNDARIES, STEP_BOUNDARIES, FaultKind
+
+#: the boundary that a worker has reached last
+WORKER_PHASES = ("starting", *OTHER_BOUNDARIES, "moving", *STEP_BOUNDARIES, "refused", "climbing", "adopting")
+#: what the coordinator is about; away: there is none
+COORDINATOR_PHASES = ("waiting", "running", "swapping", "recovering", "ended", "away")
+
+#: faults that strike a node or a worker; all others have the coordinator's phase
+AT_WORKERS = frozenset(
+    {
+        FaultKind.KILL_NODE,
+        FaultKind.SILENT_NODE,
+        FaultKind.STOP_NODE,
+        FaultKind.KILL_WORKER,
+        FaultKind.STOP_WORKER,
+        FaultKind.RAISE_APPLY,
+        FaultKind.CUT,
+        FaultKind.GLITCH,
+        FaultKind.LAG_LISTENER,
+        FaultKind.LAG_UP,
+        FaultKind.LAG_DOWN,
+        FaultKind.PARTITION,
+        FaultKind.PARTITION_FOR_GOOD,
+        FaultKind.HANG,
+        FaultKind.SLOW_DISK,
+        FaultKind.FULL_DISK,
+        FaultKind.CORRUPT_SUM,
+        FaultKind.RAISE,
+        FaultKind.LINK_DOWN,
+        FaultKind.CORRUPT_STATE,
+        FaultKind.DIFFER,
+        FaultKind.FLIP,
+        FaultKind.FULL_MEMORY,
+        FaultKind.BAD_SENDER,
+        FaultKind.ONE_WAY,
+    }
+)
+#: a coordinator that dies before it writes this
+CRASHES = ("crash before Persist", "crash before Emit", "crash before Send", "crash before Close")
+
+Seen = Counter[tuple[str, str]]
+
+
+def expected() -> set[tuple[str, str]]:
+    """Return the pairs (fault, phase) that can be, and that a long run must have seen."""
+    pairs = {(str(kind), phase) for kind in AT_WORKERS for phase in WORKER_PHASES}
+    others = [str(kind) for kind in FaultKind if kind not in AT_WORKERS]
+    pairs |= {(kind, phase) for kind in (*others, *CRASHES) for phase in COORDINATOR_PHASES}
+    return {pair for pair in pairs if _possible(*pair)}
+
+
+def _possible(kind: str, phase: str) -> bool:
+    """Tell whether a fault can strike in a phase at all."""
+    if phase == "away":
+        # Nobody is there to be struck; (a user asks again until somebody hears).
+        joins = FaultKind.JOIN, FaultKind.JOIN_UNREACHABLE, FaultKind.RETURN
+        return kind in (*joins, FaultKind.DAMAGE, FaultKind.INTERRUPT)
+    if kind in (FaultKind.FLIP, FaultKind.FULL_MEMORY) and phase in ("moving", "climbing", "refused"):
+        return False  # (dense jobs whose collectives go at once, with no wrong gradients)
+    if (kind, phase) == (FaultKind.CORRUPT_SUM, "refused"):
+        return False  # one is enough: a second one may be the second refusal
+    # only what waits for its peers can be told that one of them is gone
+    return kind != FaultKind.GLITCH or phase in ("moving", "reducing", "voted", "climbing")
+
+
+def table(seen: Seen) -> str:
+    """Return a table of all pairs: faults down, phases across; a dot where a pair cannot be."""
+    possible = expected()
+    blocks: list[str] = []
+    for phases in (WORKER_PHASES, COORDINATOR_PHASES):
+        kinds = sorted({kind for kind, phase in possible if phase in phases})
+        blocks.append("\n".join(_rows(seen, kinds, phases, possible)))
+    return "\n\n".join(blocks)
+
+
+def _rows(seen: Seen, kinds: Iterable[str], phases: tuple[str, ...], possible: set[tuple[str, str]]) -> Iterable[str]:
+    widths = [max(len(phase), 6) for phase in phases]
+    yield " ".join([" " * 20, *(f"{phase:>{width}}" for phase, width in zip(phases, widths, strict=True))])
+    for kind in kinds:
+        cells = (str(seen[kind, phase]) if (kind, phase) in possible else "." for phase in phases)
+        yield " ".join([f"{kind:20}", *(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))])

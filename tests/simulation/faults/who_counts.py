@@ -1,0 +1,89 @@
+"""Whose word counts for a job, as its record says it: the members of its plans, and those that are owed.
+
+And how those take others' places that have joined beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.coordination.generations.assignment import share_of
+from holdfast.coordination.membership import Membership
+from holdfast.protocol.names import index_of, node_of
+from holdfast.protocol.record import Record
+from tests.simulation.world import World
+
+
+class WhoCounts:
+    """Follows the records as they are written."""
+
+    def __init__(self) -> None:
+        #: the workers that count
+        self.workers: frozenset[str] = frozenset()
+        #: those that did, and must not any more; who waits as a standby has left in good order
+        self.expelled: set[str] = set()
+        #: those that were owed once
+        self.were_owed: set[str] = set()
+        self._members: frozenset[str] = frozenset()
+        self._owed: frozenset[str] = frozenset()
+
+    def take(self, record: Record) -> frozenset[str]:
+        """Follow a record; return those that were expelled, and count again."""
+        plans = [plan.workers for plan in (record.plan, record.pending) if plan is not None]
+        owed = frozenset(worker for one in record.leaving for worker in one.owed)
+        self.workers = frozenset(worker for workers in plans for worker in workers) | owed
+        self.were_owed |= owed
+        waiting = {one.node for one in record.standbys if not one.promoted}
+        # A node that has given its place away is a standby, and may be needed again in the same turn.
+        waiting |= {one.node for one in record.standbys} & {node_of(worker) for worker in self._owed}
+        again = self.workers & self.expelled
+        gone = {worker for worker in self._members - self.workers if node_of(worker) not in waiting}
+        self.expelled = (self.expelled - again) | gone
+        self._members = frozenset(record.plan.workers if record.plan is not None else ()) | owed
+        self._owed = owed
+        return again
+
+
+def still_known(expelled: Iterable[str], members: Membership, world: World) -> str:
+    """Return what is wrong if the coordinator still listens to an expelled worker, "" if it does not.
+
+    A worker that never heard of its generation has the initial state, and may come back like a newcomer.
+    """
+    for worker in expelled:
+        if members.worker(worker) is None or members.nodes[node_of(worker)].aside:
+            continue
+        process = world.worker(worker)
+        if process is not None and process.machine.generation > 0:
+            return f"{worker} was expelled, and the coordinator still listens to it"
+    return ""
+
+
+def wrongly_moved(before: Record, record: Record) -> str:
+    """Say what is wrong where standbys are there for others' places, or take them; "" where all is well."""
+    for plan in filter(None, (record.plan, record.pending)):
+        beside = record.beside({member.node for member in plan.members})
+        ranks = [rank for rank, member in enumerate(plan.members) if member.node in beside]
+        if plan.expert_plan is None and any(share_of(plan, record.micro_batches, rank) for rank in ranks):
+            return f"generation {plan.generation} has {beside} compute, whose places are still others'"
+    if before.plan is None or record.plan is None or record.plan.generation == before.plan.generation:
+        return ""
+    members = list(dict.fromkeys(member.node for member in before.plan.members))
+    beside = before.beside(members)
+    gone = {one.node for one in record.leaving if one.owed}
+    taken = {whose: name for name, whose in beside.items() if whose in gone}
+    # (Where workers have come or gone as well, the world is another anyway: then others may have other ranks.)
+    places = [(member.node, index_of(member.worker)) for member in before.plan.members]
+    due = [(taken.get(name, name), index) for name, index in places if name not in taken.values()]
+    now = [(member.node, index_of(member.worker)) for member in record.plan.members]
+    if taken and set(due) == set(now) and due != now:
+        return f"{taken} have gone, and the ranks are {now}, not {due}"
+    return ""
+
+
+def wrongly_taken_in(workers: Iterable[str], world: World) -> str:
+    """Expelled workers are members again: say what is wrong, if any of them had heard that it was in a generation."""
+    for worker in workers:
+        process = world.worker(worker)
+        if process is not None and process.machine.generation > 0:
+            return f"{worker} was expelled in generation {process.machine.generation} and is a member again"
+    return ""

@@ -1,0 +1,128 @@
+"""The groups that one simulated worker builds, in the background: whose addresses have come, and which groups stand."""
+
+from __future__ import annotations
+
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.names import key_of, node_of
+from tests.simulation.collectives import Group
+from tests.simulation.machines.host import WorkerHost
+
+
+class Building:
+    """A group that is being built: whose addresses are here, and whether it stands."""
+
+    __slots__ = ("built", "got", "group", "pending", "plan", "posts_needed")
+
+    def __init__(self, plan: msg.GenerationPlan, group: Group, pending: bool, got: set[str]) -> None:
+        self.plan = plan
+        self.group = group
+        self.pending = pending
+        self.got = got
+        self.posts_needed = len(plan.members)
+        self.built = False
+
+
+class Builder:
+    """All groups that a worker builds or has built, by generation."""
+
+    def __init__(self, worker: WorkerHost) -> None:
+        self._worker = worker
+        self._builds: dict[int, Building] = {}
+        self._early_posts: dict[int, set[str]] = {}
+
+    def group(self, generation: int) -> Group | None:
+        """Return the group of a generation, whether it stands or not; None where none is built."""
+        building = self._builds.get(generation)
+        return building.group if building else None
+
+    def stands(self, generation: int) -> bool:
+        """Tell whether the group of a generation stands."""
+        building = self._builds.get(generation)
+        return building is not None and building.built
+
+    def fail(self) -> None:
+        """The worker is gone: the collectives with it break."""
+        for building in self._builds.values():
+            building.group.fail(self._worker.id)
+
+    def stall(self) -> None:
+        """The worker is stopped."""
+        for building in self._builds.values():
+            building.group.stall(self._worker.id)
+
+    def unstall(self) -> None:
+        """The worker goes on."""
+        for building in self._builds.values():
+            building.group.unstall(self._worker.id)
+
+    def drop(self, generation: int) -> None:
+        """Leave a group alone that nobody wants any more."""
+        self._builds.pop(generation, None)
+
+    def begin(self, plan: msg.GenerationPlan, pending: bool) -> None:
+        """Build the group of a generation; those of generations that are over are left alone."""
+        worker, world = self._worker, self._worker.world
+        for generation in [generation for generation in self._builds if generation < worker.machine.generation]:
+            del self._builds[generation]
+        rank = plan.rank(worker.id)
+        assert rank is not None, f"{worker.id} is to build a group that it is no member of"
+        own = key_of(rank, "address")
+        got = {own} | self._early_posts.pop(plan.generation, set())
+        building = self._builds[plan.generation] = Building(plan, world.group(plan), pending, got)
+        worker.tell(msg.Post(worker=worker.id, generation=plan.generation, keys={own: b"address"}))
+        world.timeline.after(world.timing.build_timeout_s, worker.deliver, self._late, building)
+        self._connect(building)
+
+    def posted(self, posted: msg.Posted) -> None:
+        """Members' addresses have come, perhaps before the order to build."""
+        building = self._builds.get(posted.generation)
+        if building is None:
+            self._early_posts.setdefault(posted.generation, set()).update(posted.keys)
+            return
+        building.got.update(posted.keys)
+        self._connect(building)
+
+    def _connect(self, building: Building) -> None:
+        if len(building.got) == building.posts_needed:
+            self._worker.world.after("build", self._worker, self._built, building)
+
+    def _built(self, building: Building) -> None:
+        worker, world, plan = self._worker, self._worker.world, building.plan
+        if self._builds.get(plan.generation) is not building:
+            return
+        if building.group.failed:
+            if world.rng.random() < 0.5:
+                worker.obey(worker.machine.complain(plan.generation, "a peer is gone while the group is built"))
+            return
+        if not world.data_plane.reaches(worker.node, building.group.nodes):
+            world.data_plane.when_healed(lambda: world.after("build", worker, self._built, building))
+            return
+        building.built = True
+        if worker.boundary("built"):
+            return
+        if building.pending:
+            worker.obey(worker.machine.prepared(plan.generation))
+        worker.advance()
+
+    def _late(self, building: Building) -> None:
+        worker, generation = self._worker, building.plan.generation
+        if self._builds.get(generation) is building and not building.built:
+            why, missing = "the group could not be built in time", self.cut_off(generation)
+            worker.obey(worker.machine.complain(generation, why, timed_out=True, unreachable=missing))
+
+    def cut_off(self, generation: int) -> list[str]:
+        """Return the members of a generation that cannot be reached from here."""
+        worker, building = self._worker, self._builds.get(generation)
+        nodes = worker.world.cut_off(worker.node, building.group.nodes) if building else ()
+        return [peer for peer in building.plan.workers if node_of(peer) in nodes] if building and nodes else []
+
+    def look_around(self, generation: int) -> None:
+        """All members of a generation wait for each other, says the coordinator: tell who cannot be reached."""
+        worker = self._worker
+        if worker.machine.waited_in_vain(generation):
+            worker.world.after("look", worker, self._looked, generation)
+
+    def _looked(self, generation: int) -> None:
+        worker, why = self._worker, "all members wait for each other"
+        worker.obey(worker.machine.complain(generation, why, unreachable=self.cut_off(generation)))
+        worker.advance()

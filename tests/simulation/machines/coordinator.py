@@ -1,0 +1,291 @@
+"""The shell around the coordinator's machine: instructions in order, and a crash wherever the plan wants one.
+
+As in the real one, a write to the store may take time: what comes after it waits for it, and so do inputs. The
+coordinator may die meanwhile; its write may arrive all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from holdfast.coordination.experts.searching import Search
+from holdfast.coordination.inputs import Disconnected, Input, Planned, Received, Tick
+from holdfast.coordination.instructions import (
+    Broadcast,
+    Close,
+    Emit,
+    EndJob,
+    Instruction,
+    Persist,
+    PlanExperts,
+    Send,
+    StopOutdated,
+    TellPool,
+)
+from holdfast.errors import BadInputError, RefusedError, SupersededError, UnreachableError
+from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.messages.agent import CoordinatorMessage
+from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.record import Record
+from tests.simulation.faults.places_taken import PlacesTaken
+from tests.simulation.invariants import Checker
+from tests.simulation.machines.experts.stored import FreeMoves
+from tests.simulation.network import SimConnection
+from tests.simulation.process import Process
+from tests.simulation.world import World
+
+
+class CoordinatorSurroundings(Protocol):
+    """What a coordinator process asks of the cluster that it is in."""
+
+    world: World
+    checker: Checker
+    places: PlacesTaken
+    outdated_seen: int
+
+    def told_by_outdated(self, shell: CoordinatorShell, name: str, message: CoordinatorMessage) -> None: ...
+
+    def write_due(self, shell: CoordinatorShell, what: str) -> bool: ...
+
+    def coordinator_gone(self, shell: CoordinatorShell) -> None: ...
+
+    def persisted(self, record: Record) -> None: ...
+
+    def pool_told(self, shell: CoordinatorShell, stands: JobStands) -> None: ...
+
+    def job_ended(self, exit_code: int, why: str) -> None: ...
+
+
+class CoordinatorShell(Process):
+    """One coordinator process, from its start to its crash or its job's end."""
+
+    def __init__(self, cluster: CoordinatorSurroundings, pid: int) -> None:
+        super().__init__()
+        self.pid = pid
+        self.connections: dict[int, SimConnection] = {}
+        self.ended = False
+        #: what came while a record is being written; None while none is
+        self._waiting: deque[Callable[[], object]] | None = None
+        #: what has come with the input of the turn that is under way, or was last, and may have no effect
+        self._stale: WorkerMessage | None = None
+        #: until when its processor is busy with what has come so far
+        self._free_at = 0.0
+        self._cluster = cluster
+        self._world = world = cluster.world
+        #: it reads its machine's clock once, and counts on from there
+        self.clock_off_s = world.clock_off_s
+        self._version = world.store.version
+        self._length = len(world.journal.events)
+        config = replace(world.config, takeover=world.store.version > 0)
+        self.machine = world.parts.coordinator(config, world.journal.position(), world.store.record)
+        if world.plan.experts:
+            self.machine.parts.progress.costs = FreeMoves()
+
+    @property
+    def phase(self) -> str:
+        """What the coordinator is about."""
+        machine = self.machine
+        if machine.over is not None:
+            return "ended"
+        return "swapping" if machine.state == "running" and machine.record.pending is not None else machine.state
+
+    @property
+    def _now(self) -> float:
+        return self._world.timeline.now + self.clock_off_s
+
+    def boot(self) -> None:
+        """Open the term."""
+        self._cluster.checker.handles(None)
+        self._execute(self.machine.start(self._now, f"sim://{self.pid}", self.pid))
+        self._tick_later()
+
+    def feed(self, event: Input) -> None:
+        """Handle one input to its end, after those that came before it."""
+        if self._waiting is not None:
+            self._waiting.append(partial(self.feed, event))
+        elif self.alive:
+            self._world.trace("coordinator", self.pid, "<-", event)
+            instructions = self.machine.handle(event, self._now)
+            self._stale = self._cluster.checker.handles(event)
+            self._execute(instructions)
+
+    def ask(self, request: Input) -> None:
+        """Handle what somebody asks for, in its turn; what is refused is refused."""
+        if self._waiting is not None:
+            self._waiting.append(partial(self.ask, request))
+            return
+        with contextlib.suppress(BadInputError, RefusedError, UnreachableError):
+            self.feed(request)
+
+    def feed_connection(self, number: int, event: Received) -> None:
+        """Handle a message of a connection that is still known, once the processor comes to it."""
+        self._in_turn(self._heard, number, event)
+
+    def forget_connection(self, number: int, event: Disconnected) -> None:
+        """Handle a connection's end, once, after what it has brought."""
+        self._in_turn(self._ended, number, event)
+
+    def _in_turn(self, action: Callable[..., object], *args: Any) -> None:
+        """Let something happen when all that came before it has had its processor time."""
+        timeline, handle_s = self._world.timeline, self._world.plan.handle_s
+        if not handle_s:
+            action(*args)
+            return
+        self._free_at = max(self._free_at, timeline.now) + handle_s
+        timeline.at(self._free_at, self.deliver, action, *args)
+
+    def _heard(self, number: int, event: Received) -> None:
+        if number in self.connections:
+            self.feed(event)
+
+    def _ended(self, number: int, event: Disconnected) -> None:
+        if self.connections.pop(number, None) is not None:
+            self.feed(event)
+
+    def crash(self) -> None:
+        """Die on the spot; the agents see their connections reset."""
+        if self.alive:
+            self.alive = False
+            self._world.trace("coordinator", self.pid, "crashes")
+            for connection in self.connections.values():
+                connection.close_from_above()
+            self._cluster.coordinator_gone(self)
+
+    def resume(self) -> None:
+        """Go on after a pause: the overdue tick may come before or after what was queued meanwhile."""
+        if self.alive and self.stopped and self._world.rng.random() < 0.5:
+            self._backlog.insert(0, (self.feed, (Tick(),)))
+        super().resume()
+
+    def _tick_later(self) -> None:
+        self._world.timeline.after(self._world.config.tick_s, self.deliver, self._tick)
+
+    def _tick(self) -> None:
+        if self._waiting is not None:
+            self._waiting.append(self._tick)
+            return
+        self.feed(Tick())
+        self._tick_later()
+
+    def _execute(self, instructions: Iterable[Instruction]) -> None:
+        rest = _one_by_one(instructions)
+        for instruction in rest:
+            if self._cluster.write_due(self, type(instruction).__name__):
+                return
+            if isinstance(instruction, Persist):
+                self._world.journal.sync()
+                delay = self._world.store_delay()
+                if delay:
+                    self._waiting = deque()
+                    store = self._world.store
+                    self._world.trace("coordinator", self.pid, "writes", instruction.record)
+                    self._world.timeline.after(delay, self._arrive, instruction.record, store.cuts, rest)
+                    return
+            try:
+                self._carry_out(instruction)
+            except SupersededError:
+                self.crash()
+                return
+
+    def _arrive(self, record: Record, cuts: int, rest: Iterator[Instruction]) -> None:
+        """A write is at the store; one of a coordinator that is dead by now arrives or not, as chance will have it."""
+        world = self._world
+        if world.store.cuts != cuts or not (self.alive or world.rng.random() < 0.5):
+            return
+        world.trace("coordinator", self.pid, "has written", record)
+        self._cluster.checker.goes_on(self._stale)  # (another one may have handled something meanwhile)
+        try:
+            self._carry_out(Persist(record))
+        except SupersededError:
+            self.deliver(self.crash)
+        else:
+            self.deliver(self._written, rest)
+
+    def _written(self, rest: Iterator[Instruction]) -> None:
+        """The store has answered: go on where the turn was left, then with what has come meanwhile."""
+        waiting, self._waiting = self._waiting or deque[Callable[[], object]](), None
+        self._cluster.checker.goes_on(self._stale)
+        self._execute(rest)
+        while waiting:
+            if self._waiting is not None:  # another write: those who waited before come first
+                self._waiting.extendleft(reversed(waiting))
+                return
+            waiting.popleft()()
+
+    def _send(self, number: int, message: CoordinatorMessage) -> None:
+        world, connection = self._world, self.connections.get(number)
+        if connection is not None:
+            world.trace("coordinator", self.pid, "->", number, message)
+            if world.store.outdated:
+                self._cluster.told_by_outdated(self, connection.agent.name, message)
+            self._free_at = max(self._free_at, world.timeline.now) + world.plan.send_s
+            connection.send_down(message, self._free_at)
+
+    def _stop_outdated(self, newer: str) -> None:
+        assert self._world.store.outdated, f"a coordinator takes its store for an older one: {newer}"
+        self._cluster.outdated_seen += 1
+        self.crash()
+
+    def _emit(self, event: AnyEvent) -> None:
+        world, cluster = self._world, self._cluster
+        self._length = world.journal.append(event, self._length)
+        world.trace("journal", event)
+        if not world.store.outdated:
+            cluster.checker.emitted(self.machine, event)
+            cluster.places.take(event, self.machine.record)
+
+    def _persist(self, record: Record) -> None:
+        world, cluster = self._world, self._cluster
+        self._version = world.store.swap(record, self._version)
+        if not world.store.outdated:
+            cluster.checker.persisted(self.machine, record)
+            cluster.persisted(record)
+
+    def _search(self, search: Search) -> None:
+        """Have a placement searched: that may take any time, die, or never end."""
+        world = self._world
+        fate = world.rng.random()
+        if fate < 0.9:
+            found = search.solve() if fate < 0.8 else None
+            world.after("plan", self, self.feed, Planned(search.generation, found))
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        world = self._world
+        match instruction:
+            case Send(number, message):
+                self._send(number, message)
+            case Emit(event):
+                self._emit(event)
+            case Persist(record):
+                self._persist(record)
+            case Close(number):
+                connection = self.connections.get(number)
+                if connection is not None:
+                    connection.close_from_above()
+            case StopOutdated(newer):
+                self._stop_outdated(newer)
+            case PlanExperts(search):
+                self._search(search)
+            case EndJob(exit_code, why):
+                world.journal.sync()
+                self.ended = True
+                self._cluster.job_ended(exit_code, why)
+            case TellPool(stands):
+                self._cluster.pool_told(self, stands)
+            case Broadcast():
+                raise AssertionError("a broadcast is sent message by message")
+
+
+def _one_by_one(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+    """A coordinator may die when it has sent a message to some of those that it is for."""
+    for instruction in instructions:
+        if isinstance(instruction, Broadcast):
+            yield from (Send(number, instruction.message) for number in instruction.connections)
+        else:
+            yield instruction

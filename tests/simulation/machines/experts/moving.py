@@ -1,0 +1,122 @@
+"""A simulated worker's experts, as its training thread sees them: they move, are trained, and tell of their loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.experts.holding import HeldExperts
+from holdfast.errors import JobFailedError
+from holdfast.planning import plan_transfers
+from holdfast.planning.arrays import IntArray
+from holdfast.protocol.messages import any_side as msg
+from tests.simulation.machines.experts.stored import LOADS_EVERY, StoredExperts, drifting_loads, pool
+from tests.simulation.machines.host import WorkerHost
+from tests.simulation.machines.transfer import Carrier
+
+
+class Mover:
+    """Keeps the experts in memory where the worker's machine says they are; the checker hears where that fails."""
+
+    def __init__(self, worker: WorkerHost, stored: StoredExperts, holding: HeldExperts) -> None:
+        self._worker = worker
+        self._stored = stored
+        self._holding = holding
+        self.carrier = Carrier(worker)
+
+    def move(self, plan: msg.GenerationPlan) -> None:
+        """Take up a placement; where experts travel, the training thread waits for them."""
+        worker, stored = self._worker, self._stored
+        try:
+            change = worker.machine.moving()
+        except JobFailedError:
+            worker.raised()
+            return
+        if change is None:
+            return
+        if not stored.keep(change.keep):
+            worker.checker.lacks_experts(worker, plan, "what is to stay is not here")
+        served = [decode(blob, stored.shape) for blob in change.serving]
+        if not np.sum(served, axis=0).all():
+            worker.checker.lacks_experts(worker, plan, "nobody is to serve some of them")
+        stored.serving = served[worker.machine.generations.rank]
+        if change.beside:
+            self._set_out(plan, served)
+            return
+        if not change.bring:
+            self.moved(stored.steps)
+            return
+        worker.issue("move", stored.steps, pool, step=0)  # those whose state still comes do not know of which it is
+        worker.boundary("moving")
+
+    def _set_out(self, plan: msg.GenerationPlan, served: list[IntArray]) -> None:
+        """Send, and expect, what travels beside the first step."""
+        worker, experts = self._worker, plan.expert_plan
+        assert experts is not None
+        wanted = [decode(blob, self._stored.shape) for blob in experts.placement]
+        transfers, lost = plan_transfers(np.stack(served, axis=2), np.stack(wanted, axis=2))
+        if lost:
+            worker.checker.lacks_experts(worker, plan, f"nobody has {lost}")
+        coming: dict[str, IntArray] = {}
+        targets: dict[str, None] = {}
+        for layer, expert, source, to in transfers.as_tuples():
+            if plan.workers[to] == worker.id:
+                counts = coming.setdefault(plan.workers[source], np.zeros_like(served[0]))
+                counts[layer, expert] = 1
+            if plan.workers[source] == worker.id:
+                targets[plan.workers[to]] = None
+        self._stored.expect(plan.generation, coming)
+        self.carrier.begin(plan.generation, tuple(targets))
+        if not worker.boundary("moving") and worker.machine.moved(plan.generation) and not worker.boundary("moved"):
+            worker.advance()
+
+    def brings(self, then: Callable[[Any], None], value: Any) -> bool:
+        """Tell whether all is here that travels beside the step; where it is not, `then` is called later."""
+        worker, generation = self._worker, self._worker.machine.generation
+        if self._stored.awaits(generation):
+            worker.busy = "bring"
+            worker.world.after("retry", worker, self._look_again, generation, then, value)
+            return False
+        if not self._holding.whole and not worker.machine.frozen:
+            worker.obey(worker.machine.brought(received_bytes=1, transfer_s=0.01))
+        return True
+
+    def _look_again(self, generation: int, then: Callable[[Any], None], value: Any) -> None:
+        worker = self._worker
+        if worker.busy == "bring" and worker.machine.generation == generation and not worker.hung:
+            worker.busy = ""
+            then(value)
+
+    def moved(self, offers: tuple[int, ...]) -> None:
+        """All have offered what they have."""
+        worker, plan = self._worker, self._worker.machine.plan
+        assert plan is not None
+        if not self._stored.fetch(offers, self._holding.placed):
+            worker.checker.lacks_experts(worker, plan, "nobody had what is wanted here")
+        if worker.machine.moved(plan.generation) and not worker.boundary("moved"):
+            worker.advance()
+
+    def load(self, step: int) -> None:
+        """Take them from the checkpoint of a step."""
+        self._stored.load(self._holding.placed, step)
+
+    def take_up(self, steps: tuple[int, ...]) -> None:
+        """Take them from where they were put away; `steps`: of which step each is there."""
+        self._stored.take_up(self._holding.placed, steps)
+
+    def apply(self, plan: msg.GenerationPlan, step: int) -> None:
+        """Train them by one step."""
+        if not self._stored.apply(self._holding.placed, step):
+            self._worker.checker.lacks_experts(self._worker, plan, f"not all are of the step before {step}")
+        self._stored.serving = self._holding.placed
+
+    def tell_loads(self) -> None:
+        """Tell now and then how much each had to do."""
+        worker, machine = self._worker, self._worker.machine
+        step = machine.applied or 0
+        if step % LOADS_EVERY == 0 and machine.generations.rank == 0:
+            rng = worker.world.rng
+            worker.tell(drifting_loads(self._stored.shape, worker.id, machine.generation, step, rng))

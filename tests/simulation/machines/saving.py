@@ -1,0 +1,276 @@
+"""What simulated workers save: their parts of checkpoints, which their agents write, and their parts of snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts, OpenMemory
+from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.coordination.worker.wishes import is_save_due
+from holdfast.protocol.checkpoints.names import CheckpointName
+from holdfast.protocol.commit import Commit, Wish
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.names import seat_of
+from holdfast.protocol.plan import DecisionKind
+from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSource, seal_of
+from tests.simulation.durable import CheckpointFile, HandedPart, MemoryPart
+from tests.simulation.invariants import Checker
+from tests.simulation.machines.host import WorkerHost
+from tests.simulation.world import Delivers, World
+
+
+class Saver:
+    """Hands parts of checkpoints to its worker's agent, and tells the worker whenever what it waits for is settled."""
+
+    def __init__(self, worker: WorkerHost) -> None:
+        self._worker = worker
+        #: what was handed over and waits for what becomes of it: the newest
+        self._pending: CheckpointName | None = None
+        #: the step and the name of the newest checkpoint that counts, or of the one that was loaded here since
+        self._counting = (0, "")
+
+    def applied(self, plan: msg.GenerationPlan, step: int, state: int, commit: Commit) -> None:
+        """Save a step if all workers save it.
+
+        `plan`: the one under which the step was applied; a swap may have taken effect since.
+        """
+        self._worker.copier.applied(plan, step)
+        wanted = is_save_due(commit.wishes, due=self._is_due(step)) and not commit.failed
+        if wanted and not alone_in(self._worker.machine, step):
+            self._hand(plan, step, state)
+
+    def is_still_saving(self, step: int) -> bool:
+        """Return whether this worker's part of an earlier checkpoint keeps all workers from saving after `step`."""
+        in_time = self._worker.world.plan.saves_in_time
+        return (in_time or self._is_due(step)) and self._worker.agent.writer.busy(self._worker.id)
+
+    def _is_due(self, step: int) -> bool:
+        job = self._worker.world.plan
+        return bool(job.checkpoint_every) and not job.saves_in_time and step % job.checkpoint_every == 0
+
+    @property
+    def idle(self) -> bool:
+        """True where nothing that was handed over waits for what becomes of it."""
+        return self._pending is None
+
+    def save(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
+        """Save a step, unless it is saved already or about to be."""
+        job = self._worker.world.plan
+        if job.checkpoint_every and step and self._counting[0] != step and self._pending != _name(plan, step):
+            self._hand(plan, step, state)
+
+    def loaded(self, step: int, source: CheckpointSource | SnapshotSource) -> None:
+        """The state went back to an earlier one: what was written since is nobody's any more."""
+        self._pending = None
+        self._counting = (step, source.name) if isinstance(source, CheckpointSource) else (0, "")
+
+    def order(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints | msg.AskCheckpoint) -> None:
+        """Take an order."""
+        worker, pending = self._worker, self._pending
+        if isinstance(order, msg.AskCheckpoint):
+            worker.machine.wishes.want(Wish.SAVE_IF_FREE)
+            return
+        if isinstance(order, msg.AcceptCheckpoint):
+            if order.files:
+                return  # (that is for the agent)
+            self._counting = max(self._counting, (order.step, order.name))
+        names = order.names if isinstance(order, msg.PruneCheckpoints) else (order.name,)
+        if pending is not None and pending.folder in names:
+            self._pending = None
+        if isinstance(order, msg.PruneCheckpoints) and self._counting[1] in names:
+            self._counting = (0, "")
+        worker.saved()
+
+    def _hand(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
+        worker = self._worker
+        rank = plan.rank(worker.id)
+        if rank is not None:
+            self._pending = _name(plan, step)
+            handed = HandedPart(worker.id, self._pending, rank, len(plan.members), plan.places, state)
+            worker.agent.writer.take(handed)
+
+
+def _name(plan: msg.GenerationPlan, step: int) -> CheckpointName:
+    nonce = seal_of(plan.secret).hex()[:8]
+    return CheckpointName(term=plan.term, generation=plan.generation, step=step, nonce=nonce)
+
+
+def alone_in(machine: WorkerMachine, step: int) -> bool:
+    """Tell whether a step was applied as FORWARD, by those alone that had not applied it."""
+    decision = machine.generations.decision
+    return decision is not None and decision.kind is DecisionKind.FORWARD and decision.applied == step
+
+
+class SimWriter:
+    """Writes the parts of checkpoints for the workers of one node, seals and removes them; they may die meanwhile."""
+
+    def __init__(
+        self, world: World, checker: Checker, node: str, agent: Delivers, say: Callable[[msg.WorkerMessage], None]
+    ) -> None:
+        self._world, self._checker, self._node, self._agent, self._say = world, checker, node, agent, say
+        self._writing: list[HandedPart] = []
+
+    def busy(self, worker: str) -> bool:
+        """Tell whether a part of the worker in this place is being written."""
+        return any(seat_of(handed.worker) == seat_of(worker) for handed in self._writing)
+
+    def take(self, handed: HandedPart) -> None:
+        """A part is to be written."""
+        self._writing.append(handed)
+        self._world.after_disk("checkpoint", self._agent, self._node, self._written, handed)
+
+    def obey(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
+        """Seal a checkpoint, or remove some, as soon as the disk can."""
+        if isinstance(order, msg.PruneCheckpoints) or order.files:
+            self._world.after_disk("rename", self._agent, self._node, self._obey, order)
+
+    def _written(self, handed: HandedPart) -> None:
+        self._writing.remove(handed)
+        name, world = handed.name, self._world
+        told: dict[str, Any] = {"worker": handed.worker, "term": name.term}
+        told |= {"generation": name.generation, "step": name.step}
+        if world.troubles(self._node).full_until > world.timeline.now:
+            # training is worth more than a checkpoint
+            self._say(msg.CheckpointUnwritten(**told, name=name.folder, why="No space left on device"))
+            return
+        file = world.checkpoints.files.setdefault(name.folder, CheckpointFile(step=name.step, places=handed.places))
+        place = handed.part % handed.places
+        if file.states.setdefault(place, handed.state) != handed.state:
+            file.states[place] = world.garbage()
+        file.parts.add(handed.part)
+        files = (msg.StoredFile(name=f"part-{handed.part}", bytes=1, sha256="0" * 64),)
+        self._say(
+            msg.CheckpointWritten(
+                **told, name=name.folder, part=handed.part, parts=handed.parts, files=files, seconds=0.1
+            )
+        )
+
+    def _obey(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
+        files = self._world.checkpoints.files
+        if isinstance(order, msg.PruneCheckpoints):
+            for name in order.names if order.remove else ():
+                self._checker.pruned(name)
+                files.pop(name, None)
+            return
+        file = files.get(order.name)
+        told: dict[str, Any] = {"worker": f"{self._node}/0/0", "term": order.term}
+        told |= {"generation": order.generation, "step": order.step}
+        if file is None or file.damaged or len(file.parts) != len(order.files):
+            self._say(msg.CheckpointUnwritten(**told, name=order.name, why="cut short"))
+            return
+        file.sealed = True
+        self._say(msg.CheckpointKept(**told, name=order.name, bytes=1, seconds=0.1))
+
+
+class SnapshotCopier:
+    """Copies its worker's part of the state while the next step computes; apply has to wait for it."""
+
+    def __init__(self, worker: WorkerHost) -> None:
+        self._worker = worker
+        #: a copy reads the state: it must not change
+        self.active = False
+
+    def applied(self, plan: msg.GenerationPlan, step: int) -> None:
+        """Copy the state of a step, if a snapshot is due; `plan`: the one under which it was applied."""
+        worker, every = self._worker, self._worker.world.plan.snapshot_every
+        rank = plan.rank(worker.id)
+        if not every or step % every or rank is None or alone_in(worker.machine, step):
+            return
+        self.active = True
+        snapshot = plan.snapshot_part(rank, step)
+        worker.world.after("copy", worker, self._copied, snapshot)
+
+    def put_away(self, plan: msg.GenerationPlan) -> None:
+        """Another layout is to be in force: put the state into the node's memory."""
+        worker, machine = self._worker, self._worker.machine
+        rank, step = plan.rank(worker.id), machine.applied or 0
+        part = plan.kept_part(rank, step) if rank is not None else None
+        apart = plan.kept_experts(rank, step) if rank is not None else None
+        if part is None and apart is None:
+            machine.generations.has_put_away(plan.generation)
+            worker.advance()
+            return
+        worker.busy = "put"
+        worker.world.after("copy", worker, self._put, plan, part, apart)
+        worker.boundary("putting")
+
+    def _put(self, plan: msg.GenerationPlan, part: SnapshotPart | None, apart: SnapshotPart | None) -> None:
+        worker, experts = self._worker, plan.expert_plan
+        if worker.busy != "put" or worker.hung:
+            return
+        worker.busy = ""
+        worker.machine.generations.has_put_away(plan.generation)
+        if part is not None:
+            self._written(part, worker.state)
+        if apart is not None and experts is not None and worker.experts is not None:
+            blob = experts.placement[worker.machine.generations.rank]
+            self._written(apart, worker.state, worker.experts.of(decode(blob, worker.experts.shape)))
+        worker.advance()
+
+    def _copied(self, snapshot: SnapshotPart) -> None:
+        worker = self._worker
+        self.active = False
+        worker.world.after("seal", worker, self._written, snapshot, worker.state)
+        worker.advance()
+
+    def _written(self, snapshot: SnapshotPart, state: int, experts: tuple[int, ...] = ()) -> None:
+        worker, world = self._worker, self._worker.world
+        if world.troubles(worker.node).memory_full_until > world.timeline.now:
+            worker.tell(
+                msg.SnapshotLeftOut(
+                    worker=worker.id, generation=snapshot.generation, step=snapshot.step, why="no room for 1 byte"
+                )
+            )
+            return
+        world.memory(worker.node).parts[snapshot] = MemoryPart(state, experts=experts)
+        worker.tell(msg.SnapshotTaken(worker=worker.id, snapshot=snapshot, bytes=1, seconds=0.1))
+
+
+class SimKeeper:
+    """The parts of snapshots in the memory of one node, for its agent."""
+
+    def __init__(self, world: World, node: str, agent: Delivers, on_part: Callable[[SnapshotPart], None]) -> None:
+        self._world, self._node, self._agent, self._on_part = world, node, agent, on_part
+        self._wanted: Sequence[msg.WantedPart] = ()
+
+    def found(self) -> msg.NodeSnapshots | None:
+        """The agent starts: return what is left in memory; nothing is, where the machine was down, too."""
+        return self.opened() if self._world.plan.snapshot_every else None
+
+    def opened(self) -> msg.NodeSnapshots:
+        """There is to be room for parts: return what is left in memory."""
+        memory = self._world.memory(self._node)
+        memory.open = True
+        if self._world.rng.random() < 0.5:
+            memory.parts.clear()
+        return msg.NodeSnapshots(host="10.0.0.1", port=1, parts=tuple(memory.parts))
+
+    def close(self) -> None:
+        """The agent is gone."""
+        self._world.memory(self._node).open = False
+
+    def obey(self, work: FetchParts | ForgetParts | AdmitReaders | OpenMemory) -> None:
+        """Do what the agent's machine asks for."""
+        if isinstance(work, FetchParts):
+            self._wanted = work.wanted
+            for one in work.wanted:
+                self._world.after("transfer", self._agent, self._fetch, one, 3)
+        elif isinstance(work, ForgetParts):
+            for part in work.parts:
+                self._world.memory(self._node).parts.pop(part, None)
+
+    def _fetch(self, one: msg.WantedPart, tries: int) -> None:
+        """A copy of another node's part has come, if it could."""
+        world, memory = self._world, self._world.memory(one.keeper.node)
+        if one not in self._wanted:
+            return
+        part = memory.parts.get(one.snapshot)
+        full = world.troubles(self._node).memory_full_until > world.timeline.now
+        within_reach = memory.open and world.data_plane.reaches(self._node, {one.keeper.node})
+        if part is not None and within_reach and not part.damaged and not full:
+            world.memory(self._node).parts[one.snapshot] = MemoryPart(part.state)
+            self._on_part(one.snapshot)
+        elif tries:
+            world.after("retry", self._agent, self._fetch, one, tries - 1)

@@ -1,0 +1,108 @@
+"""One agent's connection to a coordinator: FIFO in each direction, with delays; it can be cut, or fall silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from holdfast.coordination.inputs import Disconnected, Received
+from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage
+from tests.simulation.world import World
+
+
+class LowerEnd(Protocol):
+    """An agent, for its connection."""
+
+    name: str
+
+    def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
+
+    def hear(self, connection: SimConnection, message: CoordinatorMessage) -> None: ...
+
+    def disconnected(self, connection: SimConnection) -> None: ...
+
+
+class UpperEnd(Protocol):
+    """A coordinator, for its connections."""
+
+    def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
+
+    def feed_connection(self, number: int, event: Received) -> None: ...
+
+    def forget_connection(self, number: int, event: Disconnected) -> None: ...
+
+
+class SimConnection:
+    """Both ends of a TCP connection."""
+
+    def __init__(self, world: World, number: int, agent: LowerEnd, coordinator: UpperEnd) -> None:
+        self.number = number
+        self.agent = agent
+        self.coordinator = coordinator
+        self._world = world
+        self._last_up = self._last_down = 0.0
+        #: nothing in flight arrives any more
+        self._lost = False
+        #: nothing more is accepted for sending
+        self._cut = False
+        self._closing = False
+        self._troubles = world.troubles(agent.name)
+
+    def send_up(self, message: AgentMessage) -> None:
+        """Send to the coordinator; one that is closing the connection still listens."""
+        if not self._cut or self._closing:
+            self._last_up = max(self._arrival(self._last_up), self._troubles.up_until)
+            self._world.timeline.at(self._last_up, self._arrive_up, message)
+
+    def send_down(self, message: CoordinatorMessage, leaves_at: float = 0.0) -> None:
+        """Send to the agent; `leaves_at`: when the coordinator has come to it, if that is not yet."""
+        if not self._cut:
+            self._last_down = max(self._arrival(self._last_down, leaves_at), self._troubles.down_until)
+            self._world.timeline.at(self._last_down, self._arrive_down, message)
+
+    def close_from_above(self) -> None:
+        """The coordinator closes after what it has sent."""
+        if not self._cut:
+            self._cut = self._closing = True
+            # What the agent says until the closing handshake is over still arrives.
+            self._world.timeline.after(self._world.rng.uniform(*self._world.timing.closing), self._end_above)
+            self._last_down = self._arrival(self._last_down)
+            self._world.timeline.at(self._last_down, self._notify_agent)
+
+    def close_from_below(self, *, seen: bool = True) -> None:
+        """The agent's end is gone; `seen`: the coordinator's machine is told (a reset), after what was sent."""
+        if self._cut:
+            return
+        self._cut = True
+        if seen:
+            self._last_up = self._arrival(self._last_up)
+            self._world.timeline.at(self._last_up, self._end_above)
+
+    def cut(self, *, lose: bool, above_s: float, below_s: float) -> None:
+        """The network breaks; each end notices after its own time, what is in flight may be lost."""
+        if self._cut:
+            return
+        self._cut, self._lost = True, lose
+        timeline = self._world.timeline
+        timeline.at(max(self._last_up, timeline.now + above_s), self._end_above)
+        timeline.at(max(self._last_down, timeline.now + below_s), self._notify_agent)
+
+    def _arrival(self, last: float, leaves_at: float = 0.0) -> float:
+        world = self._world
+        return max(last, max(world.timeline.now, leaves_at) + world.rng.uniform(*world.timing.link))
+
+    def _arrive_up(self, message: AgentMessage) -> None:
+        if not self._lost:
+            coordinator = self.coordinator
+            coordinator.deliver(coordinator.feed_connection, self.number, Received(self.number, message))
+
+    def _arrive_down(self, message: CoordinatorMessage) -> None:
+        if not self._lost:
+            self.agent.deliver(self.agent.hear, self, message)
+
+    def _end_above(self) -> None:
+        coordinator = self.coordinator
+        coordinator.deliver(coordinator.forget_connection, self.number, Disconnected(self.number))
+
+    def _notify_agent(self) -> None:
+        self.agent.deliver(self.agent.disconnected, self)

@@ -1,0 +1,264 @@
+"""A simulated job of a pool: its coordinator trains, loses nodes, leaves them, and keeps its grants in its record."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from holdfast.coordination.grants import give_back, joined, overdue, report, set_roles, stand
+from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, NodeUnfit
+from tests.simulation.pool.pool_around import PoolAround
+from tests.simulation.pool.pool_world import Crash, JobDisk, Line, NodeComes, PoolWorld
+
+LEASE_S = 3.0
+JOIN_S = 15.0
+
+
+class SimJobCoordinator:
+    """One life of a job's coordinator."""
+
+    def __init__(self, cluster: PoolAround, name: str, submission: int, disk: JobDisk) -> None:
+        self.name = name
+        self.submission = submission
+        self.up = True
+        self.disk = disk
+        self._cluster = cluster
+        self._world: PoolWorld = cluster.world
+        self._pool: Line | None = None
+        #: the nodes that train, by the line to each
+        self.members: dict[str, Line] = {}
+        #: when those were heard last, or began to be waited for
+        self._seen = dict.fromkeys(disk.held.grants, self._world.now)
+        self._doing = ""
+        self._unfit: dict[str, NodeUnfit] = {}
+        self._world.later(0.01, 0.5, self._link)
+        self._world.later(0.5, 1.0, self._tick)
+        self._world.later(0.5, 4.0, self._end_moves)
+
+    def die(self) -> None:
+        """The coordinator is gone; its nodes train on, or are ended by somebody else."""
+        self.up = False
+        for line in (self._pool, *self.members.values()):
+            if line is not None:
+                line.cut()
+
+    @property
+    def training(self) -> list[str]:
+        """The connected nodes that train, standbys that join next to a leaver among them."""
+        grants, joining = self.disk.held.grants, self.disk.joining
+        return [node for node in self.members if not grants[node].standby or node in joining]
+
+    def move(self) -> None:
+        """Move a node: a standby joins next to it, takes its place later, and the node becomes a standby."""
+        grants, joining = self.disk.held.grants, self.disk.joining
+        waiting = [node for node in self.members if grants[node].standby and node not in joining]
+        leavers = [node for node in self.training if node not in (*joining, *joining.values())]
+        if self.up and waiting and leavers and self.disk.standing == "going":
+            joining[self._world.rng.choice(waiting)] = self._world.rng.choice(leavers)
+            self._update_roles({})
+            self._world.later(0.2, 4.0, self._end_moves)
+
+    def _end_moves(self) -> None:
+        """End the moves whose nodes are both connected: the standbys have the places, and the leavers wait."""
+        if not self.up:
+            return
+        ended = {name: leaver for name, leaver in self.disk.joining.items() if {name, leaver} <= self.members.keys()}
+        self._update_roles(dict.fromkeys(ended.values(), True))
+        if self.up and self.disk.joining:
+            self._world.later(0.5, 1.0, self._end_moves)
+
+    def _update_roles(self, changed: Mapping[str, bool]) -> None:
+        """Write the roles of the connected nodes, with these changes; moves whose leaver waits are over."""
+        grants, joining = self.disk.held.grants, self.disk.joining
+        called = {node for node in joining if node in grants and not grants[node].standby}
+        roles = {node: grants[node].standby and node not in joining for node in self.members if node not in called}
+        roles |= changed
+        if self._write(self._cluster.parts.update_roles(self.disk.held, roles, joining)):
+            self._drop_ended_moves()
+            self._report()
+
+    def _drop_ended_moves(self) -> None:
+        """Forget the moves whose standby is gone, or whose leaver is gone, waits, or is wanted back by the pool."""
+        grants = self.disk.held.grants
+        counted = {node for node, grant in grants.items() if not (grant.standby or grant.leaving)}
+        pairs = self.disk.joining.items()
+        self.disk.joining = {name: leaver for name, leaver in pairs if name in grants and leaver in counted}
+
+    # ---- the pool ----
+
+    def _link(self) -> None:
+        if not self.up or self._pool is not None:
+            return
+        server = self._cluster.server
+        if server is None or not self._world.reaches(self.name, "pool"):
+            self._world.later(0.2, 1.0, self._link)
+            return
+        self._pool = Line(self._world, (self.name, "pool"), (self, server))
+        server.linked(self, self._pool)
+        self._report()
+
+    def _report(self) -> None:
+        if self._pool is not None:
+            said = report(self.disk.held, dict(self._unfit), members=self.training, pace=self._pace)
+            self._pool.send(self, said)
+
+    @property
+    def _pace(self) -> JobPace | None:
+        """What it has measured in this life: some grow well, others do not, and one is slower with more."""
+        nodes, kind = len(self.training), self.disk.held.submission % 3
+        if not nodes:
+            return None
+        step_s = (1.0, 4.0, 0.5)[kind] / nodes + (0.01, 0.5, 0.2 * nodes)[kind]
+        return JobPace(step_s={nodes: step_s}, micro_batches=8, samples=8, workers=1, flop_per_sample=float(kind))
+
+    def _hear(self, shares: JobShares) -> None:
+        disk = self.disk
+        held = self._cluster.parts.hear(disk.held, shares, self._world.now)
+        if disk.standing in ("finished", "stopped", "failed"):
+            self._report()
+            return
+        if held.wish == "run":
+            held = stand(held, "going")
+        if not self._write(held):
+            return
+        for node in [node for node in self.members if node not in held.grants]:
+            self._drop(node)
+        if self.disk.joining:
+            self._update_roles({})  # If the pool wants a leaver back, its standby has joined in addition.
+        self._report()
+        if shares.stranded and self._unfit and not self.members and disk.standing == "going":
+            self._all_go("failed", "too few nodes would do")
+        self._look_at_wish()
+
+    def _look_at_wish(self) -> None:
+        wish = self.disk.held.wish
+        if self.disk.standing == "suspended" and wish in ("stop", "stop_now"):
+            self._all_go("stopped")
+        elif self.disk.standing == "suspended" and self.disk.held.grants:
+            self._all_go("suspended")  # (it was to go on, and to stop again, before it heard of either)
+        if self.disk.standing == "going" and wish != "run" and self._doing != wish:
+            self._doing = wish
+            self._world.later(0.1, 3.0, self._do_wish, wish)
+        if self.disk.held.to_leave:
+            self._world.later(0.1, 2.0, self._leave)
+
+    def _do_wish(self, wish: str) -> None:
+        """The step is over, and the state saved."""
+        self._doing = ""
+        if not self.up or self.disk.held.wish != wish or self.disk.standing != "going":
+            return
+        self._all_go("suspended" if wish == "suspend" else "stopped")
+
+    def _all_go(self, standing: JobStanding, why: str = "") -> None:
+        self._give_back(list(self.disk.held.grants), standing, why)
+        self._drop_ended_moves()
+
+    def _leave(self) -> None:
+        if self.up and self.disk.standing == "going" and self.disk.held.to_leave:
+            self._give_back(self.disk.held.to_leave)
+
+    def _lose(self, nodes: Collection[str]) -> None:
+        """Nodes are lost: standbys take the places of the nodes that had one, in the same write."""
+        grants, joining = self.disk.held.grants, self.disk.joining
+        places = sum(not grants[node].standby for node in nodes)
+        waiting = [node for node in self.members if grants[node].standby and node not in nodes]
+        waiting.sort(key=lambda node: joining.get(node, "") not in nodes)
+        free = [node for node in waiting if node not in joining or joining[node] in nodes]
+        self._give_back(nodes, taking=free[:places])
+
+    def _give_back(
+        self,
+        nodes: Collection[str],
+        standing: JobStanding = "going",
+        why: str = "",
+        taking: Collection[str] = (),
+    ) -> None:
+        """Do without nodes, by the record first; then tell them, and the pool."""
+        numbers = {node: self.disk.held.grants[node].number for node in nodes}
+        held = set_roles(give_back(self.disk.held, nodes), dict.fromkeys(taking, False))
+        if not self._write(stand(held, standing, why)):
+            return
+        for node, number in numbers.items():
+            if node in self.members:
+                self.members[node].send(self, number)
+                del self.members[node]
+            self._seen.pop(node, None)
+        self._drop_ended_moves()
+        self._report()
+
+    def _write(self, held: Held) -> bool:
+        disk = self.disk
+        if held == disk.held:
+            return True
+        try:
+            self._world.writing(self.name)
+        except Crash:
+            self.die()
+            self._cluster.job_died(self)
+            return False
+        before, disk.held = disk.held, held
+        for node in held.grants:
+            self._seen.setdefault(node, self._world.now)
+        self._cluster.checker.held(self, before, held)
+        return True
+
+    # ---- nodes ----
+
+    def heard(self, line: Line, message: Any) -> None:
+        """Hear the pool, or a node."""
+        if line is self._pool:
+            self._hear(message)
+        elif isinstance(message, NodeComes):
+            node = message.node
+            held = joined(self.disk.held, node, message.grant)
+            if held is None or self.disk.standing != "going":
+                line.cut()  # (it tries again until somebody says that it is another's)
+            elif node in self._cluster.unfit(self.name):
+                self._unfit[node] = NodeUnfit(grant=message.grant, why="no script")
+                line.send(self, message.grant)
+                self._give_back([node])
+            elif self._write(held):
+                self.members[node] = line
+                self._seen[node] = self._world.now
+                self._report()
+        else:
+            for node, known in self.members.items():
+                if known is line:
+                    self._seen[node] = self._world.now
+
+    def lost(self, line: Line) -> None:
+        """A line is gone: the node's lease runs."""
+        if line is self._pool:
+            self._pool = None
+            self._world.later(0.05, 1.0, self._link)
+        self.members = {node: known for node, known in self.members.items() if known is not line}
+
+    def _drop(self, node: str) -> None:
+        self.members.pop(node).cut()
+
+    def _tick(self) -> None:
+        if not self.up:
+            return
+        self._world.later(0.9, 1.0, self._tick)
+        now, disk = self._world.now, self.disk
+        if disk.standing != "going":
+            self._report()
+            return
+        late = [node for node, grant in disk.held.grants.items() if grant.came and now - self._seen[node] > LEASE_S]
+        late += overdue(disk.held, now, JOIN_S)
+        if late:
+            self._lose(late)  # (the hit job goes on without them at once)
+        if not self.up:
+            return
+        self._train()
+
+    def _train(self) -> None:
+        disk, limit_s = self.disk, self.disk.spec.time_limit
+        if self.training:
+            disk.begun_at = disk.begun_at or self._world.now
+            disk.done_s += len(self.training)
+        if disk.done_s >= self._cluster.work_s(self.name):
+            self._all_go("finished", "completed")
+        elif limit_s and disk.begun_at and self._world.now > disk.begun_at + limit_s:
+            self._all_go("stopped", "time_limit")

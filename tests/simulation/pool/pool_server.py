@@ -1,0 +1,153 @@
+"""The pool's server in simulation: the shell around its machine, with the store and the journal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.coordination.inputs import Tick
+from holdfast.coordination.pool.inputs import Foreseen, JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput
+from holdfast.coordination.pool.instructions import (
+    BeginJob,
+    CloseJob,
+    CloseNode,
+    EmitPool,
+    Foresee,
+    PersistPool,
+    PoolInstruction,
+    StopOutdatedPool,
+    TellJob,
+    TellNode,
+)
+from holdfast.errors import HoldfastError
+from holdfast.protocol.pool.events import AnyPoolEvent
+from holdfast.protocol.pool.record import PoolRecord
+from tests.simulation.pool.pool_around import CoordinatorSeen, PoolAround
+from tests.simulation.pool.pool_world import Crash, Line, PoolWorld
+
+#: what can happen next takes so long to plan for
+_SOLVED_S = 0.3
+
+
+class SimPoolServer:
+    """One life of the pool's server."""
+
+    def __init__(self, cluster: PoolAround) -> None:
+        self.up = True
+        self._cluster = cluster
+        self._world: PoolWorld = cluster.world
+        disk = self._world.disk
+        self._version, self._length = disk.version, len(disk.journal)
+        record = msgspec.json.decode(msgspec.json.encode(disk.record), type=PoolRecord) if disk.record else None
+        self.pool = cluster.parts.pool(cluster.config, record, len(disk.journal))
+        self._numbers: dict[int, Line] = {}
+        self._by_line: dict[int, int] = {}
+        self._last_number = 0
+        self._jobs: dict[str, Line] = {}
+
+    def start(self) -> None:
+        """Take up the pool."""
+        self._run(lambda: self.pool.start(self._world.now, "", 1))
+        self._tick()
+
+    def die(self) -> None:
+        """The server is gone."""
+        if not self.up:
+            return
+        self.up = False
+        for line in (*self._numbers.values(), *self._jobs.values()):
+            line.cut()
+        self._cluster.server_died(self)
+
+    def feed(self, event: PoolInput) -> str:
+        """Have the machine take something in; return why it refused, "" where it did not."""
+        return self._run(lambda: self.pool.handle(event, self._world.now)) if self.up else "the server is down"
+
+    def linked(self, job: CoordinatorSeen, line: Line) -> None:
+        """A job's coordinator can be told something."""
+        self._jobs[job.name] = line
+        self.feed(JobLinked(job.name))
+
+    def heard(self, line: Line, message: Any) -> None:
+        """Hear a node, or a job."""
+        for name, known in self._jobs.items():
+            if known is line:
+                self.feed(JobSaid(name, message))
+                return
+        if id(line) not in self._by_line:
+            self._last_number += 1
+            self._numbers[self._last_number] = line
+            self._by_line[id(line)] = self._last_number
+        self.feed(NodeSaid(self._by_line[id(line)], message))
+
+    def lost(self, line: Line) -> None:
+        """A line is gone."""
+        self._jobs = {name: known for name, known in self._jobs.items() if known is not line}
+        number = self._by_line.get(id(line))
+        if number is not None:
+            self.feed(NodeGone(number))
+
+    def _tick(self) -> None:
+        if self.up:
+            self.feed(Tick())
+            self._world.timeline.after(0.5, self._tick)
+
+    def _run(self, call: Any) -> str:
+        try:
+            instructions: list[PoolInstruction] = call()
+        except HoldfastError as error:
+            return str(error)
+        try:
+            for instruction in instructions:
+                if not self.up:
+                    break
+                self._carry_out(instruction)
+        except Crash:
+            self.die()
+        return ""
+
+    def _persist(self, record: PoolRecord) -> None:
+        world, disk = self._world, self._world.disk
+        world.writing("pool")
+        if disk.version != self._version:
+            world.tell("a server finds that another has taken the pool")
+            self.die()
+            return
+        before, disk.record = disk.record, record
+        disk.version = self._version = disk.version + 1
+        self._cluster.checker.persisted(before, record)
+
+    def _emit(self, event: AnyPoolEvent) -> None:
+        disk = self._world.disk
+        self._world.writing("pool")
+        if len(disk.journal) != self._length:
+            self.die()
+            return
+        disk.journal.append(event)
+        self._length += 1
+        self._cluster.checker.emitted(event)
+
+    def _carry_out(self, instruction: PoolInstruction) -> None:
+        world = self._world
+        match instruction:
+            case StopOutdatedPool(newer):
+                raise AssertionError(f"a server takes its store for an older one: {newer}")
+            case PersistPool(record):
+                self._persist(record)
+            case EmitPool(event):
+                self._emit(event)
+            case TellNode(connection, message):
+                self._numbers[connection].send(self, message)
+            case CloseNode(connection):
+                self._numbers[connection].cut()
+            case BeginJob(job):
+                self._cluster.begin(job)
+            case TellJob(job, shares):
+                if job in self._jobs:
+                    self._jobs[job].send(self, shares)
+            case CloseJob(job, submission):
+                self._jobs.pop(job, None)
+                self._cluster.close(job, submission)
+            case Foresee(question):
+                world.timeline.after(_SOLVED_S, lambda: self.feed(Foreseen(question.number, question.solve())))
