@@ -4,9 +4,10 @@
 
 A server in a process of its own, as users run it, with the coordinators of all jobs in it, and fake nodes: real fences
 and real agents of jobs over real connections, whose workers do not train (`tests.simulation.fakes.fake_pool_nodes`).
-They share this machine with the server, so its *processor time* counts. All jobs have the same number of nodes. Then one
-more job is submitted, for which others give up some of theirs. That is decided, written and reported within the request;
-the jobs' coordinators hear of it afterwards. As no job trains, no node leaves: benchmarks/pool.py measures moves.
+They share this machine with the server, so its *processor time* counts. All jobs have the same number of nodes. Then
+one more job is submitted, for which others give up some of theirs. That is decided, written and reported within the
+request; the jobs' coordinators hear of it afterwards. As no job trains, no node leaves: benchmarks/pool.py measures
+moves.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ how many micro-batches a step has, by which they grow better or worse.
 
 WAF = weight x FLOP of the samples that a job has committed, less what roll-backs undid, of all jobs (a sample is said
 to take `FLOP`). All figures come from the jobs' own event files. Beside each stands what the simulator says of the same
-trace, given what was measured of that run (`planner/fleet/pool/real_run.py`): steps by number of nodes, and how long
+trace, given what was measured of that run (`benchmarks/real_run.py`): steps by number of nodes, and how long
 losses, planned changes and arrivals take; and what it says of policies that were not run.
 """
 
@@ -38,7 +38,7 @@ from pool_faults import TINY
 from pool_waf_record import Begin, recorded
 from standstill import Watch
 
-from holdfast.planner.fleet.pool.real_run import Durations, RealRun, Struck, durations, predicted
+from benchmarks.real_run import Durations, RealRun, Struck, durations, predicted
 from tests.harness.local_pool import LocalPool
 
 NODES = 8

@@ -1,4 +1,4 @@
-"""What a pool and its jobs have written down, as `planner/fleet/pool/real_run.py` has it."""
+"""What a pool and its jobs have written down, as `benchmarks/real_run.py` has it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.planner.fleet.pool.real_run import NodeWord, RealGeneration, RealJob, RealRun, RealStep, Struck
+from benchmarks.real_run import NodeWord, RealGeneration, RealJob, RealRun, RealStep, Struck
 from tests.harness.local_pool import LocalPool
 
 #: times are kept so exactly

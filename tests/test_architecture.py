@@ -1,4 +1,4 @@
-"""The house of DESIGN.md: who may import whom, what stays free of torch, and how big things may get."""
+"""The structure of DESIGN.md: which package may import which, without circles, and what stays free of torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.cli.command_table import COMMANDS
 from places import ROOT
 
 #: (each of xdist's processes would parse all files for itself)
@@ -179,17 +180,76 @@ def test_coordination_does_no_io_and_reads_no_clock() -> None:
         assert not used, f"{path.relative_to(SOURCE)} imports {used}"
 
 
-def test_modules_do_not_import_each_other_in_circles() -> None:
-    """Function bodies included: an import that waits is a circle all the same."""
+def test_packages_do_not_import_each_other_in_circles() -> None:
+    """Of each package, at any depth, the modules and packages in it have an order in which each imports earlier ones.
+
+    Function bodies and imports for types included. A package's own `__init__` may import what is in it.
+    """
+    graph = _import_graph()
+    circles = {}
+    for package in {name.rpartition(".")[0] for name in graph} - {""}:
+        within: dict[str, set[str]] = {}
+        for module, needs in graph.items():
+            if part := _part_of(package, module):
+                within.setdefault(part, set()).update(filter(None, (_part_of(package, name) for name in needs)))
+        while within:
+            free = {part for part, needs in within.items() if not (needs - {part}) & within.keys()}
+            if not free:
+                circles[package] = sorted(within)
+                break
+            within = {part: needs for part, needs in within.items() if part not in free}
+    assert circles == {}
+
+
+def _part_of(package: str, module: str) -> str:
+    """Return the name of the direct part of a package that a module is, or lies in; "" if it does not lie in it."""
+    return module.removeprefix(f"{package}.").split(".")[0] if module.startswith(f"{package}.") else ""
+
+
+@cache
+def _import_graph() -> dict[str, set[str]]:
+    """Return which modules of holdfast each module imports."""
     modules = {_module(path): path for path in files()}
-    graph = {
-        module: {name for name in _imported_modules(path, set(modules)) if name != module}
+    return {
+        module: modules.keys() & set(_imported_modules(path, set(modules))) - {module}
         for module, path in modules.items()
     }
-    while graph:
-        free = {module for module, needs in graph.items() if not needs & graph.keys()}
-        assert free, f"a circle within {sorted(graph)}"
-        graph = {module: needs for module, needs in graph.items() if module not in free}
+
+
+def test_no_private_name_is_imported() -> None:
+    private = [
+        f"{path.relative_to(SOURCE)} imports {alias.name}"
+        for path in files()
+        for node in import_statements(path)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("holdfast")
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
+    assert private == []
+
+
+def test_everything_in_the_wheel_can_be_reached() -> None:
+    """From the commands, `import holdfast`, the integrations, and the modules that these run by name (`python -m`).
+
+    `holdfast examples copy` writes the examples: what they import counts, too.
+    """
+    graph, paths = _import_graph(), {_module(path): path for path in files()}
+    found = {name for name in graph if name.startswith("holdfast.integrations")}
+    found |= {"holdfast", "holdfast.__main__", "holdfast.placement"}
+    found |= {f"holdfast.cli.{row.module}" for row in COMMANDS.values()}
+    found |= {name for path in (ROOT / "examples").glob("*.py") for name in imports(path) if name in graph}
+    new = set(found)
+    while new:
+        named = {
+            node.value
+            for module in new
+            for node in ast.walk(parsed(paths[module]))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in graph
+        }
+        parents = {module.rpartition(".")[0] for module in new} - {""}
+        new = (set().union(*(graph[module] for module in new)) | named | parents) - found
+        found |= new
+    assert sorted(graph.keys() - found) == []
 
 
 def _module(path: Path) -> str:
@@ -221,16 +281,6 @@ def test_the_map_of_the_house_names_every_folder() -> None:
     page = (ROOT / "docs" / "house.md").read_text()
     for folder in {path.parent for path in files()} - {SOURCE, SOURCE / "cli", SOURCE / "runtime" / "moe"}:
         assert f"`{folder.relative_to(SOURCE)}`" in page, f"{folder} is not on it"
-
-
-def test_no_public_class_name_exists_twice() -> None:
-    """A name that stands for two things sends a reader to the wrong one."""
-    homes: dict[str, list[str]] = {}
-    for path in files():
-        for node in parsed(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
-    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
 def test_no_two_files_of_tests_share_a_name() -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pool_waf
 from pool_waf_record import Begin, recorded
 
-from holdfast.planner.fleet.pool.real_run import RealStep, Struck
+from benchmarks.real_run import RealStep, Struck
 from tests.harness.local_pool import LocalPool
 
 BEGUN = 1000.0

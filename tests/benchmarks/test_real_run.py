@@ -8,10 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.planner.fleet.pool.divided_shares import DividedShares
-from holdfast.planner.fleet.pool.months import Months
-from holdfast.planner.fleet.pool.outages import FleetTrace, Outage
-from holdfast.planner.fleet.pool.real_run import (
+from benchmarks.real_run import (
     NodeWord,
     RealGeneration,
     RealJob,
@@ -21,6 +18,9 @@ from holdfast.planner.fleet.pool.real_run import (
     durations,
     predicted,
 )
+from holdfast.planner.fleet.pool.divided_shares import DividedShares
+from holdfast.planner.fleet.pool.months import Months
+from holdfast.planner.fleet.pool.outages import FleetTrace, Outage
 from holdfast.planner.fleet.pool.systems import SYSTEMS, FixedTimes, LostTime
 from holdfast.planner.fleet.pool.tasks import FleetTask
 
