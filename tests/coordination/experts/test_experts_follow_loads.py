@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from loaded_job import loads, moe_job, replicas
 from machinery import Job, applied, attach, commit, hello, w
-from test_loads import loads, moe_job, replicas
 
 from holdfast.coordination.inputs import Planned
 from holdfast.coordination.instructions import PlanExperts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from loaded_job import loads, moe_job
 from machinery import Job, applied, attach, hello, w
-from test_loads import loads, moe_job
 
 from holdfast.coordination.experts.searching import Found, Search
 from holdfast.coordination.inputs import Planned

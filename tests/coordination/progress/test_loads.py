@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machinery import Job, attach, hello, w
+from loaded_job import SHAPE, SKEWED, loads, moe_job, replicas
+from machinery import attach, hello, w
 
 from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.coordination.progress.loads import decode_loads, encode_loads
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol import events as ev
-from holdfast.protocol.job_spec import ExpertSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
-
-SHAPE = msg.ExpertShape(layers=2, experts=4, slots=3)
-SKEWED = np.array([[90.0, 10, 10, 10], [1, 1, 1, 30]])
 
 
 @given(st.lists(st.floats(0, 1e6, width=32), min_size=8, max_size=8))
@@ -30,30 +27,6 @@ def test_a_blob_says_what_went_into_it(values: list[float]) -> None:
 def test_what_are_no_loads_is_refused(tokens: FloatArray) -> None:
     with pytest.raises(ValueError, match="are no loads of 4 experts in 2 layers"):
         decode_loads(encode_loads(tokens), SHAPE)
-
-
-def moe_job(nodes: int = 3, shape: msg.ExpertShape = SHAPE, *, rebalance_every: int = 200) -> Job:
-    """All nodes are there, in the first generation, and have entered it."""
-    job = Job(nodes=nodes, spec=JobSpec(experts=ExpertSpec(rebalance_every=rebalance_every))).boot()
-    for index in range(nodes):
-        job.connect(hello(f"n{index}"))
-        job.say(attach(w(f"n{index}"), experts=shape))
-    for index in range(nodes):
-        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
-    return job
-
-
-def loads(
-    tokens: FloatArray = SKEWED, *, node: str = "n0", step: int = 10, generation: int = 1, token_s: float = 0.01
-) -> msg.Loads:
-    blob = encode_loads(tokens)
-    return msg.Loads(worker=w(node), generation=generation, step=step, tokens=blob, expert_bytes=100, token_s=token_s)
-
-
-def replicas(plan: msg.GenerationPlan, shape: msg.ExpertShape = SHAPE) -> list[list[int]]:
-    """Replicas per layer and expert."""
-    assert plan.expert_plan is not None
-    return sum(decode(blob, shape) for blob in plan.expert_plan.placement).tolist()  # type: ignore[union-attr]
 
 
 def test_a_time_without_end_is_refused() -> None:
