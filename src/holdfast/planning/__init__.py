@@ -1,4 +1,21 @@
-"""Where expert replicas live and how they move: pure functions of arrays."""
+"""Expert placement, token dispatch and node division: pure functions of numpy arrays.
+
+`make_plan` is the entry for placements. It allocates replicas to experts by their loads, places them on nodes by a
+strategy, and maps the result to the nodes so that few experts move. The order of calls in a job:
+
+1. `make_plan`: loads and slots in, a `Plan` out, or a `Shortage` if there are more experts than slots.
+2. `plan_transfers`: which node sends which expert to which node.
+3. `decide_rebalance`: whether these moves are worth their cost.
+4. `dispatch_schedule`: in each step, which rank computes which tokens.
+
+Example, with 1 layer, 4 experts and 3 nodes of 4 slots:
+
+    loads = np.array([[10, 20, 30, 40]])
+    plan = make_plan(loads, np.full(3, 4), fault_threshold=2, strategy=strategy_named("best"))
+    plan.counts  # (L, E, N): replicas of each expert on each node
+
+`waf` divides the nodes of a pool among its jobs, and `survival` computes the probability that a placement survives.
+"""
 
 from holdfast.planning.dispatch.interval import Interval as Interval
 from holdfast.planning.dispatch.interval import NodeInterval as NodeInterval

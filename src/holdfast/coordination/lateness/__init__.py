@@ -1,1 +1,11 @@
-"""Who is late, and whose fault that is: times that were measured, limits made of them, and where each worker stands."""
+"""Hang detection, and nodes that are slower than others.
+
+1. On each node, `LateWatch` reads where the workers stand, learns usual durations, and reports a worker that exceeds
+   its limit (`Late`), or the workers' own times (`OwnTimes`).
+2. The coordinator's `Inquiry` asks all nodes where their workers stand (`Probe`), and collects the answers.
+3. `judge` names the workers that hold up the others, from this evidence alone.
+4. `OwnWork` tells slow work from a hang: a worker is cleared if another one needs as long for the same work.
+5. The agent ends the worker that hangs. `Stories` collects stack dumps and emits `stacks_taken`.
+
+`SlowNodes` finds slow nodes by a sequential test, and `Straggling` reacts as `--stragglers` says.
+"""

@@ -1,1 +1,7 @@
-"""Snapshots in the memory of nodes: who holds which parts, who is to hold copies of them, and which of them serve."""
+"""Snapshots in the memory of nodes: which parts each node holds, and which snapshots are complete.
+
+Agents report the parts that they hold: `SnapshotBook.hold`. `SnapshotBook.look` asks nodes to fetch copies, so that
+each part lies on F nodes, in groups chosen by `peers_of`, and emits `snapshot_saved`. After a loss of all live copies,
+`SnapshotBook.serving` returns the newest complete snapshot. Nothing is stored: agents report again to a new
+coordinator.
+"""

@@ -1,1 +1,7 @@
-"""The tier in memory: a member's part of the state, copied while it computes, and put together again after a loss."""
+"""State in the memory of nodes: copied during the next step, and restored if all live copies are lost.
+
+`Snapshots.applied` is called after each applied step. If a snapshot is due, `SnapshotTaker` copies this member's part
+into its agent's memory; `Snapshots.settle` waits before the next change of the state until the copy has read it. After
+a loss `Snapshots.restore` reads all parts, from this node first and then from other nodes (`SnapshotRestorer`).
+`Snapshots.put_away` stores the whole state for a change of layout.
+"""
