@@ -1,4 +1,4 @@
-"""The structure of DESIGN.md: which package may import which, without circles, and what stays free of torch."""
+"""The rules of docs/architecture.md: allowed imports, no circles, packages without torch, a map that is up to date."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 import holdfast
 from holdfast.cli.command_table import COMMANDS
+from holdfast.protocol.events import EVENTS
 from places import ROOT
 
 #: (each of xdist's processes would parse all files for itself)
@@ -271,16 +272,50 @@ def test_every_folder_says_what_it_is_for() -> None:
         assert ast.get_docstring(parsed(folder / "__init__.py")), f"{folder} does not"
 
 
-def test_the_map_of_the_house_names_no_file_that_is_not_there() -> None:
-    known = {f"/{path.relative_to(SOURCE)}" for path in files()} | {"/tests/test_architecture.py"}
-    for named in re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "house.md").read_text()):
-        assert any(path.endswith(f"/{named}") for path in known), named
+def test_package_docstrings_name_only_what_exists() -> None:
+    known = {"holdfast", *EVENTS} | {name for path in files() for name in _defined_names(path)}
+    for path in files():
+        if path.name == "__init__.py":
+            for named in re.findall(r"`([\w./]+)`", ast.get_docstring(parsed(path)) or ""):
+                exists = any(path.parent.rglob(named)) if named.endswith(".py") else set(named.split(".")) <= known
+                assert exists, f"{path.relative_to(SOURCE)} names {named}"
 
 
-def test_the_map_of_the_house_names_every_folder() -> None:
-    page = (ROOT / "docs" / "house.md").read_text()
+def _defined_names(path: Path) -> Iterator[str]:
+    """Yield the names of a module and its packages, and of all that it defines."""
+    yield from (path.stem, *path.relative_to(ROOT).parts[:-1])
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def test_the_map_names_only_files_that_exist() -> None:
+    """A name after `::` must be in that file."""
+    known = [*files(), *(ROOT / "tests").rglob("*.py")]
+    for page in ("docs/architecture.md", "CONTRIBUTING.md"):
+        for named, _, name in re.findall(r"`([\w/]+\.py)(::(\w+))?`", (ROOT / page).read_text()):
+            found = [path for path in known if f"/{path.relative_to(ROOT)}".endswith(f"/{named}")]
+            assert any(not name or name in _defined_names(path) for path in found), f"{page}: {named} {name}"
+
+
+def test_the_map_names_every_folder() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
     for folder in {path.parent for path in files()} - {SOURCE, SOURCE / "cli", SOURCE / "runtime" / "moe"}:
-        assert f"`{folder.relative_to(SOURCE)}`" in page, f"{folder} is not on it"
+        assert f"`{folder.relative_to(SOURCE)}`" in page, f"docs/architecture.md lacks {folder}"
+
+
+def test_the_map_has_the_table_of_allowed_imports() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (`.*`) \| (.*) \|$", page[: page.index("## The packages")], re.MULTILINE)
+    table = {name: allowed for names, allowed in rows for name in re.findall(r"`(\w+)`", names)}
+    assert table.keys() == MAY_IMPORT.keys()
+    assert table.pop("integrations") == "the names exported by `holdfast`"
+    assert table.pop("cli") == "all of these but `runtime`"
+    assert MAY_IMPORT["cli"] == table.keys() - {"runtime"}
+    for name, allowed in table.items():
+        assert {one.replace("/", ".") for one in re.findall(r"`([\w/]+)`", allowed)} == MAY_IMPORT[name], name
 
 
 def test_no_two_files_of_tests_share_a_name() -> None:
