@@ -581,10 +581,18 @@ MUTANTS = (
     Mutant(
         name="agent_forgets_reports",
         module=PLACE,
-        qualname="WorkerPlace.keep",
-        old="isinstance(kept, _GENERATION_BOUND) and kept.generation < message.generation",
+        qualname="WorkerPlace._forget_before",
+        old="isinstance(kept, _GENERATION_BOUND) and kept.generation < generation",
         new="isinstance(kept, _GENERATION_BOUND)",
         why="what is said of the generation that is entered, or of a later one, still counts",
+    ),
+    Mutant(
+        name="a_pending_generation_hides_the_broken_one",
+        module=PLACE,
+        qualname="WorkerPlace._is_complaint_of_pending",
+        old="kept.generation < message.generation",
+        new="False",
+        why="a coordinator that takes over would not hear that the group in force is broken",
     ),
     Mutant(
         name="agent_forgets_too_much_after_a_roll_back",

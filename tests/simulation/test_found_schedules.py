@@ -10,6 +10,7 @@ from tests.simulation.schedules.shrinking import failure
 
 FOUND = {
     3_081_931_871: "a node was stopped while the coordinator was killed, and comes back after a lease with what it did",
+    15_401_393_740: "a group breaks, a pending one is not built in time, and another coordinator takes over",
     16_116_489_972: "the same, with other faults",
     13_864_079_709: "a step that was undone and done again was in the journal for a node that was away meanwhile",
     21_396_563_650: "two of four nodes leave, and the others have room for one copy of each expert",

@@ -269,6 +269,17 @@ def test_words_about_the_generation_that_is_entered_stay() -> None:
     assert fault in bench.kept()
 
 
+def test_a_complaint_about_a_pending_generation_does_not_hide_that_the_group_in_force_is_broken() -> None:
+    """A coordinator that takes over hears of what is kept alone."""
+    bench = Bench()
+    broken = Complaint(worker=bench.worker, generation=2, detail="a peer is gone")
+    pending = Complaint(worker=bench.worker, generation=3, detail="the group could not be built in time")
+    bench.say(Entered(worker=bench.worker, generation=2, applied=0), broken, pending)
+    assert [one for one in bench.kept() if isinstance(one, Complaint)] == [broken]
+    bench.say(Entered(worker=bench.worker, generation=3, applied=0), pending)
+    assert [one for one in bench.kept() if isinstance(one, Complaint)] == [pending]
+
+
 def test_what_was_applied_in_the_generation_that_another_worker_enters_counts() -> None:
     """The second worker's step may be heard of before the first one's entry, without which it could not have been."""
     bench = Bench(workers=2)

@@ -98,7 +98,7 @@ class WorkerPlace:
         """Remember what its worker says."""
         if isinstance(message, Applied):
             self.top, self.top_generation = max(self.top, message.step), message.generation
-        elif isinstance(message, LIFE + STAND):
+        elif isinstance(message, LIFE + STAND) and not self._is_complaint_of_pending(message):
             self.latest[type(message)] = message
         if isinstance(message, Begun | Entered | Warmed):
             self.warming = False
@@ -108,9 +108,22 @@ class WorkerPlace:
             self.told = self.applied  # (they say it, too)
         if isinstance(message, Entered):
             for kind in _GENERATION_BOUND:
-                kept = self.latest.get(kind)
-                if isinstance(kept, _GENERATION_BOUND) and kept.generation < message.generation:
-                    del self.latest[kind]
+                self._forget_before(message.generation, kind)
+
+    def _is_complaint_of_pending(self, message: WorkerMessage) -> bool:
+        """Whether this is about a pending generation, and one about the generation in force is kept already.
+
+        A coordinator that takes over must hear of the latter: it stops that generation, and the pending one with it.
+        """
+        kept = self.latest.get(Complaint)
+        if not (isinstance(message, Complaint) and isinstance(kept, Complaint)):
+            return False
+        return kept.generation < message.generation
+
+    def _forget_before(self, generation: int, kind: type) -> None:
+        kept = self.latest.get(kind)
+        if isinstance(kept, _GENERATION_BOUND) and kept.generation < generation:
+            del self.latest[kind]
 
     def tell_who_is_gone(self) -> WorkerDown | None:
         """Return how the worker before this one ended, while that is to be told; one that left its loop is not gone."""
@@ -136,6 +149,7 @@ class WorkerPlace:
         elif isinstance(order, Begin):
             # From here on it is not fresh any more, whether it has come to reading this or not.
             self.keep(Begun(worker=self.worker, generation=order.plan.generation))
+            self._forget_before(order.plan.generation, Complaint)
 
     def failed_warm_up(self, down: WorkerDown) -> tuple[Warmed, WorkerDown]:
         """Its worker has ended in a shadow step: return how that is told.
