@@ -37,9 +37,7 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     experts = ("--experts", "6")
     options = ("--speed", "20", "--until", "6000", "--join-window", "0", "--expert-slots", "4", "--verify-state", "1")
     options += ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "2")
-    job = replayed(
-        tmp_path, trace, "--steps", "30", *experts, "--step-seconds", "0.4", options=options, script=TINY_MOE
-    )
+    job = replayed(tmp_path, trace, "--steps", "30", *experts, "--step-seconds", "2", options=options, script=TINY_MOE)
     assert job.process is not None
     assert job.process.returncode == 0, job.story()
     begin = job.all(StepCommitted)[0].time

@@ -50,11 +50,9 @@ def parts(schedules: int, writes: int, repeats: int) -> list[Part]:
 def run(part: Part) -> tuple[int, str]:
     """Run a part; return its exit code and its paragraph in the result file."""
     since = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [sys.executable, *part.command],
         cwd=ROOT,
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
