@@ -53,7 +53,7 @@ class Mutant:
         place, new = self.find(module)
         place.put(new)
         if "msgspec." in self.new:
-            module.body.insert(2, ast.parse("import msgspec").body[0])  # (behind the docstring and __future__)
+            module.body.insert(2, ast.parse("import msgspec").body[0])  # The docstring and __future__ come first.
         return ast.unparse(ast.fix_missing_locations(module))
 
     def find(self, module: ast.Module) -> tuple[Place, ast.expr | list[ast.stmt]]:

@@ -590,7 +590,7 @@ MUTANTS = (
         name="a_pending_generation_hides_the_broken_one",
         module=PLACE,
         qualname="WorkerPlace._is_complaint_of_pending",
-        old="kept.generation < message.generation",
+        old="kept.generation < message.generation and kept.generation <= in_force",
         new="False",
         why="a coordinator that takes over would not hear that the group in force is broken",
     ),

@@ -280,6 +280,14 @@ def test_a_complaint_about_a_pending_generation_does_not_hide_that_the_group_in_
     assert [one for one in bench.kept() if isinstance(one, Complaint)] == [pending]
 
 
+def test_of_complaints_about_pending_generations_the_newest_is_kept() -> None:
+    bench = Bench()
+    bench.say(Entered(worker=bench.worker, generation=2, applied=0))
+    older, newer = (Complaint(worker=bench.worker, generation=number, detail="too late") for number in (3, 4))
+    bench.say(older, newer)
+    assert [one for one in bench.kept() if isinstance(one, Complaint)] == [newer]
+
+
 def test_what_was_applied_in_the_generation_that_another_worker_enters_counts() -> None:
     """The second worker's step may be heard of before the first one's entry, without which it could not have been."""
     bench = Bench(workers=2)

@@ -118,7 +118,9 @@ class WorkerPlace:
         kept = self.latest.get(Complaint)
         if not (isinstance(message, Complaint) and isinstance(kept, Complaint)):
             return False
-        return kept.generation < message.generation
+        begun = [self.latest.get(Begun), self.latest.get(Entered)]
+        in_force = max((one.generation for one in begun if isinstance(one, Begun | Entered)), default=0)
+        return kept.generation < message.generation and kept.generation <= in_force
 
     def _forget_before(self, generation: int, kind: type) -> None:
         kept = self.latest.get(kind)
