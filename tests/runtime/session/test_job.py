@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,14 +23,18 @@ import holdfast
 from holdfast.clock import SystemClock
 from holdfast.control.link.progress_page import NoProgress
 from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import WorkerInstruction
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError
 from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
+from holdfast.protocol.messages import any_side as msg
 from holdfast.runtime.checkpoints.saver import SAMPLES
 from holdfast.runtime.session.applying import Applying
 from holdfast.runtime.session.job import Job
+from holdfast.runtime.session.session import Session
+from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
 from holdfast.storage import Chunk, LocalStorage, Storage
 from resealing import reseal
@@ -299,21 +303,54 @@ def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:
     assert trained.schedule.last_epoch == 1
 
 
+def skip_from_step_4(trained: Trained) -> None:
+    """Train with gradients that are not finite from the fourth step on."""
+    for step in trained.job.steps(20):
+        for x, _ in step.micro_batches():
+            step.backward(trained.model(x).sum() * (float("nan") if step.number > 3 else 1.0))
+        step.apply()
+
+
 def test_ten_skipped_steps_in_a_row_end_the_job_saved_at_its_last_good_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained = Trained(tmp_path)
     trained.protect()
 
-    def loop() -> None:
-        for step in trained.job.steps(20):
-            for x, _ in step.micro_batches():
-                step.backward(trained.model(x).sum() * (float("nan") if step.number > 3 else 1.0))
-            step.apply()
-
     with pytest.raises(JobFailedError, match=r"10 steps in a row were skipped .* the last good step is 3"):
-        loop()
+        skip_from_step_4(trained)
     assert "step 4 was skipped" in caplog.text
+    assert max(int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith("step-")) == 3
+
+
+def test_a_script_alone_may_be_in_the_next_step_when_it_hears_that_the_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generation that ends the job began before the old one had reported, and the process was ended for that."""
+    trained = Trained(tmp_path)
+    voting, on_order = WorkerMachine.voting, Session._on_order
+    in_next_step = threading.Event()
+
+    def hear_late(session: Session, order: msg.Order) -> None:
+        if isinstance(order, msg.Stop):
+            assert in_next_step.wait(60.0)
+        on_order(session, order)
+
+    def vote_first(machine: WorkerMachine) -> bool:
+        votes = voting(machine)
+        if machine.step == 14:
+            in_next_step.set()
+            session = trained.job._session
+            assert session is not None
+            link = cast(SoloLink, session._link)
+            assert session._changed.wait_for(lambda: machine.frozen and link._orders.empty(), 60.0)
+        return votes
+
+    monkeypatch.setattr(Session, "_on_order", hear_late)
+    monkeypatch.setattr(WorkerMachine, "voting", vote_first)
+    trained.protect()
+    with pytest.raises(JobFailedError, match=r"10 steps in a row were skipped .* the last good step is 3"):
+        skip_from_step_4(trained)
     assert max(int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith("step-")) == 3
 
 

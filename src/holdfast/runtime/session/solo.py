@@ -15,6 +15,7 @@ import msgspec
 from holdfast.control.link.framing import FromWorkerProcess
 from holdfast.coordination.config import PeriodBounds
 from holdfast.coordination.experts.blobs import everything
+from holdfast.coordination.generations.decisions import Verdict, decide
 from holdfast.coordination.progress.checkpoints import KEPT
 from holdfast.coordination.progress.saving_period import saved, saving_period_s
 from holdfast.errors import BadInputError, JobFailedError
@@ -47,6 +48,8 @@ class SoloLink:
         self._begun_at = self._asked_at = now()
         self._saving = Saving()
         self._plan: msg.GenerationPlan | None = None
+        #: the decision that the next generation begins with; None: as the worker's report leads to
+        self._decided: msg.Decision | None = None
         #: the step whose v was refused last
         self._refused = 0
         #: steps in a row that were skipped, but for those of a loss scale
@@ -91,12 +94,14 @@ class SoloLink:
                     raise JobFailedError(self._cause)
                 self._orders.put(msg.JobDone())
             case msg.ScriptFailed():
-                self._stay_at(message.step, last=True)
+                self._stop(last=True)
+            case msg.Report():
+                self._begin_after(message)
             case msg.VoteRefused():
                 # (an attempt of one worker begins with nothing kept: the first one was no other than the second is)
                 again, self._refused = self._refused == message.step, message.step
                 self._cause = f"{message.why}, twice" if again else ""
-                self._stay_at(message.step - 1, last=again)
+                self._stop(last=again)
             case msg.CheckpointWritten():
                 self._orders.put(
                     msg.AcceptCheckpoint(
@@ -118,7 +123,8 @@ class SoloLink:
                 self._ask_in_time()
             case msg.CheckpointDamaged() if self._plan is not None:
                 self._strike_out(message.why)
-                self._begin_anew(self._decide())
+                self._decided = self._decide()
+                self._stop()
             case _:
                 pass
 
@@ -133,7 +139,7 @@ class SoloLink:
             logger.warning("step %d was skipped: %s", applied.step, commit.why_skipped)
         if self._skipped == MAX_SKIPPED_STEPS:
             self._cause = too_many_skipped(self._skipped, applied.step)
-            self._stay_at(applied.step, last=True)
+            self._stop(last=True)
 
     def _ask_in_time(self) -> None:
         now = self._now()
@@ -142,20 +148,26 @@ class SoloLink:
             self._asked_at = now
             self._orders.put(msg.AskCheckpoint(if_free=True))
 
-    def _stay_at(self, step: int, *, last: bool) -> None:
-        """Begin another generation with the state of `step` as it is; `last`: save it, and finish."""
-        assert self._plan is not None
-        experts = self._plan.expert_plan
-        held = msgspec.structs.replace(experts, held=experts.placement) if experts else None
-        self._plan = msgspec.structs.replace(self._plan, expert_plan=held, last=last)
-        self._begin_anew(msg.Decision(kind=msg.DecisionKind.REDO, applied=step))
-
-    def _begin_anew(self, decision: msg.Decision) -> None:
-        """Leave the generation in force for another."""
+    def _stop(self, *, last: bool = False) -> None:
+        """Leave the generation in force for another, which begins after the report; `last`: to save, and finish."""
         plan = self._plan
         assert plan is not None
+        self._plan = msgspec.structs.replace(plan, last=plan.last or last)
         self._orders.put(msg.Stop(term=plan.term, generation=plan.generation))
+
+    def _begin_after(self, report: msg.Report) -> None:
+        """Begin the next generation where the worker stands: it may have come further before it heard of the Stop."""
+        plan, decision = self._plan, self._decided
+        assert plan is not None
+        if decision is None:
+            verdict = decide(None, 0, [report], ())
+            assert isinstance(verdict, Verdict)
+            decision = verdict.decision
+            experts = plan.expert_plan
+            held = msgspec.structs.replace(experts, held=experts.placement) if experts else None
+            plan = msgspec.structs.replace(plan, expert_plan=held)
         self._plan = msgspec.structs.replace(plan, generation=plan.generation + 1)
+        self._decided = None
         self._orders.put(msg.Begin(plan=self._plan, decision=decision))
 
     def _look_around(self) -> None:
