@@ -2,30 +2,43 @@
 
     python -m benchmarks.gpu_check [--quick] [--device cpu] [--only NAME] [--wheels DIR] [--out DIR]
 
-Needs no installation: run it in the repository. Exit code 1: a check failed; 2: nothing could be checked.
+Needs no installation: run it in the repository. Exit code 1: a check failed; 2: nothing could be checked;
+130: interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from benchmarks.gpu_check.options import NotPossibleError
-from benchmarks.gpu_check.report import as_markdown, copy_logs, write_results
-from benchmarks.gpu_check.runner import FAILED, Check, Outcome, check_command, run_checks
+from benchmarks.gpu_check.report import as_markdown, copy_logs, results_path, write_results
+from benchmarks.gpu_check.runner import (
+    FAILED,
+    INTERRUPTED,
+    NOT_RUN,
+    Check,
+    Outcome,
+    check_command,
+    run_checks,
+)
 from benchmarks.gpu_check.wheels import unpack_wheels
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-BUDGET_S = 480.0
-#: the first check: what it finds decides whether the others can run
+#: eight minutes, less the time to end a check that hangs
+BUDGET_S = 465.0
+#: The first check. If it cannot run, no other can.
 MACHINE = "machine"
 
-#: name, what it answers, time limit in seconds; the most important first
+#: name, question, time limit in seconds; the most important first
 CHECKS = (
     (MACHINE, "Which GPU, driver and versions are here, and is the GPU's memory free?", 60.0),
     ("training", "Does one worker train on the device as on the CPU, and what does holdfast cost per step?", 120.0),
@@ -40,48 +53,100 @@ CHECKS = (
 
 
 def main() -> int:
-    """Run the checks and print their table."""
+    """Run the checks and print their table; return the exit code."""
     given = _parser().parse_args()
-    with tempfile.TemporaryDirectory(prefix="holdfast-gpu-check-") as name:
+    _interrupt_on(signal.SIGTERM, signal.SIGHUP)
+    with tempfile.TemporaryDirectory(prefix="holdfast-gpu-check-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         try:
-            paths = _python_path(given.wheels, folder)
+            given.out = _prepare_folder("--out", given.out)
+            given.logs = given.logs and _prepare_folder("--logs", given.logs)
+            environment = _environment(given, folder)
         except NotPossibleError as error:
             print(error, file=sys.stderr)
             return 2
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-        if given.device == "cpu":
-            environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-
-        given.out = given.out.resolve()
-        given.logs = given.logs and given.logs.resolve()
-        written = given.out
-
-        def on_outcome(outcomes: Sequence[Outcome]) -> str:
-            nonlocal written
-            latest = outcomes[-1]
-            print(f"{latest.name}: {latest.status} {latest.reason} ({latest.seconds:.1f} s)", flush=True)
-            if given.logs is not None:
-                copy_logs(folder, latest.name, given.logs)
-            written = write_results(given.out, _machine(outcomes, given.device), outcomes)
-            no_device = latest.name == MACHINE and not latest.figures.get("usable", False)
-            return latest.reason or "the device cannot be used" if no_device else ""
-
         os.chdir(ROOT)
         outcomes = run_checks(
             _selected(given, folder),
             budget_s=given.budget,
             environment=environment,
             folder=folder,
-            on_outcome=on_outcome,
+            on_outcome=lambda outcomes: _on_outcome(given, folder, outcomes),
         )
-    print(as_markdown(_machine(outcomes, given.device), outcomes))
-    print(f"written to {written}")
-    if any(outcome.status == FAILED and outcome.name != MACHINE for outcome in outcomes):
-        return 1
-    if not any(outcome.was_run for outcome in outcomes if outcome.name != MACHINE):
+    machine = _machine(outcomes, given.device)
+    print(as_markdown(machine, outcomes))
+    print(f"results: {results_path(given.out, machine)}")
+    return _exit_code(outcomes)
+
+
+def _on_outcome(given: argparse.Namespace, folder: Path, outcomes: Sequence[Outcome]) -> str:
+    """Write the results so far; return a reason not to run the other checks, or ""."""
+    latest = outcomes[-1]
+    try:
+        write_results(given.out, _machine(outcomes, given.device), outcomes)
+        if given.logs is not None:
+            copy_logs(folder, latest.name, given.logs)
+    except OSError as error:
+        print(f"cannot write the results of {latest.name}: {error}", file=sys.stderr)
+    print(f"{latest.name}: {latest.status} {latest.reason} ({latest.seconds:.1f} s)", flush=True)
+    return latest.reason if latest.name == MACHINE and latest.status == NOT_RUN else ""
+
+
+def _exit_code(outcomes: Sequence[Outcome]) -> int:
+    if any(outcome.reason == INTERRUPTED for outcome in outcomes):
+        return 130
+    others = [outcome for outcome in outcomes if outcome.name != MACHINE]
+    if not any(outcome.was_run for outcome in others or outcomes):
         return 2
-    return 0
+    return 1 if any(outcome.status == FAILED for outcome in outcomes) else 0
+
+
+def _interrupt_on(*signals: signal.Signals) -> None:
+    """Handle these signals as Ctrl-C, unless they are ignored, as under nohup."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for one in signals:
+        if signal.getsignal(one) is not signal.SIG_IGN:
+            signal.signal(one, interrupt)
+
+
+def _prepare_folder(option: str, folder: Path) -> Path:
+    """Create a folder if it is missing; return its absolute path.
+
+    Raises:
+        NotPossibleError: no file can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder.resolve()
+    except OSError as error:
+        raise NotPossibleError(f"{option} {folder}: {error.strerror}; name a folder that can be written") from None
+
+
+def _environment(given: argparse.Namespace, folder: Path) -> Mapping[str, str]:
+    """Return the environment of the checks; unpacks the wheels.
+
+    Raises:
+        NotPossibleError: the wheels cannot be used.
+    """
+    paths = [ROOT, ROOT / "src", ROOT / "examples"]
+    if given.wheels is not None:
+        unpack_wheels(given.wheels, folder / "wheels")
+        paths.append(folder / "wheels")
+    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), *inherited]),
+        # A job that is killed leaves files in its temporary folder; a compiler's cache would warm a later run.
+        "TMPDIR": str(folder),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    }
+    if given.device == "cpu":
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return environment
 
 
 def _selected(given: argparse.Namespace, folder: Path) -> list[Check]:
@@ -99,17 +164,17 @@ def _selected(given: argparse.Namespace, folder: Path) -> list[Check]:
     ]
 
 
-def _python_path(wheels: Path | None, folder: Path) -> list[str]:
-    paths = [str(ROOT), str(ROOT / "src"), str(ROOT / "examples")]
-    if wheels is not None:
-        unpack_wheels(wheels, folder / "wheels")
-        paths.append(str(folder / "wheels"))
-    return paths + [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-
-
 def _machine(outcomes: Sequence[Outcome], device: str) -> dict[str, Any]:
+    """Return the facts that the first check has found."""
     facts = outcomes[0].figures if outcomes and outcomes[0].name == MACHINE else {}
     return facts or {"gpu": "unknown" if device == "cuda" else "cpu"}
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0 or math.isinf(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,11 +187,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: try the checks without a GPU")
     names = [name for name, _, _ in CHECKS]
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
-    parser.add_argument("--wheels", type=Path, help="folder with the wheels that this machine lacks (gpu_wheels.sh)")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the results")
+    parser.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="folder with the wheels that this machine lacks (gpu_wheels.sh)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=ROOT / "benchmarks" / "results",
+        help="folder for the results (default: benchmarks/results)",
+    )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="folder for the events and the output of all jobs")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all checks together")
+    parser.add_argument(
+        "--budget",
+        type=_seconds,
+        metavar="SECONDS",
+        default=BUDGET_S,
+        help=f"time for all checks together (default: {BUDGET_S:.0f})",
+    )
     return parser
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """The process of one check: `python -m benchmarks.gpu_check.one_check MODULE --device cpu --folder DIR [--quick]`.
 
-Prints the check's figures as JSON on the last line, also if it fails: then with the problem.
+Prints the check's figures as JSON on the last line. If the check fails, they have its problem too.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import signal
 import sys
 import traceback
@@ -16,23 +17,26 @@ from types import FrameType
 
 from benchmarks.gpu_check.options import NOT_POSSIBLE, Figures, NotPossibleError, Options
 
+#: Packages of the repository. If a module of theirs is missing, that is a fault and not the machine's.
+OWN_PACKAGES = ("benchmarks", "dense_gpt", "holdfast", "tests")
+
 
 def main() -> int:
-    """Run the check and print its figures."""
+    """Run the check and print its figures; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("module")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
-    # The jobs of a check end with it, because its context managers are left.
-    signal.signal(signal.SIGTERM, _end)
+    # An exception leaves the check's context managers, which end its jobs.
+    signal.signal(signal.SIGTERM, _exit)
     given.folder.mkdir(parents=True, exist_ok=True)
     options = Options(device=given.device, quick=given.quick, folder=given.folder)
     figures: Figures = {}
     code = 0
     try:
-        importlib.import_module(f"benchmarks.gpu_check.checks.{given.module}").run(options, figures)
+        _run(given.module, options, figures)
     except NotPossibleError as error:
         figures["problem"], code = str(error), NOT_POSSIBLE
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a check raises is its result
@@ -43,8 +47,22 @@ def main() -> int:
     return code
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _run(module: str, options: Options, figures: Figures) -> None:
+    try:
+        # The imports are part of the check: a package may be missing on this machine.
+        from holdfast.control.processes import die_with_parent
+
+        die_with_parent(os.getppid())
+        importlib.import_module(f"benchmarks.gpu_check.checks.{module}").run(options, figures)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in OWN_PACKAGES:
+            raise
+        raise NotPossibleError(f"{error}: install it, or use --wheels (docs/gpu.md)") from None
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,17 +18,21 @@ from benchmarks.gpu_check.options import NOT_POSSIBLE, Figures
 
 #: Characters of a failed check's output that the results keep.
 OUTPUT_CHARACTERS = 16_000
+#: Bytes at the end of a check's output that are read; the figures must fit into them.
+OUTPUT_BYTES = 1_000_000
 #: Time for a check to end its own child processes after SIGTERM, before SIGKILL.
 GRACE_S = 8.0
 #: A check starts only if at least this share of its time limit is left of the budget.
-LEAST_SHARE = 0.4
+MIN_TIME_SHARE = 0.4
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+#: The reason of checks that have no answer because the user ended the run.
+INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One check: a module with a function `run(options, figures)`."""
+    """One check: a command that prints its figures as JSON on the last line."""
 
     name: str
     #: what the check answers, as one sentence
@@ -66,7 +71,7 @@ def run_checks(
     on_outcome: Callable[[Sequence[Outcome]], str],
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Outcome]:
-    """Run the checks in order and return their outcomes.
+    """Run the checks in order and return their outcomes. After a KeyboardInterrupt, the rest is not run.
 
     Args:
         folder: for the checks' output.
@@ -77,23 +82,31 @@ def run_checks(
     stop = ""
     for check in checks:
         left_s = deadline - clock()
-        if stop or left_s < LEAST_SHARE * check.limit_s:
-            reason = stop or "no time left"
-            outcomes.append(Outcome(name=check.name, question=check.question, status=NOT_RUN, reason=reason))
+        if stop or left_s < MIN_TIME_SHARE * check.limit_s:
+            outcome = _not_run(check, stop or "no time left")
         else:
-            limit_s = min(check.limit_s, left_s)
-            outcomes.append(run_check(check, limit_s=limit_s, environment=environment, folder=folder))
+            try:
+                outcome = run_check(check, limit_s=min(check.limit_s, left_s), environment=environment, folder=folder)
+            except KeyboardInterrupt:
+                stop = INTERRUPTED
+                outcome = _not_run(check, stop)
+        outcomes.append(outcome)
         stop = on_outcome(outcomes) or stop
     return outcomes
 
 
 def run_check(check: Check, *, limit_s: float, environment: Mapping[str, str], folder: Path) -> Outcome:
-    """Run one check in a process group of its own, and end the whole group."""
+    """Run one check in its own process group, and end the whole group."""
     output_file = folder / f"{check.name}.txt"
     began = time.monotonic()
     with output_file.open("wb") as output:
         process = subprocess.Popen(
-            check.command, stdout=output, stderr=subprocess.STDOUT, env=dict(environment), start_new_session=True
+            check.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
         )
     try:
         code = process.wait(limit_s)
@@ -101,20 +114,23 @@ def run_check(check: Check, *, limit_s: float, environment: Mapping[str, str], f
     except subprocess.TimeoutExpired:
         reason = f"took longer than {limit_s:.0f} s"
         code = _end(process)
+    except KeyboardInterrupt:
+        _end(process)
+        raise
     finally:
         _kill_group(process)
     seconds = time.monotonic() - began
-    text = output_file.read_text(errors="replace")
+    text = read_end(output_file, OUTPUT_BYTES).decode(errors="replace")
     figures = _parse_figures(text)
     if figures is None and not reason:
-        reason, figures = "printed no figures", None
+        reason = "printed no figures"
     figures = figures or {}
-    status = PASSED if not reason else FAILED
-    if code == NOT_POSSIBLE:
-        status = NOT_RUN
     problem = str(figures.pop("problem", ""))
     if code > 0 and problem:
         reason = problem
+    status = FAILED if reason else PASSED
+    if code == NOT_POSSIBLE and problem:
+        status = NOT_RUN
     return Outcome(
         name=check.name,
         question=check.question,
@@ -131,26 +147,42 @@ def check_command(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-u", "-m", "benchmarks.gpu_check.one_check", module, *arguments)
 
 
+def read_end(path: Path, size: int) -> bytes:
+    """Return at most `size` bytes from the end of a file."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read(size)
+
+
+def _not_run(check: Check, reason: str) -> Outcome:
+    return Outcome(name=check.name, question=check.question, status=NOT_RUN, reason=reason)
+
+
 def _describe_exit(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # real-time signals have no names
+        return f"was killed by signal {-code}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Let a check end its jobs; return the exit code of one that has not ended in time."""
+    """Give a check time to end its jobs, then kill it; return its exit code."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         _kill_group(process)
-        process.wait()
+        # A process that hangs inside a driver does not end; the other checks must run nevertheless.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
     return -signal.SIGKILL
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _parse_figures(text: str) -> Figures | None:
@@ -158,6 +190,6 @@ def _parse_figures(text: str) -> Figures | None:
     lines = text.rstrip().splitlines()
     try:
         value: object = json.loads(lines[-1]) if lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return {str(name): figure for name, figure in value.items()} if isinstance(value, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - JSON

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import platform
+import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.gpu_check import runner
 from benchmarks.gpu_check.options import NotPossibleError
 from benchmarks.gpu_check.report import as_markdown, copy_logs, write_results
 from benchmarks.gpu_check.runner import FAILED, NOT_RUN, PASSED, Check, Outcome, run_check, run_checks
@@ -171,6 +176,121 @@ def test_wheels_are_unpacked(tmp_path: Path) -> None:
         unpack_wheels(tmp_path / "target", tmp_path)
 
 
+@pytest.mark.parametrize("number", [signal.SIGRTMIN + 5, signal.SIGKILL])
+def test_each_signal_that_ends_a_check_has_a_name(number: int, tmp_path: Path) -> None:
+    outcome = outcome_of(f"import os; os.kill(os.getpid(), {int(number)})", tmp_path)
+    assert outcome.status == FAILED
+    assert outcome.reason.startswith("was killed by ")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.stdout.buffer.write(bytes(range(256)) * 100_000)",
+        "print('x' * 50_000_000)",
+        "print('[' * 200_000)",
+        "print('NaN')",
+    ],
+)
+def test_rubbish_is_no_figures(code: str, tmp_path: Path) -> None:
+    outcome = outcome_of(code, tmp_path)
+    assert (outcome.status, outcome.reason) == (FAILED, "printed no figures")
+    assert len(outcome.output) <= 16_000
+    write_results(tmp_path, {"gpu": "none"}, [outcome])
+
+
+def test_figures_follow_megabytes_of_output(tmp_path: Path) -> None:
+    outcome = outcome_of(f"print('x' * 50_000_000); {GOOD}", tmp_path)
+    assert (outcome.status, outcome.figures) == (PASSED, {"step_s": 0.5})
+
+
+def test_a_check_that_names_no_reason_has_failed(tmp_path: Path) -> None:
+    outcome = outcome_of("import sys; sys.exit(3)", tmp_path)
+    assert (outcome.status, outcome.reason) == (FAILED, "exit code 3")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it outlives its Popen object
+def test_a_check_that_cannot_be_killed_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that hangs in a driver survives SIGKILL."""
+    monkeypatch.setattr(runner, "GRACE_S", 0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", lambda *_: None)
+        code = (
+            "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
+        )
+        outcome = outcome_of(code, tmp_path, limit_s=2.0)
+    os.kill(int(outcome.output), signal.SIGKILL)
+    assert (outcome.status, outcome.reason) == (FAILED, "took longer than 2 s")
+    assert outcome.seconds < 30.0
+
+
+def test_an_interrupted_check_ends_in_good_order_and_the_rest_is_not_run(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    code = (
+        "import os, signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (open({str(ended)!r}, 'w').close(), sys.exit(1)))\n"
+        "os.kill(os.getppid(), signal.SIGINT)\n"
+        "time.sleep(60)"
+    )
+    seen: list[int] = []
+
+    def on_outcome(outcomes: Sequence[Outcome]) -> str:
+        seen.append(len(outcomes))
+        return ""
+
+    checks = [check(GOOD, "done"), check(code, "interrupted"), check(GOOD, "later")]
+    outcomes = run_checks(checks, budget_s=60.0, environment=os.environ, folder=tmp_path, on_outcome=on_outcome)
+    assert [(one.status, one.reason) for one in outcomes] == [
+        (PASSED, ""),
+        (NOT_RUN, "interrupted"),
+        (NOT_RUN, "interrupted"),
+    ]
+    assert seen == [1, 2, 3]
+    assert ended.exists()
+
+
+def test_two_runs_can_write_the_same_results(tmp_path: Path) -> None:
+    outcome = Outcome(name="one", question="?", status=PASSED)
+    with ThreadPoolExecutor(8) as pool:
+        for path in pool.map(lambda _: write_results(tmp_path, {"gpu": "cpu"}, [outcome]), range(400)):
+            assert json.loads(path.read_text())["machine"] == {"gpu": "cpu"}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_results_may_contain_any_text(tmp_path: Path) -> None:
+    outcome = Outcome(name="one", question="?", status=FAILED, reason="no file \udcff\ufffd", figures={"a": "\x1b[0m"})
+    path = write_results(tmp_path, {"gpu": "cpu", "nvidia_smi": "a\nb"}, [outcome])
+    table = path.with_suffix(".md").read_text()
+    assert "\x1b" not in table
+    assert len(table.splitlines()) == 5
+
+
+def wheel(folder: Path, name: str) -> Path:
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        archive.writestr("thing/__init__.py", "")
+    return folder / name
+
+
+@pytest.mark.parametrize("tags", ["cp27-cp27m-linux_x86_64", "py3-none-win_amd64"])
+def test_a_wheel_for_another_machine_is_refused(tags: str, tmp_path: Path) -> None:
+    wheel(tmp_path, f"thing-1-{tags}.whl")
+    with pytest.raises(NotPossibleError, match=rf"thing-1-{tags}.whl.*gpu_wheels.sh"):
+        unpack_wheels(tmp_path, tmp_path / "target")
+
+
+def test_a_wheel_for_later_versions_too_is_unpacked(tmp_path: Path) -> None:
+    wheel(tmp_path, f"thing-1-cp37-abi3-manylinux_2_17_{platform.machine()}.manylinux2014_{platform.machine()}.whl")
+    assert unpack_wheels(tmp_path, tmp_path / "target") == 1
+
+
+def test_a_broken_wheel_is_named(tmp_path: Path) -> None:
+    (tmp_path / "thing-1-py3-none-any.whl").write_text("half a file")
+    with pytest.raises(NotPossibleError, match=r"thing-1-py3-none-any\.whl"):
+        unpack_wheels(tmp_path, tmp_path / "target")
+
+
 def gpu_check(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--out", str(out), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -196,3 +316,74 @@ def test_all_checks_work_on_a_cpu(tmp_path: Path) -> None:
 
 def statuses(folder: Path) -> dict[str, str]:
     return {one["name"]: one["status"] for one in json.loads((folder / "gpu-check-cpu.json").read_text())["checks"]}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--budget", "nan"),
+        ("--budget", "0"),
+        ("--budget", "-3"),
+        ("--budget", "soon"),
+        ("--only", "everything"),
+        ("--device", "tpu"),
+        ("--out", "/dev/null/results"),
+        ("--out", __file__),
+        ("--out", "/proc/results"),
+        ("--logs", "/dev/null/logs"),
+        ("--logs", __file__),
+        ("--wheels", "/does/not/exist"),
+        ("--wheels", __file__),
+        ("extra",),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_checked(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = gpu_check(tmp_path, "--device", "cpu", "--only", "nccl", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert arguments[-1] in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_that_cannot_be_written_do_not_stop_the_checks(tmp_path: Path) -> None:
+    (tmp_path / "gpu-check-cpu.json").mkdir()
+    done = gpu_check(tmp_path, "--device", "cpu", "--only", "machine")
+    assert done.returncode == 0, done.stderr
+    assert "| machine | passed |" in done.stdout
+    assert "gpu-check-cpu.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+def test_no_process_outlives_a_run(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--only", "four_workers"]
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "out")], cwd=ROOT, env=environment, stdout=subprocess.PIPE
+    ) as run:
+        wait_until(lambda: any("holdfast\0run" in line for line in processes_below(tmp_path)))
+        run.send_signal(number)
+        run.communicate(timeout=60)
+    assert run.returncode == code
+    wait_until(lambda: not processes_below(tmp_path))
+    if number != signal.SIGKILL:
+        assert statuses(tmp_path / "out") == {"machine": PASSED, "four_workers": NOT_RUN}
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def processes_below(folder: Path) -> list[str]:
+    """Return the command lines of all processes whose temporary folder is this one or below it."""
+    found: list[str] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR={folder}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+    return [line for line in found if line]  # a zombie has none
