@@ -62,6 +62,15 @@ def job_on_a_network(nodes: int, folder: Path) -> Iterator[NetworkJob]:
 
 
 @pytest.mark.soak
+def test_nobody_is_blamed_for_a_pause_of_more_than_two_minutes(start_job: StartJob) -> None:
+    """A collective gave up after 120 s, and the worker that it waited for was taken for one that hangs."""
+    job = start_job(*FOREVER, "--pause-at", "7", "--pause-seconds", "125")
+    paused = job.wait(StepCommitted, step=7, timeout=180.0)
+    assert paused.paused_s > 120.0
+    assert not job.all(FailureDetected), job.story()
+
+
+@pytest.mark.soak
 def test_two_nodes_that_are_cut_off_from_each_other_are_never_put_together_again(tmp_path: Path) -> None:
     """Both reach all others, the coordinator too: the job goes on without one of them."""
     with job_on_a_network(3, tmp_path) as job:

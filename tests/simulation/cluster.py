@@ -18,7 +18,7 @@ from tests.simulation.faults.one_way import ONE_WAY
 from tests.simulation.faults.places_taken import PlacesTaken
 from tests.simulation.faults.plans import THREAD_BOUNDARIES, FaultKind, FaultPlan
 from tests.simulation.faults.pool_above import PoolAbove
-from tests.simulation.faults.troubles import SLOWER, OneWay
+from tests.simulation.faults.troubles import OneWay
 from tests.simulation.invariants import Checker
 from tests.simulation.machines.agent import FIRST_STANDBY, SimAgent
 from tests.simulation.machines.coordinator import CoordinatorShell
@@ -103,8 +103,7 @@ class SimCluster:
         break each try off once.
         """
         timing = self.world.timing
-        alone_s = self.plan.micro_batches * (timing.spans["micro_batch"][1] + max(SLOWER) * self.plan.work_s)
-        slow_s = len(self.plan.slow_work) * self.plan.slow_work_s
+        alone_s = self.plan.micro_batches * timing.spans["micro_batch"][1] + self.plan.longer_alone_s
         kinds = Counter(fault.kind for fault in self.plan.faults)
         groups = 1 + (FaultKind.PARTITION_FOR_GOOD in kinds)
         tries_s = (
@@ -113,7 +112,7 @@ class SimCluster:
             * timing.operation_timeout_s
             * (len(self.plan.blocked) + sum(kinds[kind] for kind in ONE_WAY))
         )
-        return 2 * self.world.config.lease_s + groups * timing.build_timeout_s + tries_s + alone_s + slow_s
+        return 2 * self.world.config.lease_s + groups * timing.build_timeout_s + tries_s + alone_s
 
     @property
     def _most_help(self) -> int:

@@ -25,6 +25,7 @@ FOUND = {
     34_776_784_574: "the pool recalls a leaver, and the standby that joins for it is told to end",
     34_949_927_330: "a standby that has taken the place of a leaver is lost while the leaver is owed",
     34_990_080_465: "a standby that joins for a leaver is told to end, and lost before that",
+    35_055_151_877: "who has lost its work computes a whole share while those who have kept theirs wait",
 }
 
 

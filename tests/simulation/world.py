@@ -39,7 +39,8 @@ class Timing:
     collective: tuple[float, float] = (0.001, 0.01)
     closing: tuple[float, float] = (0.0, 2.0)
     build_timeout_s: float = 1.0
-    #: after which a collective or a transfer fails that hangs: a peer is stopped, hangs, or cannot be reached
+    #: after which a transfer fails that hangs, and a collective, where nobody computes any more: a peer is stopped,
+    #: hangs, or cannot be reached
     operation_timeout_s: float = 2.5
     spans: dict[str, tuple[float, float]] = field(
         default_factory=lambda: {

@@ -359,6 +359,20 @@ def test_a_first_step_in_which_all_wait_is_not_taken_for_the_network() -> None:
             assert job.orders(msg.LookAround) == {}
 
 
+def test_in_a_first_step_in_which_all_wait_for_two_minutes_they_look_around() -> None:
+    job = trained(0)
+    probes: list[Probe] = []
+    while not probes:
+        for node in NODES:
+            job.tell(node, msg.Heartbeat())
+        job.tick(1.0)
+        probes = job.sent(Probe)
+    probe = probes[0]
+    waiting = [msgspec.structs.replace(waits(node), waits_s=120.5) for node in NODES]
+    answer(job, probe, *waiting)
+    assert job.orders(msg.LookAround)
+
+
 def test_without_its_key_nobody_is_asked() -> None:
     job = Job(nodes=4)
     job.spec = msgspec.structs.replace(job.spec, experiments=msgspec.structs.replace(job.spec.experiments, watch=False))

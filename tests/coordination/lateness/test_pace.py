@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.coordination.lateness.pace import ASK_FLOOR_S, Pace
-from holdfast.coordination.timing.times import UNKNOWN_S
+from holdfast.coordination.timing.times import TOGETHER_S, UNKNOWN_S
 
 STEP_S = 0.5
 
@@ -37,6 +37,9 @@ def test_the_first_steps_are_overdue_after_as_long_as_anything_unknown() -> None
     pace = trained(0)
     assert not pace.asks(UNKNOWN_S + 1.0)
     assert pace.overdue_at == pace.stopped_at == UNKNOWN_S
+    assert not pace.asks(TOGETHER_S)
+    assert pace.asks(TOGETHER_S + 1.0)
+    assert pace.together_s == TOGETHER_S
 
 
 def test_a_coordinator_that_was_away_takes_no_outage_for_a_slow_step() -> None:

@@ -12,6 +12,7 @@ import torch
 from averaging import Averaging
 
 import holdfast
+from holdfast.runtime.groups.communicator import OPERATION_S
 from holdfast.runtime.session import building
 
 parser = argparse.ArgumentParser()
@@ -22,9 +23,10 @@ parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step
 parser.add_argument("--gate", help="go on to each step N of --gate-at only once the file GATE-N is there")
 parser.add_argument("--gate-at", type=int, nargs="+", default=[5])
 parser.add_argument("--hidden", type=int, default=32, help="so wide is the model")
-parser.add_argument("--timeout", type=float, default=120.0, help="of a collective, in seconds")
+parser.add_argument("--timeout", type=float, default=OPERATION_S, help="of a collective, in seconds")
 parser.add_argument("--hang-at", type=int, default=0, help="node-1 hangs in this step, whenever it comes to it")
-parser.add_argument("--pause-at", type=int, default=0, help="rank 0 pauses for a second before this step")
+parser.add_argument("--pause-at", type=int, default=0, help="rank 0 pauses before this step")
+parser.add_argument("--pause-seconds", type=float, default=1.0)
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises at this step")
 parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
@@ -70,7 +72,7 @@ for step in job.steps(args.steps):
         time.sleep(0.01)
     if step.number == args.pause_at and job.rank == 0:
         with job.pause("evaluation"):
-            time.sleep(1.0)
+            time.sleep(args.pause_seconds)
     if step.number == args.stop_at and job.rank == 1:
         job.stop("good enough")
     for inputs, wanted in step.micro_batches():

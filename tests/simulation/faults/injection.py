@@ -174,7 +174,7 @@ class Injector:
             if fault.kind is FaultKind.JOIN_UNREACHABLE:
                 refused = fault.target % 2 == 0
                 world.data_plane.block(world.timeline, OneWay(None, frozenset([name]), refused), None)
-                self.extend(world.timing.operation_timeout_s)
+                self.extend(world.timing.operation_timeout_s + world.plan.longer_alone_s)
             self._cluster.add_node(name)
             self._next_node += 1
         elif fault.kind is FaultKind.RETURN:
@@ -314,7 +314,7 @@ class Injector:
                 heals = fault.duration if fault.kind is FaultKind.PARTITION else None
                 world.data_plane.part(world.timeline, Partition(frozenset([node]), one), heals)
                 if heals is None:  # nobody can know of it before an operation has taken too long
-                    self.extend(world.timing.operation_timeout_s)
+                    self.extend(world.timing.operation_timeout_s + world.plan.longer_alone_s)
             case _:
                 pass
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import Layouts, ListedLayout
+from tests.simulation.faults.troubles import SLOWER
 
 
 class FaultKind(StrEnum):
@@ -194,6 +195,11 @@ class FaultPlan:
     def longer_s(self, step: int, micro_batch: int) -> float:
         """Return by how much a micro-batch of a step takes longer than others, in seconds."""
         return self.work_s + (self.slow_work_s if (step, micro_batch) in self.slow_work else 0.0)
+
+    @property
+    def longer_alone_s(self) -> float:
+        """By how much a step takes longer than usual at most: a slow node computes all of it."""
+        return self.micro_batches * max(SLOWER) * self.work_s + len(self.slow_work) * self.slow_work_s
 
     @property
     def last_step(self) -> int:

@@ -336,7 +336,8 @@ class SimWorker(Process):
         self.busy, self.operation = kind, None
         step = self.machine.step if step is None else step
         operation = self.operation = self._group().issue(self, kind, step, payload, combine)
-        self.world.timeline.after(self.world.timing.operation_timeout_s, self.deliver, self._late, operation)
+        late_s = self.world.timing.operation_timeout_s + self.world.plan.longer_alone_s
+        self.world.timeline.after(late_s, self.deliver, self._late, operation)
 
     def _late(self, operation: Underway) -> None:
         """A collective has taken too long: it ends here, and its connections with it."""

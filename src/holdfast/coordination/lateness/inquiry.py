@@ -232,7 +232,7 @@ class Inquiry:
             )
         )
         hung = self._to_be_ended(self._own_work.spare(finding.hung))
-        looks = finding.network and not recovering and self.pace.known and self._looked != plan.generation
+        looks = finding.network and not recovering and self._looked != plan.generation
         if hung or finding.silent or looks:
             answered = [turn.members.nodes[name] for name in sorted(question.answered & turn.members.nodes.keys())]
             self._stories.begin(answered, question.stands, [stand.worker for stand in hung] or finding.silent)

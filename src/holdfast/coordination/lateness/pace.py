@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.coordination.timing.reading import Total
-from holdfast.coordination.timing.times import FAILURE, FLOOR_S, UNKNOWN_S, Times
+from holdfast.coordination.timing.times import FAILURE, FLOOR_S, TOGETHER_S, UNKNOWN_S, Times
 from holdfast.protocol.messages.progress import Activity
 
 #: A step that takes longer than so many usual ones is worth asking after: that costs a message to each node and harms
@@ -69,17 +69,14 @@ class Pace:
         still_s, mean_s = now - self.since, self.mean_s
         if self._entering:
             return still_s > self._enter_s
-        return mean_s is not None and still_s > ASK * mean_s + ASK_FLOOR_S
+        return still_s > (TOGETHER_S if mean_s is None else ASK * mean_s + ASK_FLOOR_S)
 
     @property
     def together_s(self) -> float:
         """Return how long what all take part in may take: not longer than a whole step does."""
-        return 0.0 if self._entering or self.mean_s is None else self.mean_s + FLOOR_S
-
-    @property
-    def known(self) -> bool:
-        """True where what is waited for has been seen often enough, or takes the same in every job."""
-        return self._entering or self.mean_s is not None
+        if self._entering:
+            return 0.0
+        return TOGETHER_S if self.mean_s is None else self.mean_s + FLOOR_S
 
     @property
     def overdue_at(self) -> float:

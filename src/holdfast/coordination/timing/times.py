@@ -25,6 +25,9 @@ WARM_UP = 3
 #: Until then somebody may be late all the same who takes far longer than others at it, but not before so many seconds:
 #: longer than any group takes to be built (`build_gloo`).
 UNKNOWN_S = 30.0
+#: Until then, if all members wait for each other so long, the network is the suspect: the first operations of a large
+#: model take a while.
+TOGETHER_S = 120.0
 #: a mean is that of about so many of the newest
 MEMORY = 50
 #: What is short most of the time and long now and then (a script's evaluation, a checkpoint): that it has ended once by

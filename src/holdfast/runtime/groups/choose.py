@@ -12,7 +12,7 @@ import torch.distributed as dist
 from holdfast.errors import BadInputError
 from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO, levels_of
 from holdfast.protocol.job_spec import AUTO, Backend
-from holdfast.runtime.groups.communicator import Communicator, HaltCheck, LocalCommunicator
+from holdfast.runtime.groups.communicator import OPERATION_S, Communicator, HaltCheck, LocalCommunicator
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.hierarchical import build_hierarchical
 from holdfast.runtime.groups.rendezvous import Board
@@ -34,7 +34,7 @@ def build_communicator(
     any_to_any: bool = True,
     backend: Backend = AUTO,
     host: str = "127.0.0.1",
-    timeout_s: float = 120.0,
+    timeout_s: float = OPERATION_S,
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
     flat_up_to: int = FLAT_UP_TO,

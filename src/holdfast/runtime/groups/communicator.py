@@ -26,6 +26,10 @@ HaltCheck = Callable[[], bool]
 #: How often to look for a halt while an operation is under way; its end wakes the waiting thread at once. With gloo a
 #: look costs about 0.15 ms: it takes an exception to end a wait in C++.
 HALT_LOOK_S = 8e-3
+#: After so many seconds an operation ends by itself: longer than a member computes what others have computed before, or
+#: a script pauses. Whoever hangs is found long before, by who is late. Not for ever: severing does not end every
+#: operation on a retired group, and its buffers stay for as long.
+OPERATION_S = 1800.0
 
 
 class CollectiveLeftError(HoldfastError):

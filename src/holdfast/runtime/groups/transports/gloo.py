@@ -12,7 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, Operation, PeerLostError, Pending, is_late
+from holdfast.runtime.groups.communicator import (
+    OPERATION_S,
+    HaltCheck,
+    HaltedError,
+    Operation,
+    PeerLostError,
+    Pending,
+    is_late,
+)
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
 from holdfast.runtime.groups.severing import GroupSockets, find_group_sockets, socket_inodes
@@ -171,7 +179,7 @@ def build_gloo(
     name: str = "",
     members: Sequence[int] | None = None,
     host: str = "127.0.0.1",
-    timeout_s: float = 120.0,
+    timeout_s: float = OPERATION_S,
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
 ) -> GlooCommunicator:

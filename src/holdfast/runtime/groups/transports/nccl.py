@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups.communicator import (
+    OPERATION_S,
     HaltCheck,
     HaltedError,
     Operation,
@@ -116,7 +117,7 @@ def build_nccl(
     generation: int,
     device: torch.device,
     graveyard: Graveyard,
-    timeout_s: float = 120.0,
+    timeout_s: float = OPERATION_S,
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
     nodes: int = 1,

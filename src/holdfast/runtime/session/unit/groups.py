@@ -18,9 +18,6 @@ from holdfast.runtime.groups.rendezvous import Board
 
 #: a place that does not meet the others within this time hangs
 BUILD_S = 60.0
-#: of an operation on them: whoever waits in one for a place that is gone is killed with it, and whoever waits for one
-#: that computes or recovers goes on waiting
-OPERATION_S = 1800.0
 _HERE = "127.0.0.1"
 _HELLO = "here"
 
@@ -63,7 +60,6 @@ def build_groups(
                 graveyard=graveyard,
                 backend=backend,
                 host=_HERE,
-                timeout_s=OPERATION_S,
                 build_timeout_s=max(deadline - time.monotonic(), 1.0),
                 flat_up_to=len(members),
             )
