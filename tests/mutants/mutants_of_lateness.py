@@ -291,10 +291,10 @@ LATENESS_MUTANTS = (
     ),
     Mutant(
         name="first_steps_are_the_networks_fault",
-        module=INQUIRY,
-        qualname="Inquiry._judge",
-        old="finding.network and (not recovering) and self.pace.known and (self._looked != plan.generation)",
-        new="finding.network and (not recovering) and (self._looked != plan.generation)",
+        module=PACE,
+        qualname="Pace.together_s",
+        old="TOGETHER_S if self.mean_s is None else self.mean_s + FLOOR_S",
+        new="0.0 if self.mean_s is None else self.mean_s + FLOOR_S",
         why="a first reduction that takes long would be broken off, each time anew",
     ),
     Mutant(
