@@ -216,7 +216,7 @@ def bench_layer(args: argparse.Namespace) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     for name, forward in sides.items():
         worst = float((forward().detach() - wanted).abs().max() / wanted.abs().max())
-        if worst > 0.05:
+        if not worst <= 0.05:  # also for NaN
             raise SystemExit(f"{name} computes something else: {worst:.3f} off")
         times = seconds(lambda forward=forward: torch.autograd.grad(forward(), leaves, grad), args.device, args.repeats)
         print(f"  {name:32} median {statistics.median(times) * 1e3:9.3f} ms ({min(times) * 1e3:.3f} at best)")

@@ -145,7 +145,7 @@ def _environment(given: argparse.Namespace, folder: Path) -> Mapping[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     }
     if given.device == "cpu":
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     return environment
 
 

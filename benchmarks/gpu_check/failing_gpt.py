@@ -1,4 +1,4 @@
-"""A training script whose rank 1 fails once at a step: out of memory, or an access outside of a tensor.
+"""A training script whose rank 1 fails once at a step: out of memory, a wrong index, or an illegal memory access.
 
 holdfast run --nodes 3 benchmarks/gpu_check/failing_gpt.py --fail memory --at 5 --marker FILE --steps 20
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,13 +15,16 @@ import holdfast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "examples"))
 
+#: A kernel that reads an address at which there is no memory. torch compiles it with NVRTC, which needs no compiler.
+READ_ADDRESS_8 = "template <typename T> T read_address_8(T x) { return x + *(const volatile T*)8; }"
+
 
 def main() -> None:
     """Train, and fail once."""
     from dense_gpt import GPT, Bytes, argument_parser, loss_of, read_text
 
     parser = argument_parser(__doc__)
-    parser.add_argument("--fail", choices=["memory", "access"], required=True)
+    parser.add_argument("--fail", choices=["memory", "index", "access"], required=True)
     parser.add_argument("--at", type=int, required=True, help="the step")
     parser.add_argument("--marker", type=Path, required=True, help="file that is created by the failure")
     options = parser.parse_args()
@@ -44,8 +48,14 @@ def _fail(kind: str, device: torch.device) -> None:
         torch.empty(1 << 50, dtype=torch.uint8, device=device)
         return
     rows = torch.zeros(4, device=device)
-    # An index outside of the tensor ends the kernel; the error is reported when the result is read.
-    print(rows[torch.tensor([1 << 20], device=device)].sum().item())
+    if kind == "index":
+        # An assertion in the kernel fails.
+        rows = rows[torch.tensor([1 << 20], device=device)]
+    else:
+        untyped: Any = torch.cuda
+        rows = untyped.jiterator._create_jit_fn(READ_ADDRESS_8)(rows)
+    # A GPU reports the error only when the result is read.
+    print(rows.sum().item())
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ def run(options: Options, figures: Figures) -> None:
     )
     makers = dispatch_gpu.makers(args.device)
     figures["kernels"] = [kernels.name for kernels in makers]
-    if not cpu and len(makers) < 2:
-        raise NotPossibleError("Triton is not installed")
+    if len(makers) < 2:
+        raise NotPossibleError("Triton is not installed: there is nothing to compare torch's kernels with")
     for dtype, bound in BOUND.items():
         args.dtype = dtype
         worst = _compare(args)
@@ -58,10 +58,21 @@ def _compare(args: argparse.Namespace) -> float:
     for other in results[1:]:
         for name, wanted in results[0].items():
             for one, two in zip(_listed(other[name]), _listed(wanted), strict=True):
-                require(one.shape == two.shape, f"{name}: shape {tuple(one.shape)}, wanted {tuple(two.shape)}")
-                largest = max(float(two.double().abs().max()), 1e-30)
-                worst = max(worst, float((one.double() - two.double()).abs().max()) / largest)
+                worst = max(worst, difference(name, one, two))
     return worst
+
+
+def difference(name: str, result: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest difference of two tensors, relative to the largest value.
+
+    Raises:
+        CheckFailedError: they differ in shape, or have values that are not finite.
+    """
+    require(result.shape == wanted.shape, f"{name}: shape {tuple(result.shape)}, wanted {tuple(wanted.shape)}")
+    for values in (result, wanted):  # max() passes over NaN
+        require(bool(values.isfinite().all()), f"{name}: the result has values that are not finite")
+    largest = max(float(wanted.double().abs().max()), 1e-30)
+    return float((result.double() - wanted.double()).abs().max()) / largest
 
 
 def _tensors_of(movement: Movement) -> list[torch.Tensor]:

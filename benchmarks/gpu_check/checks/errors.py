@@ -9,21 +9,21 @@ from benchmarks.gpu_check.options import Figures, Options, require
 from holdfast.protocol.events import FailureDetected, NodeLeft, Recovered, WorkersChanged
 
 SCRIPT = Path(__file__).resolve().parent.parent / "failing_gpt.py"
-#: by the kind of failure, the class that it must have on a GPU
-CLASSES = {"memory": "gpu_out_of_memory", "access": "cuda_error"}
+#: by the kind of failure, the class that it must have
+CLASSES = {"memory": "gpu_out_of_memory", "index": "cuda_error", "access": "illegal_memory_access"}
+#: On a CPU, one job is enough to try the check: the others' failures do not exist there.
+CPU_CLASSES = {"index": "software_error"}
 #: the severity of a failure that restarts one process
 PROCESS = 2
 
 
 def run(options: Options, figures: Figures) -> None:
     """Run one job for each error."""
-    for kind, wanted in CLASSES.items():
-        if options.device == "cpu" and kind == "memory":
-            continue  # One job is enough to try the check: these classes are those of a GPU.
-        _strike(options, figures, kind, wanted)
+    for kind, wanted in (CPU_CLASSES if options.device == "cpu" else CLASSES).items():
+        _fail_one_worker(options, figures, kind, wanted)
 
 
-def _strike(options: Options, figures: Figures, kind: str, wanted: str) -> None:
+def _fail_one_worker(options: Options, figures: Figures, kind: str, wanted: str) -> None:
     nodes, steps = ("2", 12) if options.device == "cpu" else ("3", 40)
     sizes = ("--layers", "2", "--dim", "64", "--context", "32")
     marker = options.folder / f"{kind}.marker"
@@ -46,5 +46,4 @@ def _strike(options: Options, figures: Figures, kind: str, wanted: str) -> None:
     require(len(losses_of(job)) == steps, f"{kind}: {len(losses_of(job))} of {steps} steps are committed")
     require(len(failures) == 1 and not others, f"{kind}: other workers failed too: {failures}")
     require(failure.severity == PROCESS, f"{kind}: severity {failure.severity}, wanted {PROCESS}")
-    if options.device == "cuda":
-        require(failure.category == wanted, f"{kind}: class {failure.category}, wanted {wanted}: {failure.detail}")
+    require(failure.category == wanted, f"{kind}: class {failure.category}, wanted {wanted}: {failure.detail}")

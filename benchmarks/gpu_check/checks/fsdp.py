@@ -16,7 +16,7 @@ from benchmarks.gpu_check.checks.jobs import (
 from benchmarks.gpu_check.options import Figures, Options, require
 
 SCRIPT = ROOT / "examples" / "fsdp_gpt.py"
-BOUND = 1e-3
+BOUND = 1e-4
 
 
 def run(options: Options, figures: Figures) -> None:

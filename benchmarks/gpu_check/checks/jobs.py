@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from benchmarks.gpu_check.options import CheckFailedError, Device, Options
+from benchmarks.gpu_check.options import CheckFailedError, Device, Options, require
 from holdfast.control.processes import die_with_parent
 from holdfast.protocol.events import Recovered, StepCommitted
 from tests.harness.local_job import LocalJob
@@ -90,10 +91,13 @@ def largest_difference(losses: Mapping[int, float], wanted: Mapping[int, float])
     """Return the largest relative difference of two runs' losses.
 
     Raises:
-        CheckFailedError: they do not have the same steps.
+        CheckFailedError: they do not have the same steps, or a loss is not a finite number.
     """
     if losses.keys() != wanted.keys() or not losses:
         raise CheckFailedError(f"steps {sorted(losses)} and {sorted(wanted)} cannot be compared")
+    for step in losses:  # max() passes over NaN
+        require(math.isfinite(losses[step]), f"the loss of step {step} is {losses[step]}")
+        require(math.isfinite(wanted[step]), f"the loss of step {step} to compare with is {wanted[step]}")
     return max(abs(loss - wanted[step]) / abs(wanted[step]) for step, loss in losses.items())
 
 

@@ -60,6 +60,8 @@ def run(options: Options, figures: Figures) -> None:
         untyped._sleep(BUSY_CYCLES)
     pending = second.start_all_gather(gathered, numbers)
     figures["enqueued"] = not pending.done()
+    if device.type == "cuda":
+        require(figures["enqueued"], "the operation ended before its group was aborted")
     _timed(figures, "abort_s", second.sever)
     _timed(figures, "retire_s", second.retire)
     _timed(figures, "device_free_s", lambda: _synchronize(device))

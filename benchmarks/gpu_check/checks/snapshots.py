@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from benchmarks.gpu_check.checks.jobs import SHARED_GPU, make_job, median_step_s
-from benchmarks.gpu_check.options import Figures, Options
+from benchmarks.gpu_check.options import Figures, Options, require
 from holdfast.protocol.events import CheckpointSaved, GenerationStarted, Recovered, SnapshotSaved, StepCommitted
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -35,26 +35,27 @@ def run(options: Options, figures: Figures) -> None:
         snapshots = [job.wait(SnapshotSaved, timeout=90.0)]
         job.wait(SnapshotSaved, lambda event: event.step > snapshots[0].step, timeout=60.0)
         snapshots = job.all(SnapshotSaved)
-        figures["snapshot"] = [_saved(event) for event in snapshots[:3]]
+        figures["snapshot"] = [saved_figures(event, nbytes) for event in snapshots[:3]]
         figures["step_s"] = median_step_s(job)
         figures["slowest_step_s"] = max(event.step_s for event in job.all(StepCommitted) if event.step > 1)
-        figures["checkpoint"] = _saved(job.wait(CheckpointSaved, timeout=90.0))
+        figures["checkpoint"] = saved_figures(job.wait(CheckpointSaved, timeout=90.0), nbytes)
         since, asked = len(job.events), time.time()
         job.add_nodes(1)
         grown = job.wait(GenerationStarted, lambda event: event.world_size == 2, since=since, timeout=90.0)
         first = job.wait(StepCommitted, lambda event: event.world_size == 2, since=since, timeout=60.0)
         figures["joined"] = {"after_s": grown.time - asked, "first_step_s": first.step_s}
-        moved = [event for event in job.all(Recovered) if event.moved_bytes]
-        if moved:
-            last = moved[-1]
-            figures["transfer"] = {
-                "gb": last.moved_bytes / 1e9,
-                "s": last.transfer_s,
-                "gb_per_s": last.moved_bytes / 1e9 / max(last.transfer_s, 1e-9),
-            }
+        moved = job.wait(Recovered, since=since, timeout=60.0)
+        figures["transfer"] = {
+            "gb": moved.moved_bytes / 1e9,
+            "s": moved.transfer_s,
+            "gb_per_s": moved.moved_bytes / 1e9 / max(moved.transfer_s, 1e-9),
+        }
+        require(moved.moved_bytes >= nbytes, f"{moved.moved_bytes} bytes were sent, but the state has {nbytes}")
 
 
-def _saved(event: SnapshotSaved | CheckpointSaved) -> dict[str, float]:
+def saved_figures(event: SnapshotSaved | CheckpointSaved, nbytes: int) -> dict[str, float]:
+    """Return the figures of an event; raise `CheckFailedError` if it has saved less than the state."""
+    require(event.saved_bytes >= nbytes, f"step {event.step}: {event.saved_bytes} of {nbytes} bytes are saved")
     return {
         "gb": event.saved_bytes / 1e9,
         "save_s": event.save_s,
