@@ -1,4 +1,4 @@
-"""Check holdfast on a GPU: one command, a fixed time, results that are written after each check.
+"""Check holdfast on a GPU, in at most eight minutes. Results are written after each check.
 
     python -m benchmarks.gpu_check [--quick] [--device cpu] [--only NAME] [--wheels DIR] [--out DIR]
 
@@ -41,51 +41,51 @@ MACHINE = "machine"
 #: name, question, time limit in seconds; the most important first
 CHECKS = (
     (MACHINE, "Which GPU, driver and versions are here, and is the GPU's memory free?", 60.0),
-    ("training", "Does one worker train on the device as on the CPU, and what does holdfast cost per step?", 120.0),
-    ("four_workers", "Do four workers train on one device, through the loss and the arrival of a worker?", 150.0),
+    ("training", "Are one worker's losses right, and how long does a step take with and without holdfast?", 120.0),
+    ("four_workers", "Do four workers on one device go on after one is killed and another one joins?", 150.0),
     ("nccl", "Can NCCL groups be built, swapped and aborted?", 60.0),
-    ("errors", "Which class has a CUDA error in one worker, and what happens to the other workers?", 120.0),
+    ("errors", "How are CUDA errors of one worker classified, and do the other workers go on?", 120.0),
     ("dispatch", "Do Triton's kernels agree with torch's, and how fast are they?", 90.0),
-    ("snapshots", "What do snapshots, checkpoints and the transfer of state cost?", 150.0),
-    ("fsdp", "Do two workers that share a model with FSDP2 train as one?", 90.0),
+    ("snapshots", "How long do snapshots, checkpoints and the transfer of state to a new worker take?", 150.0),
+    ("fsdp", "Do two workers that share a model with FSDP2 have the losses of one worker?", 90.0),
     ("warming", "How long does a new worker's first step take, cold and warm?", 180.0),
 )
 
 
 def main() -> int:
     """Run the checks and print their table; return the exit code."""
-    given = _parser().parse_args()
+    args = _parser().parse_args()
     _interrupt_on(signal.SIGTERM, signal.SIGHUP)
     with tempfile.TemporaryDirectory(prefix="holdfast-gpu-check-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         try:
-            given.out = _prepare_folder("--out", given.out)
-            given.logs = given.logs and _prepare_folder("--logs", given.logs)
-            environment = _environment(given, folder)
+            args.out = _prepare_folder("--out", args.out)
+            args.logs = args.logs and _prepare_folder("--logs", args.logs)
+            environment = _environment(args, folder)
         except NotPossibleError as error:
             print(error, file=sys.stderr)
             return 2
         os.chdir(ROOT)
         outcomes = run_checks(
-            _selected(given, folder),
-            budget_s=given.budget,
+            _select_checks(args, folder),
+            budget_s=args.budget,
             environment=environment,
             folder=folder,
-            on_outcome=lambda outcomes: _on_outcome(given, folder, outcomes),
+            on_outcome=lambda outcomes: _on_outcome(args, folder, outcomes),
         )
-    machine = _machine(outcomes, given.device)
+    machine = _machine_facts(outcomes, args.device)
     print(as_markdown(machine, outcomes))
-    print(f"results: {results_path(given.out, machine)}")
+    print(f"results: {results_path(args.out, machine)}")
     return _exit_code(outcomes)
 
 
-def _on_outcome(given: argparse.Namespace, folder: Path, outcomes: Sequence[Outcome]) -> str:
+def _on_outcome(args: argparse.Namespace, folder: Path, outcomes: Sequence[Outcome]) -> str:
     """Write the results so far; return a reason not to run the other checks, or ""."""
     latest = outcomes[-1]
     try:
-        write_results(given.out, _machine(outcomes, given.device), outcomes)
-        if given.logs is not None:
-            copy_logs(folder, latest.name, given.logs)
+        write_results(args.out, _machine_facts(outcomes, args.device), outcomes)
+        if args.logs is not None:
+            copy_logs(folder, latest.name, args.logs)
     except OSError as error:
         print(f"cannot write the results of {latest.name}: {error}", file=sys.stderr)
     print(f"{latest.name}: {latest.status} {latest.reason} ({latest.seconds:.1f} s)", flush=True)
@@ -126,15 +126,15 @@ def _prepare_folder(option: str, folder: Path) -> Path:
         raise NotPossibleError(f"{option} {folder}: {error.strerror}; name a folder that can be written") from None
 
 
-def _environment(given: argparse.Namespace, folder: Path) -> Mapping[str, str]:
+def _environment(args: argparse.Namespace, folder: Path) -> Mapping[str, str]:
     """Return the environment of the checks; unpacks the wheels.
 
     Raises:
         NotPossibleError: the wheels cannot be used.
     """
     paths = [ROOT, ROOT / "src", ROOT / "examples"]
-    if given.wheels is not None:
-        unpack_wheels(given.wheels, folder / "wheels")
+    if args.wheels is not None:
+        unpack_wheels(args.wheels, folder / "wheels")
         paths.append(folder / "wheels")
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment = {
@@ -144,14 +144,14 @@ def _environment(given: argparse.Namespace, folder: Path) -> Mapping[str, str]:
         "TMPDIR": str(folder),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     }
-    if given.device == "cpu":
+    if args.device == "cpu":
         environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     return environment
 
 
-def _selected(given: argparse.Namespace, folder: Path) -> list[Check]:
-    """Return the checks to run; that of the machine always comes first."""
-    arguments = ("--device", given.device, *(("--quick",) if given.quick else ()))
+def _select_checks(args: argparse.Namespace, folder: Path) -> list[Check]:
+    """Return the checks to run; the check of the machine is always the first."""
+    arguments = ("--device", args.device, *(("--quick",) if args.quick else ()))
     return [
         Check(
             name=name,
@@ -160,11 +160,11 @@ def _selected(given: argparse.Namespace, folder: Path) -> list[Check]:
             command=check_command(name, *arguments, "--folder", str(folder / name)),
         )
         for name, question, limit_s in CHECKS
-        if not given.only or name in (MACHINE, *given.only)
+        if not args.only or name in (MACHINE, *args.only)
     ]
 
 
-def _machine(outcomes: Sequence[Outcome], device: str) -> dict[str, Any]:
+def _machine_facts(outcomes: Sequence[Outcome], device: str) -> dict[str, Any]:
     """Return the facts that the first check has found."""
     facts = outcomes[0].figures if outcomes and outcomes[0].name == MACHINE else {}
     return facts or {"gpu": "unknown" if device == "cuda" else "cpu"}

@@ -28,15 +28,15 @@ def main() -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     # An exception leaves the check's context managers, which end its jobs.
     signal.signal(signal.SIGTERM, _exit)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    options = Options(device=given.device, quick=given.quick, folder=given.folder)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    options = Options(device=args.device, quick=args.quick, folder=args.folder)
     figures: Figures = {}
     code = 0
     try:
-        _run(given.module, options, figures)
+        _run(args.module, options, figures)
     except NotPossibleError as error:
         figures["problem"], code = str(error), NOT_POSSIBLE
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a check raises is its result

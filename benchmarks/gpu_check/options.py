@@ -1,4 +1,4 @@
-"""The options of a check and its result, as they travel between the runner and the process of a check."""
+"""The interface of a check: its options, its figures, and the exceptions that it raises."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-#: What a check has measured, by name; must be JSON.
+#: What a check has measured, by name; must be serializable as JSON.
 Figures: TypeAlias = dict[str, Any]
 Device = Literal["cuda", "cpu"]
 
@@ -23,11 +23,6 @@ class Options:
     quick: bool
     #: an empty folder for the check's files
     folder: Path
-
-    @property
-    def is_small(self) -> bool:
-        """Whether sizes must be small: on a CPU, figures mean nothing."""
-        return self.quick or self.device == "cpu"
 
 
 class NotPossibleError(Exception):

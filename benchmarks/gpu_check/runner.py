@@ -44,7 +44,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a check ended."""
+    """The result of a check."""
 
     name: str
     question: str
@@ -186,7 +186,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _parse_figures(text: str) -> Figures | None:
-    """Return the JSON object on the last line, or None if there is none."""
+    """Return the JSON object on the last line, or None if the line is not a JSON object."""
     lines = text.rstrip().splitlines()
     try:
         value: object = json.loads(lines[-1]) if lines else None

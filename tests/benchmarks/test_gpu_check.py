@@ -192,7 +192,7 @@ def test_each_signal_that_ends_a_check_has_a_name(number: int, tmp_path: Path) -
         "print('NaN')",
     ],
 )
-def test_rubbish_is_no_figures(code: str, tmp_path: Path) -> None:
+def test_output_without_a_json_object_has_no_figures(code: str, tmp_path: Path) -> None:
     outcome = outcome_of(code, tmp_path)
     assert (outcome.status, outcome.reason) == (FAILED, "printed no figures")
     assert len(outcome.output) <= 16_000

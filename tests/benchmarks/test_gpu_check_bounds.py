@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchmarks import dispatch_gpu
-from benchmarks.gpu_check.checks import dispatch
+from benchmarks.gpu_check.checks import dispatch, nccl
 from benchmarks.gpu_check.checks.jobs import largest_difference
 from benchmarks.gpu_check.checks.snapshots import saved_figures
 from benchmarks.gpu_check.options import CheckFailedError, NotPossibleError, Options
@@ -54,3 +55,9 @@ def test_a_checkpoint_of_a_part_of_the_state_fails() -> None:
     assert saved_figures(event, 1000)["gb_per_s"] == 1e-6
     with pytest.raises(CheckFailedError, match="1000 of 1001 bytes"):
         saved_figures(event, 1001)
+
+
+def test_without_nccl_its_check_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(NotPossibleError, match="no NCCL"):
+        nccl.run(Options(device="cuda", quick=True, folder=tmp_path), {})

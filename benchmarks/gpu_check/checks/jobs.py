@@ -1,4 +1,4 @@
-"""Jobs that checks run: they end together with the check's process, whatever happens to it."""
+"""Starts the jobs of a check, and reads losses and times from their events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARED_GPU = ("--set", "backend=gloo")
 
 
 class CheckJob(LocalJob):
-    """A job on the device of the check."""
+    """A job that ends with the check's process, also if that is killed."""
 
     def started(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -33,7 +33,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """What is trained: the sizes of the model, and for how long."""
+    """The sizes of the model and the number of steps."""
 
     layers: int
     dim: int

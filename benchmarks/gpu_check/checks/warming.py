@@ -42,8 +42,8 @@ def _replace_node(options: Options, name: str, more: tuple[str, ...]) -> dict[st
         since, step = len(job.events), max(event.step for event in job.all(StepCommitted))
         job.wait(StepCommitted, lambda event: event.step > step + 2, since=since, timeout=60.0)
         step_s = median_step_s(job)
-        told = [one for one in attempts_of(attempts, standby.node) if one.micro_batches]
-    shadows, real = [one for one in told if one.shadow], [one for one in told if not one.shadow]
+        steps = [one for one in attempts_of(attempts, standby.node) if one.micro_batches]
+    shadows, real = [one for one in steps if one.shadow], [one for one in steps if not one.shadow]
     if not shadows or not real:
         raise CheckFailedError(f"{name}: the standby has {len(shadows)} shadow steps and {len(real)} others")
     return {
