@@ -8,15 +8,15 @@ import pytest
 
 from holdfast.cli.job.run import run
 from holdfast.cli.job.servers import agent
-from holdfast.cli.options import options_of, warn_of_misplaced
+from holdfast.cli.options import option_names, warn_of_misplaced
 from holdfast.cli.pool.jobs import submit
 
 
 def test_the_options_of_a_command_are_known() -> None:
-    assert {"--nodes", "--checkpoint-dir", "--from", "--json", "--set", "--module", "--plain"} <= options_of(run)
-    assert {"--advertise", "--node-name", "--address", "--job"} <= options_of(agent)
-    assert {"--nodes", "--follow", "--job"} <= options_of(submit)
-    assert not {"--script", "--args", "--begin", "--as-json"} & options_of(run)
+    assert {"--nodes", "--checkpoint-dir", "--from", "--json", "--set", "--module", "--plain"} <= option_names(run)
+    assert {"--advertise", "--node-name", "--address", "--job"} <= option_names(agent)
+    assert {"--nodes", "--follow", "--job"} <= option_names(submit)
+    assert not {"--script", "--args", "--begin", "--as-json"} & option_names(run)
 
 
 @pytest.mark.parametrize(

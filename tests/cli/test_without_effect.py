@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.spec_options import given_job, job_spec, without_effect
+from holdfast.cli.spec_options import collect_job, job_spec, without_effect
 
 NO_STANDBY = (
     "--set recovery.on_node_failure is standby, and the job has no standbys: it goes on with fewer nodes; "
@@ -22,5 +22,5 @@ CASES = {
 
 @pytest.mark.parametrize(("pairs", "warnings"), CASES.items())
 def test_what_has_no_effect_is_said(pairs: tuple[str, ...], warnings: list[str]) -> None:
-    given = given_job("train.py", (), pairs, {})
+    given = collect_job("train.py", (), pairs, {})
     assert list(without_effect(given, job_spec(given))) == warnings

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from formats import LINES, MESSAGES, examples_of
 
-from holdfast.cli.spec_options import given_job, job_spec
+from holdfast.cli.spec_options import collect_job, job_spec
 from holdfast.control.link.snapshots.files import StoredPart, find_parts, path_of
 from holdfast.protocol.checkpoints.directory import find_checkpoints, verify
 from holdfast.runtime.snapshots.cutting import PartManifest
@@ -96,6 +96,6 @@ def test_parts_of_a_snapshot_that_were_written_are_found_and_read(tmp_path: Path
 
 
 def test_a_job_file_that_was_written_gives_the_same_job() -> None:
-    spec = job_spec(given_job(str(FOLDER / "job.toml"), (), (), {}))
+    spec = job_spec(collect_job(str(FOLDER / "job.toml"), (), (), {}))
     found = json.loads(msgspec.json.encode(msgspec.to_builtins(spec)))
     assert list(lacks(json.loads((FOLDER / "job.json").read_text()), found)) == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted, wait_until
 
-from holdfast.cli.job.awaiting import await_moved
+from holdfast.cli.job.waiting import await_moved
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_REFUSED, EXIT_UNREACHABLE
 from holdfast.protocol.events import (
     CheckpointRejected,

@@ -130,7 +130,7 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     assert not mine & set(pool.job("two")["refuses"])
     told = pool.call("explain", "-j", "two")
     for node in pool.job("two")["refuses"]:
-        assert f"{node} is of no use to it: script or arguments of node {node} differ from those of the job" in told
+        assert f"{node} cannot be used: script or arguments of node {node} differ from those of the job" in told
     assert f"a node needs {script}, the same as on the job's other nodes" in told
     refused = set(pool.job("two")["refuses"])
     differ = re.compile(r"script or arguments of node (node-\d) differ")

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.cli.following.progress import stamped
+from holdfast.cli.following.progress import describe_with_time
 from holdfast.cli.history.memory_plot import draw_memory, newest_change, plot_memory
 from holdfast.cli.history.report import print_report
 from holdfast.cli.history.report_plot import plot_events
@@ -113,7 +113,7 @@ def test_a_loss_that_nobody_knows_is_no_number(tmp_path: Path) -> None:
     assert make_report(events).first_loss is None
     plot_events(events, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 0
-    assert "loss -" in stamped(step(1, 1.0, loss=None))
+    assert "loss -" in describe_with_time(step(1, 1.0, loss=None))
 
 
 def test_a_missing_step_is_seen() -> None:

@@ -26,7 +26,7 @@ app = HelpfulTyper(
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         import importlib.metadata
 
@@ -37,34 +37,34 @@ def _version(asked: bool) -> None:
 @app.callback()
 def holdfast(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Keeps large PyTorch training jobs running through failures."""
 
 
 def main() -> None:
-    """Run the command line; whatever is wrong ends it with one line and its own exit code."""
+    """Run the command line. An error ends it with one line on stderr and its own exit code."""
     open_standard_streams()
     try:
         code = app(standalone_mode=False)
-    except TyperException as error:  # an option or a command that there is not, or one that lacks its value
-        _end(_bad_words(error), error.exit_code)
+    except TyperException as error:  # an unknown option or command, or one that lacks its value
+        _exit_with(_usage_error(error), error.exit_code)
     except HoldfastError as error:
-        _end(str(error), error.exit_code)
+        _exit_with(str(error), error.exit_code)
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             what = f"{error.filename}: " if error.filename else "an output file cannot be written: "
-            _end(f"{what}{error.strerror}; make room, or write elsewhere", EXIT_FAILED)
+            _exit_with(f"{what}{error.strerror}; make room, or write elsewhere", EXIT_FAILED)
         traceback.print_exc()
-        _end("this is a mistake of ours: please report it with the lines above", EXIT_OUR_FAULT)
+        _exit_with("this is a mistake of ours: please report it with the lines above", EXIT_OUR_FAULT)
     raise SystemExit(code)
 
 
-def _bad_words(error: TyperException) -> str:
-    """Return what is wrong with the command line: the problem, the value, and where to look."""
+def _usage_error(error: TyperException) -> str:
+    """Return the message for a command line that cannot be used: the problem, the value, and where to look."""
     message = error.format_message()
     if not message:
         return ""
@@ -84,7 +84,7 @@ def _bad_words(error: TyperException) -> str:
     return f"{message} See --help" if message.endswith("?") else f"{message.rstrip('.')}; see --help"
 
 
-def _end(complaint: str, code: int) -> NoReturn:
+def _exit_with(complaint: str, code: int) -> NoReturn:
     if complaint:
         warn(f"holdfast: {on_one_line(complaint)}")
     raise SystemExit(code) from None

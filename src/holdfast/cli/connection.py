@@ -1,4 +1,4 @@
-"""Which job is meant, and how to reach it: the options of all commands that speak with a coordinator."""
+"""Options that choose a job or a pool, and how to connect to it. All commands that talk to a coordinator have them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TokenFile = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Which job is meant, and how its coordinator is reached."""
+    """The chosen job, and how to connect to its coordinator."""
 
     address: Annotated[
         str | None,
@@ -69,17 +69,17 @@ class Server:
     ] = ""
 
     def entry(self) -> JobEntry:
-        """Return how to reach the job.
+        """Return the address and the secret of the job.
 
         Raises:
-            BadInputError: it is not clear which one is meant, or its token is not known.
-            UnreachableError: there is none.
+            BadInputError: several jobs match, or the token is not known.
+            UnreachableError: no job matches.
         """
         self._check_address()
         directory, token = registry_directory(os.environ), read_token(self.token_file)
-        if self.job and (pool := self._pool_with(self.job)) is not None:
+        if self.job and (pool := self._find_pool_with(self.job)) is not None:
             return msgspec.structs.replace(pool, url=f"{pool.url.rstrip('/')}/jobs/{self.job}/job", job=self.job)
-        if not self.job and self.address is None and (pool := _only_pool(directory)) is not None:
+        if not self.job and self.address is None and (pool := _find_only_pool(directory)) is not None:
             with PoolClient(pool) as client:
                 jobs = ", ".join(sorted(one["job"] for one in client.status()["jobs"])) or "none yet"
             raise BadInputError(
@@ -91,34 +91,36 @@ class Server:
         return found
 
     def pool(self) -> PoolClient:
-        """Return a way to the pool.
+        """Return a client of the pool.
 
         Raises:
-            BadInputError, UnreachableError: as `entry`; or there is none, but perhaps a job by itself.
+            BadInputError, UnreachableError: as `entry`; or there is no pool, perhaps a job without one.
         """
         entry = self._pool_entry()
         if entry is None:
             raise UnreachableError("no pool runs on this machine: start one (holdfast pool), or give --address URL")
-        if not entry.pool and (alone := _job_alone(entry)):
+        if not entry.pool and (alone := _name_of_job_at(entry)):
             raise BadInputError(
                 f"at {entry.url} is job {alone}, and no pool: give the --address of a pool (holdfast pool starts one), "
                 "or leave it out for this machine's"
             )
         return PoolClient(entry)
 
-    def of_pool(self) -> PoolClient | None:
-        """Return a way to the pool that has the job which is meant, None where none has."""
-        entry = self._pool_with(self.job) if self.job else None
+    def find_pool_of_job(self) -> PoolClient | None:
+        """Return a client of the pool that has the chosen job, or None if no pool has it."""
+        entry = self._find_pool_with(self.job) if self.job else None
         return PoolClient(entry) if entry is not None else None
 
-    def of_nodes(self) -> PoolClient | None:
-        """Return a way to the pool whose nodes are meant, by the job that is named or by the address; None: a job's.
+    def find_pool_of_nodes(self) -> PoolClient | None:
+        """Return a client of the pool that has the nodes, or None if a job without a pool has them.
+
+        The pool is found by the chosen job, or by the address.
 
         Raises:
             BadInputError, UnreachableError: as `entry`.
         """
         if self.job:
-            return self.of_pool()
+            return self.find_pool_of_job()
         alone = any(not one.pool for one in live_jobs(registry_directory(os.environ)))
         entry = self._pool_entry() if self.address or not alone else None
         if entry is None or entry.pool:
@@ -127,7 +129,7 @@ class Server:
             with PoolClient(entry) as client:
                 client.status()
         except UnreachableError:
-            return None  # (a job's own coordinator is there, or nobody)
+            return None  # The coordinator of a job without a pool is there, or nothing.
         return PoolClient(entry)
 
     def _check_address(self) -> None:
@@ -139,10 +141,10 @@ class Server:
         token = read_token(self.token_file)
         return find_pool(registry_directory(os.environ), self.address, token, tls_ca=self.tls_ca)
 
-    def _pool_with(self, job: str) -> JobEntry | None:
-        """Return the pool that is meant, where it knows this job."""
+    def _find_pool_with(self, job: str) -> JobEntry | None:
+        """Return the pool if it has this job, else None."""
         if self.address is None and any(one.job == job for one in live_jobs(registry_directory(os.environ))):
-            return None  # (one that runs on this machine by itself)
+            return None  # It runs on this machine without a pool.
         entry = self._pool_entry()
         if entry is None or not (entry.pool or self.address):
             return None
@@ -151,8 +153,8 @@ class Server:
                 found = client.status()
         except UnreachableError:
             if entry.pool:
-                raise  # (its server may be about to be started again)
-            return None  # (a job's own coordinator is there, or nobody)
+                raise  # Its server may be restarting.
+            return None  # The coordinator of a job without a pool is there, or nothing.
         jobs = [one["job"] for one in found["jobs"]]
         if job not in jobs:
             known = ", ".join(sorted(jobs)) or "none"
@@ -160,10 +162,10 @@ class Server:
         return entry
 
     def client(self) -> CoordinatorClient:
-        """Return a way to the job's coordinator.
+        """Return a client of the job's coordinator.
 
         Raises:
-            BadInputError, UnreachableError: as `entry`, or another job runs at the address.
+            BadInputError, UnreachableError: as `entry`; or another job runs at the address.
         """
         entry = self.entry()
         client = CoordinatorClient(entry)
@@ -172,32 +174,32 @@ class Server:
         return client
 
     def check_job(self, found: str) -> None:
-        """Refuse a job that is not the one that the user has named.
+        """Refuse a job whose name is not the one that the user gave.
 
         Raises:
-            UnreachableError: it is another one.
+            UnreachableError: it has another name.
         """
         if self.job and found != self.job:
             raise UnreachableError(f"there is no job {self.job!r} at {self.address}: the one there is {found!r}")
 
 
-def _only_pool(directory: Path) -> JobEntry | None:
-    """Return this machine's pool, or None if there is none, if there are several, or if a job runs by itself."""
+def _find_only_pool(directory: Path) -> JobEntry | None:
+    """Return this machine's pool, or None if it has no pool, several pools, or a job without a pool."""
     entries = live_jobs(directory)
     return entries[0] if len(entries) == 1 and entries[0].pool else None
 
 
-def _job_alone(entry: JobEntry) -> str:
-    """Return the name of the job whose own coordinator is at an address; "" for a pool, or for nobody."""
+def _name_of_job_at(entry: JobEntry) -> str:
+    """Return the name of the job without a pool at an address, or "" if a pool or nothing is there."""
     try:
         with CoordinatorClient(entry) as client:
             return entry.job or str(client.status()["job"])
     except HoldfastError:
-        return ""  # (whoever speaks with it says what is wrong)
+        return ""  # The next request reports the error.
 
 
 def read_token(file: Path | None) -> str | None:
-    """Return the secret that an option or a variable gives; None for none.
+    """Return the secret from the option or the environment, or None if neither gives one.
 
     Raises:
         BadInputError: the file cannot be read, or holds no token.

@@ -115,5 +115,5 @@ def await_event(events: Path, is_wanted: Callable[[object], bool], is_running: C
 def _events_so_far(file: Path) -> Sequence[object]:
     try:
         return read_events(file)
-    except BadInputError:  # There is no file yet, or no event in it.
+    except BadInputError:  # The file does not exist yet, or has no event.
         return ()

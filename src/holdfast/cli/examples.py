@@ -105,7 +105,7 @@ def example_file(name: str) -> Path:
     """Return an example's file.
 
     Raises:
-        BadInputError: there is no example of this name.
+        BadInputError: no example has this name.
     """
     file = _example_files().get(name.removesuffix(".py"))
     if file is None:

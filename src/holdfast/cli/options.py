@@ -1,4 +1,4 @@
-"""Options that several commands share are declared once, as a group, and given to each command that takes them."""
+"""Groups of options that several commands share."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class OptionGroup(Protocol):
         ...
 
     def collect(self, values: Mapping[str, Any]) -> object:
-        """Return what the command gets for the values of these parameters, by name."""
+        """Return the value of the group from the values of its parameters, by name."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fields:
-    """The group of a dataclass whose fields are options."""
+class _DataclassGroup:
+    """The group of a dataclass in which each field is an option."""
 
     kind: type[Any]
 
@@ -54,10 +54,10 @@ def _parameter(name: str, default: object, annotation: object) -> inspect.Parame
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def options_of(command: Callable[..., None]) -> frozenset[str]:
+def option_names(command: Callable[..., None]) -> frozenset[str]:
     """Return the long options of a command and of its option groups, such as `--nodes`."""
     found = set[str]()
-    for parameter in inspect.signature(grouped(command)).parameters.values():
+    for parameter in inspect.signature(with_option_groups(command)).parameters.values():
         declared = [one for one in get_args(parameter.annotation)[1:] if hasattr(one, "param_decls")]
         if not any(type(one).__name__ == "ArgumentInfo" for one in declared):
             # In `Annotated`, typer takes the first name for the default.
@@ -68,14 +68,16 @@ def options_of(command: Callable[..., None]) -> frozenset[str]:
 
 
 def warn_of_misplaced(command: Callable[..., None], name: str, script: str, args: Sequence[str]) -> None:
-    """Warn of options of this command that stand after the script: they are the script's, and have no effect here.
+    """Warn of options of this command that stand after the script: they are passed to the script.
 
-    An option whose name the script's text contains is the script's own.
+    No warning for an option with a name that occurs in the script's text.
 
     Args:
-        name: of the command. script: the file. args: those that are passed to it.
+        name: the name of the command.
+        script: path of the script.
+        args: the arguments for the script.
     """
-    known = options_of(command)
+    known = option_names(command)
     words = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", args)]
     misplaced = [word for word in dict.fromkeys(words) if word in known]
     if not misplaced:
@@ -95,8 +97,8 @@ def warn_of_misplaced(command: Callable[..., None], name: str, script: str, args
             )
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of its groups, in place of the parameters that take them.
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with the options of its groups in place of the parameters that take the groups.
 
     A parameter takes a group if its annotation is a dataclass of options, or is annotated with an OptionGroup.
     """
@@ -123,7 +125,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def _group_of(annotation: Any) -> OptionGroup | None:
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return _Fields(annotation)
+        return _DataclassGroup(annotation)
     if get_origin(annotation) is Annotated:
         return next((one for one in get_args(annotation)[1:] if hasattr(one, "collect")), None)
     return None

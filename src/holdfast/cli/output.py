@@ -1,4 +1,4 @@
-"""What commands print: facts on stdout, everything else on stderr."""
+"""Printing: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            nowhere = os.open(os.devnull, os.O_RDWR)  # (which takes the lowest number that is free: this one)
+            nowhere = os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number, which is this one.
             os.set_inheritable(nowhere, True)
             setattr(sys, name, os.fdopen(nowhere, "w" if number else "r"))
     stdout: object = sys.stdout
@@ -53,7 +53,7 @@ def say(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Print one line now, where errors go. It is lost if the disk is full or the reader has closed the pipe."""
+    """Print one line on stderr now. The line is lost if the disk is full or the reader has closed the pipe."""
     _print_if_possible(sys.stderr, line)
 
 
@@ -135,7 +135,7 @@ def on_one_line(text: str) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print a document; numbers that JSON has no word for become null."""
+    """Print a document. NaN and infinity become null."""
     say(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 

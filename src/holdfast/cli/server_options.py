@@ -1,4 +1,4 @@
-"""Options of everything that serves: where it listens, and what a node is to the others."""
+"""Options of servers and nodes: the address to listen on, and the properties of a node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_PORT = 65535
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where a coordinator listens."""
+    """The address on which a coordinator listens."""
 
     listen: Annotated[
         str,
@@ -45,7 +45,7 @@ class ListenOptions:
         """Return host and port.
 
         Raises:
-            BadInputError: they are none.
+            BadInputError: the option is not HOST:PORT.
         """
         host, colon, port = self.listen.rpartition(":")
         if not (host and colon and re.fullmatch("[0-9]{1,5}", port) and int(port) <= _MOST_PORT):
@@ -55,7 +55,7 @@ class ListenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """What a node is to the others."""
+    """The properties of a node that the other nodes know."""
 
     node_name: Annotated[
         str,
@@ -117,7 +117,7 @@ class NodeOptions:
             server: the URL of the coordinator or the pool.
 
         Raises:
-            OSError: there is no route to it.
+            OSError: no route leads to it.
         """
         return self._own_address or advertised_address(server)
 
@@ -126,7 +126,7 @@ class NodeOptions:
         return self.advertise.strip("[]")
 
     def check(self) -> None:
-        """Refuse names that cannot be sent.
+        """Check the names and the address.
 
         Raises:
             BadInputError: naming the option.

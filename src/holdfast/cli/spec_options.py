@@ -76,12 +76,10 @@ SPEC_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class SpecGroup:
-    """The group of some of these options; the command gets what was given of them, by key.
-
-    defaults: what the command takes where nothing is given, by key, in place of the keys' own.
-    """
+    """A group of some of these options. Its value is the given options, by key."""
 
     names: tuple[str, ...] = tuple(option.name for option in SPEC_OPTIONS)
+    #: defaults of this command, by key, in place of the keys' own
     defaults: Mapping[str, object] | None = None
 
     def parameters(self) -> list[inspect.Parameter]:
@@ -98,7 +96,7 @@ class SpecGroup:
         ]
 
     def collect(self, values: Mapping[str, Any]) -> dict[str, Given]:
-        """Return what was given, by key; rules are not looked at yet."""
+        """Return the given values, by key. They are not checked yet."""
         given = {key: Given(value, key) for key, value in (self.defaults or {}).items()}
         for option in self._options():
             value = values[_python_name(option)]
@@ -132,7 +130,7 @@ def _python_name(option: SpecOption) -> str:
 
 
 def _nodes(text: str) -> dict[str, Given]:
-    """Read N (all of them have to come before the first step), or MIN:MAX."""
+    """Parse N, where all N must join before the first step, or MIN:MAX."""
     least, colon, most = text.partition(":")
     if colon and not re.fullmatch("[1-9][0-9]{0,8}", least):
         raise BadInputError(f"--nodes is {text!r}: give a number of nodes, or MIN:MAX")
@@ -142,15 +140,15 @@ def _nodes(text: str) -> dict[str, Given]:
     }
 
 
-def given_settings(pairs: Sequence[str], struct: type[Struct], example: str, where: str) -> dict[str, Given]:
-    """Read what `--set KEY=VALUE` gives of a struct's keys.
+def parse_settings(pairs: Sequence[str], struct: type[Struct], example: str, where: str) -> dict[str, Given]:
+    """Parse `--set KEY=VALUE` pairs for the keys of a struct.
 
     Args:
         example: a pair, for the message.
-        where: the command or the page that lists the keys.
+        where: the command or page that lists the keys, for the message.
 
     Raises:
-        BadInputError: one has no `=`, or its key is not known.
+        BadInputError: a pair has no `=`, or its key is not known.
     """
     keys = keys_of(struct)
     given: dict[str, Given] = {}
@@ -163,7 +161,7 @@ def given_settings(pairs: Sequence[str], struct: type[Struct], example: str, whe
     return given
 
 
-def given_job(
+def collect_job(
     source: str,
     args: Sequence[str],
     pairs: Sequence[str],
@@ -171,11 +169,14 @@ def given_job(
     *,
     as_module: bool = False,
 ) -> dict[str, Given]:
-    """Gather what is said of a job: by a file, then `--set`, then options; what comes later wins.
+    """Return the settings of a job by key. Precedence: options, then `--set`, then the job's file.
 
     Args:
-        source: a script, or a file that ends in .toml. args: the script's; () for those in the file.
-        as_module: the source is the name of a module.
+        source: a script, or a file that ends in .toml.
+        args: arguments for the script; () for the arguments in the file.
+        pairs: the `--set` pairs.
+        options: values by key.
+        as_module: `source` is the name of a module.
 
     Raises:
         BadInputError: the file cannot be read, or a key is not known.
@@ -184,7 +185,7 @@ def given_job(
         given = {"module": Given(source, "-m")}
     else:
         given = read_toml(Path(source), JobSpec) if source.endswith(".toml") else {"script": Given(source, "SCRIPT")}
-    given |= given_settings(pairs, JobSpec, "checkpoint.every=50", "`holdfast schema job`")
+    given |= parse_settings(pairs, JobSpec, "checkpoint.every=50", "`holdfast schema job`")
     given |= options
     if args:
         given["args"] = Given(tuple(args), "ARGS")

@@ -117,4 +117,4 @@ def test_a_failed_job_names_its_own_journal_beside_a_newer_one(
         app(["run", "--plain", str(script)])
     *_, advice = capsys.readouterr().err.splitlines()
     (own,) = folder.glob("train.*.jsonl")
-    assert advice == f"holdfast: why, and what was tried: holdfast explain {own}"
+    assert advice == f"holdfast: the reason, and the attempts: holdfast explain {own}"

@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_written_is_said_to_be_the_output(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("list", "nowhere"), "nowhere is no folder"),
+        (("list", "nowhere"), "nowhere is not a folder"),
         (("verify", "."), "there is no checkpoint"),
         (("export", "."), "--output is missing"),
         (("export", ".", "-o", "x"), "there is no checkpoint"),

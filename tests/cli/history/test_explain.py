@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app
 from holdfast.cli.following.progress import describe
-from holdfast.cli.history.explain import explained, stands
+from holdfast.cli.history.explain import explanation_lines, standing_lines
 from holdfast.errors import BadInputError
 from holdfast.observability.history.explanation import Explanation
 from holdfast.observability.history.standing import JobStanding
@@ -93,7 +93,7 @@ def test_who_is_awaited_is_named_with_where_it_stands() -> None:
     standing = JobStanding(
         job="j", state="recovering", step=6, since=1e300, stands_s=3.0, usual_step_s=1.0, why="", awaited=(awaited,)
     )
-    assert list(stands(standing))[-2:] == [
+    assert list(standing_lines(standing))[-2:] == [
         (
             "awaited: rank 1 on b: its report, for 2.5 s; it is at compute of step 7, micro-batch 3; "
             "rank 0 on a wait for it"
@@ -104,7 +104,7 @@ def test_who_is_awaited_is_named_with_where_it_stands() -> None:
 
 def test_of_a_job_without_a_step_nobody_is_told_when_the_newest_was() -> None:
     standing = JobStanding(job="j", state="waiting", step=0, since=0.0, stands_s=3.0, usual_step_s=None, why="few")
-    assert [line for line in stands(standing) if "newest" in line] == []
+    assert [line for line in standing_lines(standing) if "newest" in line] == []
 
 
 def test_it_is_shown_who_waits_for_whom_and_at_which_line() -> None:
@@ -124,7 +124,7 @@ def test_it_is_shown_who_waits_for_whom_and_at_which_line() -> None:
     stack = SharedStack(workers=("rank 1 on b",), lines=("train.py, line 40 in load",))
     stood = made("stacks_taken", of_generation=1, workers=(hangs, waits), stacks=(stack,), missing=2)
     assert isinstance(stood, StacksTaken)
-    assert list(explained(Explanation(event=stood, stood=stood)))[1:] == [
+    assert list(explanation_lines(Explanation(event=stood, stood=stood)))[1:] == [
         "  rank 1 on b is at 'compute' of step 7, micro-batch 3 for 0.750 s",
         "  rank 0 on a is at 'reducing' of step 7: waits in all_to_all of 3 ranks, 64 bytes, for 0.500 s",
         "  rank 1 on b:",
@@ -150,7 +150,7 @@ def test_bad_input(words: tuple[str, ...], complaint: str, file: Path) -> None:
 def test_why_it_was_that_of_what_could_have_been_done_is_said() -> None:
     event = made("step_committed", 1.0, seq=2, step=1, samples=8, world_size=2, step_s=1.0)
     told = Explanation(event=event, action="replace", chosen="a standby that takes the place at once costs 0.00 s")
-    lines = list(explained(told))
+    lines = list(explanation_lines(told))
     assert lines[1:3] == ["recovered by: replace; state, 0.0 MB moved", f"  {told.chosen}"]
 
 
@@ -165,5 +165,5 @@ def test_a_request_says_in_words_what_to_do(about: str) -> None:
 def test_where_a_job_stands_says_in_words_what_to_do() -> None:
     facts = {"job": "j", "state": "waiting", "step": 1, "since": 0.0, "stands_s": 1.0, "usual_step_s": None, "why": "w"}
     asked = {"seq": 7, "who": "site", "about": "node_left", "command": "holdfast undrain n1"}
-    lines = list(stands(JobStanding(**facts, **asked)))
+    lines = list(standing_lines(JobStanding(**facts, **asked)))
     assert "the site staff should repair that machine, and then let its node come back: holdfast undrain n1" in lines

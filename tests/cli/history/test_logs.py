@@ -40,14 +40,14 @@ def test_of_a_node_only_its_own(folder: Path) -> None:
 def test_what_comes_later_is_read_on_from_there(folder: Path) -> None:
     said: list[str] = []
     tails = Tails(folder, ["node-0"], lambda node, place, line: said.append(f"{node} {place} {line}"))
-    assert tails.look() == 1
+    assert tails.print_new_lines() == 1
     with (folder / "node-0.0.log").open("a") as file:
         file.write(" a line\n\x1b[2Jthree\n")
-    tails.look()
-    tails.end()
+    tails.print_new_lines()
+    tails.print_rest()
     assert said == ["node-0 0 one", "node-0 0 two", "node-0 0 half a line", "node-0 0 \x1b[2Jthree"]
     (folder / "node-0.0.log").write_text("anew\n")
-    tails.look()
+    tails.print_new_lines()
     assert said[-1] == "node-0 0 anew"
 
 

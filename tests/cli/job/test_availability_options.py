@@ -30,7 +30,7 @@ GOOD = "seconds,event,node\n0,add,a\n10,add,b\n"
         (GOOD, ["--until", "inf"], "--until is inf"),
         (GOOD, ["--join-window", "-1"], "--join-window is -1"),
         (GOOD, ["--expert-slots", "0"], "--expert-slots is 0"),
-        (GOOD, ["--nodes", "2"], "--nodes has no place beside --availability"),
+        (GOOD, ["--nodes", "2"], "leave out --nodes"),
     ],
 )
 def test_bad_input_is_told_and_touches_nothing(

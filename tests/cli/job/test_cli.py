@@ -354,7 +354,7 @@ def test_commands_beside_a_job_that_runs(
         assert fewer.returncode == 4
         assert (
             fewer.stderr
-            == "holdfast: the job has 2 nodes, 1 is fewer: say with `holdfast drain NODE` which are to go\n"
+            == "holdfast: the job has 2 nodes, 1 is fewer: choose the nodes to remove with `holdfast drain NODE`\n"
         )
         assert json.loads(holdfast(environment, "scale", "2", "--json").stdout) == {"nodes_started": 0}
 

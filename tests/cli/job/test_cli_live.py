@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from holdfast.cli.following.live import JobPicture, LiveProgress, can_animate, render
-from holdfast.cli.following.progress import PlainProgress, describe, loss_text, stamped
-from holdfast.cli.following.show import of_this_run
+from holdfast.cli.following.progress import PlainProgress, describe, describe_with_time, loss_text
+from holdfast.cli.following.show import filter_this_run
 from holdfast.cli.history.report import print_report
 from holdfast.observability.event_lines import decode_event
 from holdfast.observability.report import make_report
@@ -62,7 +62,7 @@ STORY = [
 def picture(events: list[ReadEvent]) -> JobPicture:
     found = JobPicture()
     for one in events:
-        found.take(one)
+        found.on_event(one)
     return found
 
 
@@ -77,9 +77,9 @@ def test_a_picture_follows_the_events() -> None:
     found = picture(STORY)
     assert (found.step, found.loss, found.world) == (2, 2.5, 1)
     assert found.rate.samples_per_s == pytest.approx(64.0)
-    assert not found.rate.left(2, 0), "the script has not said how many steps it trains"
-    found.take(step(3, last_step=10))
-    assert found.rate.left(3, 10) == "3.5 s left"
+    assert not found.rate.time_left(2, 0), "the script has not said how many steps it trains"
+    found.on_event(step(3, last_step=10))
+    assert found.rate.time_left(3, 10) == "3.5 s left"
     assert found.nodes == {"node-0": "training", "node-1": "left (failed)"}
 
 
@@ -178,7 +178,7 @@ def test_an_event_of_tomorrow_is_shown_as_it_is() -> None:
 @pytest.mark.parametrize("time", [1000.0, 1e18, -1e18, 1e300])
 def test_an_event_is_one_line_whatever_it_holds(time: float) -> None:
     why = "a script said:\n\x1b[2Jall is well\r\n"
-    line = stamped(event("job_failed", time, why=why))
+    line = describe_with_time(event("job_failed", time, why=why))
     assert line.isprintable()
     assert line.endswith(r" failed: a script said: \x1b[2Jall is well")
 
@@ -308,7 +308,7 @@ def test_the_rate_begins_again_after_a_pause(pause: list[ReadEvent]) -> None:
     later = [step(51, 1000.0, 900.0, 100), step(52, 1000.5, 0.5, 100), step(53, 1011.0, 0.5, 100)]
     for one in [*steps, *pause, *later]:
         progress(one)
-        found.take(one)
+        found.on_event(one)
     told = [line.split(" ", 1)[1] for line in lines if "samples/s" in line]
     assert told[1:] == [
         "step 51 of 100: loss 2.5000, - samples/s, 4 workers",
@@ -323,7 +323,7 @@ def test_only_the_events_of_this_run_are_told(tmp_path: Path) -> None:
     before = [event("job_started", url="u", coordinator_pid=1, seq=1), event("node_left", node="n", reason="r", seq=2)]
     file.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in before))
     told: list[ReadEvent] = []
-    tell = of_this_run(str(file), told.append)
+    tell = filter_this_run(str(file), told.append)
     again = event("coordinator_restarted", url="u", coordinator_pid=1, seq=3)
     for one in [*before, again]:
         tell(one)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.cli.spec_options import SpecGroup, given_job, job_spec
+from holdfast.cli.spec_options import SpecGroup, collect_job, job_spec
 from holdfast.documents import Given
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import JobSpec
@@ -51,7 +51,7 @@ def options(**values: str | bool) -> dict[str, Given]:
 
 
 def test_a_file_says_what_the_job_is(job_file: str, tmp_path: Path) -> None:
-    spec = job_spec(given_job(job_file, (), (), options()))
+    spec = job_spec(collect_job(job_file, (), (), options()))
     assert (spec.name, spec.args, spec.min_nodes, spec.max_nodes) == ("mine", ("--steps", "5"), 2, 3)
     assert (spec.script, spec.checkpoint.dir) == (str(tmp_path / "train.py"), str(tmp_path / "kept"))
     assert (spec.checkpoint.every, spec.recovery.join_window, spec.experiments.emulated) == (50, 120.0, (5e-4, "token"))
@@ -59,7 +59,7 @@ def test_a_file_says_what_the_job_is(job_file: str, tmp_path: Path) -> None:
 
 def test_set_says_more_than_the_file_and_an_option_more_than_set(job_file: str) -> None:
     pairs = ["checkpoint.every=60", "recovery.join_window=1h", 'args=["--x"]', "experiments.allow_faults=true"]
-    spec = job_spec(given_job(job_file, (), pairs, options(checkpoint_every="70", static_experts=True)))
+    spec = job_spec(collect_job(job_file, (), pairs, options(checkpoint_every="70", static_experts=True)))
     assert (spec.checkpoint.every, spec.recovery.join_window, spec.args) == (70, 3600.0, ("--x",))
     assert spec.experiments.allow_faults
     assert spec.experiments.static_experts
@@ -67,19 +67,19 @@ def test_set_says_more_than_the_file_and_an_option_more_than_set(job_file: str) 
 
 
 def test_arguments_take_the_place_of_those_in_the_file(job_file: str) -> None:
-    assert job_spec(given_job(job_file, ["--steps", "9"], (), options())).args == ("--steps", "9")
+    assert job_spec(collect_job(job_file, ["--steps", "9"], (), options())).args == ("--steps", "9")
 
 
 @pytest.mark.parametrize(("text", "least", "most"), [("5", 0, 5), ("1:5", 1, 5)])
 def test_the_nodes_of_an_option_take_the_place_of_both_in_the_file(
     text: str, least: int, most: int, job_file: str
 ) -> None:
-    spec = job_spec(given_job(job_file, (), (), options(nodes=text)))
+    spec = job_spec(collect_job(job_file, (), (), options(nodes=text)))
     assert (spec.min_nodes, spec.max_nodes) == (least, most)
 
 
 def test_a_script_needs_no_file() -> None:
-    assert job_spec(given_job("train.py", ["-x"], (), options())) == JobSpec(script="train.py", args=("-x",))
+    assert job_spec(collect_job("train.py", ["-x"], (), options())) == JobSpec(script="train.py", args=("-x",))
 
 
 @pytest.mark.parametrize(

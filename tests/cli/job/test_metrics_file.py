@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.following.show import writing_to
+from holdfast.cli.following.show import write_metrics_to
 from holdfast.observability import metric_rows
 from holdfast.protocol.events import ReadEvent
 from made_events import made
@@ -45,7 +45,7 @@ EVENTS = (
 
 def write(path: Path, seen: list[ReadEvent], *, full_from: int = 99, full_until: int = 99, room: int = 0) -> None:
     """Write all events; from one of them up to another one there is only `room` for so many bytes."""
-    with writing_to(str(path), seen.append) as told:
+    with write_metrics_to(str(path), seen.append) as told:
         for number, event in enumerate(EVENTS):
             if number == full_from:
                 SmallDisk.room = room

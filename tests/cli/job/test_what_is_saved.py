@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.following.end import end_of, said_of
+from holdfast.cli.following.stop import await_end, describe_saved
 from holdfast.control.client import CoordinatorClient
 from holdfast.protocol.events import AnyEvent, CheckpointSaved, JobFinished
 
@@ -52,6 +52,6 @@ def test_stop_says_which_step_is_saved(
 ) -> None:
     before = {"events": 3, "checkpoints": [{"step": step, "name": ""} for step in kept], "saving": saving}
     told = Told(checkpoint(2, 4), *events, END)
-    end, step = end_of(told, before, save=True)
+    end, step = await_end(told, before, save=True)
     assert end == END
-    assert said_of(before, step) == said
+    assert describe_saved(before, step) == said

@@ -57,7 +57,7 @@ ANOTHER = {"submission": 8, "state": "admitted", "why": "", "nodes": [], "pace":
 
 def measured(client: Client) -> tuple[dict[str, Any], str]:
     spec = JobSpec(name="one")
-    return calibrate._measured(client, spec, (1, 4), 0.5, say=lambda _: None)  # pyright: ignore
+    return calibrate._measure(client, spec, (1, 4), 0.5, say=lambda _: None)  # pyright: ignore
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_the_copy_touches_nothing_that_is_the_jobs_own_and_is_measured_as_it_is(
         events="/kept/events.jsonl", metrics_file="/kept/m.csv", log_dir="/kept", alert="page-me", flop_per_sample=6e9
     )
     job = JobSpec(name="one", checkpoint=CheckpointSpec(dir="/kept", snapshot_every=5), output=output, weight=2.0)
-    copy = calibrate._copy(job, 3)  # pyright: ignore
+    copy = calibrate._job_to_measure(job, 3)  # pyright: ignore
     assert "/kept" not in repr(copy)
     assert copy.output == OutputSpec(flop_per_sample=6e9)
     assert copy.name != job.name

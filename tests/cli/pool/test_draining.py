@@ -93,8 +93,8 @@ def test_each_node_is_left_and_awaited_back_before_the_next(capsys: pytest.Captu
     said = capsys.readouterr().out
     assert "n3 is left out: it is drained already" in said
     assert "n1 waits: job one keeps it" in said
-    assert "the next one follows once its agent is started again, or at `holdfast undrain n1`" in said
-    assert said.index("n1 is back (1 of 2)") < said.index("n2 is nobody's") < said.index("n2 is back (2 of 2)")
+    assert "the next one follows once its agent is restarted, or at `holdfast undrain n1`" in said
+    assert said.index("n1 is back (1 of 2)") < said.index("n2 is drained") < said.index("n2 is back (2 of 2)")
 
 
 def test_of_one_job_only_its_nodes_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def call(
         (("update", "-j", "nobody", "--max-nodes", "0"), 2, "--max-nodes is 0: it must be a whole number from 1 to"),
         (("suspend", "-j", "a/stop#"), 3, "it knows nothing of the kind (HTTP 404)"),
         (("scale", "3"), 3, "of a pool, say which job is meant (-j NAME)"),
-        (("update", "-j", "nobody"), 2, "nothing is to be changed: give --weight"),
+        (("update", "-j", "nobody"), 2, "no change is given: give --weight"),
         (("jobs", "--address", "http://127.0.0.1:1"), 3, "127.0.0.1:1"),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_node_that_is_of_no_use_to_a_job_is_said_with_the_reason(pool: PoolPro
     assert pool.ask("GET", "/jobs/some").json()["nodes"] == ["n0"], "it was given back, and is not offered again"
     code, told = call("explain", "-j", "some")
     assert code == 0
-    assert "n1 is of no use to it: its disk is full" in told
+    assert "n1 cannot be used: its disk is full" in told
     assert f"a node needs {script}, the same as on the job's other nodes" in told
     code, told = call("drain", "n0", "--dry-run")
     assert code == 0

@@ -30,7 +30,7 @@ def journal_folder(environment: Mapping[str, str]) -> Path:
 
 
 def newest_journal(folder: Path, job: str | None = None) -> Path | None:
-    """Return the newest journal of a job, or of any job, or None if there is none."""
+    """Return the newest journal of a job, or of any job, or None if no journal is kept."""
     return max(_journals(folder, job), default=(0.0, None))[1]
 
 

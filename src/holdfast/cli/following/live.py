@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.following.progress import DETAILS, PlainProgress, Rate, count_workers, loss_text, stamped
+from holdfast.cli.following.progress import DETAILS, PlainProgress, Rate, count_workers, describe_with_time, loss_text
 from holdfast.cli.output import on_one_line
 from holdfast.protocol.events import (
     CoordinatorRestarted,
@@ -52,19 +52,19 @@ _COLOURS: dict[type[Event], str] = {
     RolledBack: "yellow",
     JobWaiting: "bold yellow",
 }
-#: what a process of the job may take to close its output once the job has ended
+#: seconds in which the processes of an ended job close their output
 _CLOSING_S = 2.0
 
 
 @dataclass(slots=True)
 class JobPicture:
-    """What the panel shows. Pure: events in, a picture out."""
+    """The contents of the panel, as they follow from the events."""
 
     job: str = ""
     url: str = ""
     world: int = 0
     step: int = 0
-    #: with which the job ends, 0 if that is not known
+    #: the last step of the job, or 0 if it is not known
     last_step: int = 0
     loss: float | None = None
     #: the state of each node, by name
@@ -73,9 +73,9 @@ class JobPicture:
     last_event: ReadEvent | None = None
     failure: str = ""
 
-    def take(self, event: ReadEvent) -> None:
-        """Change with an event."""
-        self.rate.take(event)
+    def on_event(self, event: ReadEvent) -> None:
+        """Update the picture with an event."""
+        self.rate.on_event(event)
         if isinstance(event, StepCommitted):
             self.step, self.loss, self.world = event.step, event.loss, event.world_size
             self.last_step = event.last_step
@@ -87,7 +87,7 @@ class JobPicture:
                 self.job, self.url = event.job, event.url
             case GenerationStarted():
                 self.world = event.world_size
-                self._members(event.members)
+                self._set_members(event.members)
             case JobFailed():
                 self.failure = event.why
             case NodesJoined():
@@ -99,7 +99,7 @@ class JobPicture:
             case _:
                 pass
 
-    def _members(self, members: Sequence[str]) -> None:
+    def _set_members(self, members: Sequence[str]) -> None:
         for name, state in self.nodes.items():
             if state == "training":
                 self.nodes[name] = "waiting"
@@ -124,23 +124,27 @@ def render(picture: JobPicture, *, on_ctrl_c: str = "") -> RenderableType:
         bar = Table.grid(expand=True)
         bar.add_row(ProgressBar(total=last, completed=min(picture.step, last)))
         lines.append(bar)
-    if left := picture.rate.left(picture.step, last):
+    if left := picture.rate.time_left(picture.step, last):
         facts.append(left)
-    lines.append(_short("   ".join(facts), "bold"))
+    lines.append(_one_line("   ".join(facts), "bold"))
     for state in dict.fromkeys(picture.nodes.values()):
         names = [name for name, its in picture.nodes.items() if its == state]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        lines.append(_short(f"{state}: {', '.join(names[:_NAMED])}{more}", "" if state == "training" else "dim"))
+        lines.append(_one_line(f"{state}: {', '.join(names[:_NAMED])}{more}", "" if state == "training" else "dim"))
     if picture.last_event is not None:
-        lines.append(_short(f"last event: {stamped(picture.last_event)}", _COLOURS.get(type(picture.last_event), "")))
+        lines.append(
+            _one_line(
+                f"last event: {describe_with_time(picture.last_event)}", _COLOURS.get(type(picture.last_event), "")
+            )
+        )
     if on_ctrl_c:
-        lines.append(_short(f"Ctrl-C: {on_ctrl_c}", "dim"))
+        lines.append(_one_line(f"Ctrl-C: {on_ctrl_c}", "dim"))
     title = f"holdfast {picture.job} {picture.url}".rstrip()
     # The terminal echoes ^C at the cursor. On a line of its own that moves no other line.
     return Group(Panel(Group(*lines), title=Text(title), title_align="left"), Text())
 
 
-def _short(text: str, style: str) -> Text:
+def _one_line(text: str, style: str) -> Text:
     """Return one line, which is cut off where the panel ends: a line that wraps would stay on the screen."""
     return Text(on_one_line(text), style, no_wrap=True, overflow="ellipsis")
 
@@ -157,7 +161,7 @@ class LiveProgress:
 
     @property
     def failure(self) -> str:
-        """Why the job failed, "" if it did not."""
+        """Why the job failed, or "" if it did not."""
         return self.picture.failure
 
     def __enter__(self) -> Self:
@@ -172,7 +176,7 @@ class LiveProgress:
     def __call__(self, event: ReadEvent) -> None:
         """Print an event above the panel, and draw the panel with the next refresh."""
         self._events(event)
-        self.picture.take(event)
+        self.picture.on_event(event)
         # A finished drawing: the thread that refreshes must not read what changes here.
         self._live.update(self._draw())
 

@@ -1,4 +1,4 @@
-"""Events in words: one plain line each, for people who watch a job."""
+"""One line of text for each event, for people who watch a job."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ def count_workers(number: int) -> str:
     return count(number, "worker")
 
 
-#: of more nodes than these there is a number
+#: Of more nodes than this, only the number is printed.
 _NAMED_AT_MOST = 8
 
 
-def _nodes(names: Sequence[str]) -> str:
+def _name_nodes(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= _NAMED_AT_MOST else f"{len(names)} nodes"
 
 
-def _emulated(event: ev.JobStarted) -> str:
+def _describe_emulation(event: ev.JobStarted) -> str:
     if seconds := event.emulated_micro_batch_s:
         return f"; the accelerator is EMULATED: {seconds:g} s per micro-batch"
     seconds = event.emulated_token_s
     return f"; expert computation is EMULATED: {seconds:g} s per token" if seconds else ""
 
 
-#: clocks that differ by less are as good as the same
+#: A smaller difference between two clocks is not reported.
 _CLOCK_OFF_S = 1.0
 
 
-def _joined(joined: JoinedNode) -> str:
+def _describe_joined(joined: JoinedNode) -> str:
     off = joined.clock_off_s
     clock = f", its clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}" if abs(off) >= _CLOCK_OFF_S else ""
     return f"{joined.node} joined, workers {', '.join(map(str, joined.worker_pids))}{clock}"
 
 
-def _failed(event: ev.FailureDetected) -> str:
+def _describe_failure(event: ev.FailureDetected) -> str:
     detail = f" ({event.detail})" if event.detail else ""
     return f"{event.node} failed: {event.kind}{detail}, seen after {event.after_s:.3f} s"
 
 
-def _committed(event: StepCommitted) -> str:
+def _describe_step(event: StepCommitted) -> str:
     rate = f"{event.samples / event.step_s:.1f}" if event.step_s > 0 else "-"
     return f"step {event.step}: loss {loss_text(event.loss)}, {rate} samples/s, {count_workers(event.world_size)}"
 
 
-def _recovered(event: ev.Recovered) -> str:
+def _describe_recovery(event: ev.Recovered) -> str:
     parts = {
         "detect": event.detect_s,
         "decide": event.decide_s,
@@ -80,43 +80,43 @@ def _recovered(event: ev.Recovered) -> str:
     return f"recovered by {event.action}, down {event.down_s:.3f} s{f' ({taken})' if taken else ''}{moved}"
 
 
-def _saved(event: ev.CheckpointSaved) -> str:
+def _describe_checkpoint(event: ev.CheckpointSaved) -> str:
     return f"checkpoint of step {event.step}: {event.saved_bytes / 1e6:.1f} MB in {event.save_s:.2f} s"
 
 
-def _snapshot(event: ev.SnapshotSaved) -> str:
+def _describe_snapshot(event: ev.SnapshotSaved) -> str:
     asked, given = event.fault_threshold.asked, event.fault_threshold.given
     few = f", each part on {given} nodes instead of {asked}" if given < asked else ""
     return f"snapshot of step {event.step}: {event.saved_bytes / 1e6:.1f} MB in {event.save_s:.2f} s{few}"
 
 
-def _evaluated(event: ev.Evaluated) -> str:
+def _describe_evaluation(event: ev.Evaluated) -> str:
     values = ", ".join(f"{name} {'-' if value is None else f'{value:g}'}" for name, value in event.metrics.items())
     return f"{event.name} of step {event.step}: {values}"
 
 
-def _waiting(event: ev.JobWaiting) -> str:
+def _describe_waiting(event: ev.JobWaiting) -> str:
     nodes = f"{event.nodes} node{'s' if event.nodes > 1 else ''}"
     slots = f" with {event.expert_slots} more expert slots" if event.expert_slots else ""
     return f"waiting for {nodes}{slots}: {event.why}"
 
 
-def _all_joined(event: ev.NodesJoined) -> str:
-    """Name those that came; of many the first."""
+def _describe_all_joined(event: ev.NodesJoined) -> str:
+    """Name the nodes that joined, or the first of many."""
     nodes = event.nodes
     if len(nodes) <= _NAMED_AT_MOST:
-        return "; ".join(map(_joined, nodes))
+        return "; ".join(map(_describe_joined, nodes))
     return (
         f"{len(nodes)} nodes joined: {', '.join(event.names[:_NAMED_AT_MOST])} and {len(nodes) - _NAMED_AT_MOST} more"
     )
 
 
-def _output_lost(event: ev.OutputLost) -> str:
+def _describe_lost_output(event: ev.OutputLost) -> str:
     of = f" of {event.node}" if event.node else ""
     return f"the file {event.file}{of} cannot be written: {event.why}; training goes on"
 
 
-def _limit(event: ev.LimitRaised) -> str:
+def _describe_limit(event: ev.LimitRaised) -> str:
     place = "" if event.micro_batch is None else f", micro-batch {event.micro_batch}"
     return f"{event.phase} of step {event.step}{place} may take up to {event.limit_s:.1f} s: {event.why}"
 
@@ -140,11 +140,13 @@ _REMEDIES = {
 }
 
 
-def asked_for(who: str, about: str, command: str) -> str:
-    """Return in words what somebody should do.
+def describe_request(who: str, about: str, command: str) -> str:
+    """Return the request for an action in words.
 
     Args:
-        who: "operator" or "site". about: the name in JSON of the event that led to it. command: what helps with it.
+        who: "operator" or "site".
+        about: JSON name of the event that led to the request.
+        command: a command that helps.
     """
     remedy = _REMEDIES.get(about, "look into it")
     return f"the {'site staff' if who == 'site' else who} should {remedy}: {command}"
@@ -154,36 +156,36 @@ def _line(kind: type[E], words: Callable[[E], str]) -> tuple[type[ev.Event], Cal
     return kind, words
 
 
-def _held(event: ev.MemorySampled) -> str:
+def _describe_memory(event: ev.MemorySampled) -> str:
     peaks = ", ".join(f"{one.role} {one.node} {one.peak / 1e6:.0f} MB" for one in event.nodes)
     return f"peak memory around generation {event.generation}: {peaks}"
 
 
-def _stood(event: ev.StacksTaken) -> str:
+def _describe_stacks(event: ev.StacksTaken) -> str:
     waiting = sum(worker.waits for worker in event.workers)
     suspects = ", ".join(event.suspects) or "no worker in particular"
     return f"training stopped; suspected: {suspects}; {count_workers(waiting)} waited (holdfast explain {event.seq})"
 
 
-def _finished(event: ev.JobFinished) -> str:
+def _describe_end(event: ev.JobFinished) -> str:
     since = event.samples_since
     if 0 < since == event.steps and not event.resumable:
-        return _was_finished(event.steps)
+        return _describe_finished_before(event.steps)
     end = f"stopped ({event.why})" if event.resumable else f"done ({event.why})" if event.why else "done"
     samples = f"{count(event.samples, 'sample')}{f' since the resume at step {since}' if since else ''}"
     loss = f", loss {loss_text(event.final_loss)}" if event.samples else ""
     return f"{end}: {count(event.steps, 'step')}, {samples}{loss}"
 
 
-def _was_finished(step: int) -> str:
+def _describe_finished_before(step: int) -> str:
     return f"the job was already finished at step {step}"
 
 
 _WORDS = dict(
     (
-        _line(ev.JobStarted, lambda e: f"job {e.job} at {e.url}{_emulated(e)}"),
+        _line(ev.JobStarted, lambda e: f"job {e.job} at {e.url}{_describe_emulation(e)}"),
         _line(ev.CoordinatorRestarted, lambda e: f"coordinator restarted at {e.url}, term {e.term}"),
-        _line(ev.NodesJoined, _all_joined),
+        _line(ev.NodesJoined, _describe_all_joined),
         _line(ev.WorkersChanged, lambda e: f"{e.node} has new workers {', '.join(map(str, e.worker_pids))}"),
         _line(ev.NodeLeft, lambda e: f"{e.node} left: {e.reason}{f', {e.detail}' if e.detail else ''}"),
         _line(ev.NodeRepaired, lambda e: f"{e.node} trains again after {e.repair_s:.1f} s ({e.repair} repair)"),
@@ -193,26 +195,28 @@ _WORDS = dict(
         _line(ev.NodeRefused, lambda e: f"{e.node} is refused: {e.why}"),
         _line(ev.NodeStayed, lambda e: f"{e.node} keeps its place: {e.detail}"),
         _line(ev.NodeMoved, lambda e: f"{e.to_node} has taken the place of {e.from_node} in {e.down_s:.2f} s"),
-        _line(ev.MemorySampled, _held),
+        _line(ev.MemorySampled, _describe_memory),
         _line(ev.StoreReturned, lambda e: f"the store answers again; for {e.away_s:.1f} s no decision was possible"),
         _line(
             ev.GenerationStarted,
-            lambda e: f"generation {e.generation}: {count_workers(e.world_size)} on {_nodes(e.members)} ({e.reason})",
+            lambda e: (
+                f"generation {e.generation}: {count_workers(e.world_size)} on {_name_nodes(e.members)} ({e.reason})"
+            ),
         ),
-        _line(StepCommitted, _committed),
+        _line(StepCommitted, _describe_step),
         _line(ev.StepSkipped, lambda e: f"step {e.step} was skipped ({e.in_a_row} in a row): {e.why}"),
         _line(ev.MicroBatchSkipped, lambda e: f"micro-batch {e.micro_batch} of step {e.step} was skipped: {e.reason}"),
         _line(ev.LossNotFinite, lambda e: f"the loss of step {e.step} is {e.loss}; its finite gradients were applied"),
         _line(ev.FlopCounted, lambda e: f"training on a sample takes {e.flop_per_sample:.4g} FLOP, as counted"),
-        _line(ev.Evaluated, _evaluated),
-        _line(ev.FailureDetected, _failed),
-        _line(ev.StacksTaken, _stood),
-        _line(ev.Recovered, _recovered),
-        _line(ev.JobWaiting, _waiting),
+        _line(ev.Evaluated, _describe_evaluation),
+        _line(ev.FailureDetected, _describe_failure),
+        _line(ev.StacksTaken, _describe_stacks),
+        _line(ev.Recovered, _describe_recovery),
+        _line(ev.JobWaiting, _describe_waiting),
         _line(ev.RebalanceDecided, lambda e: f"experts {'move' if e.adopted else 'stay'}: {e.why}"),
         _line(ev.Rebalanced, lambda e: f"{e.experts_moved} experts moved, {e.down_s:.3f} s from step to step"),
         _line(ev.RolledBack, lambda e: f"rolled back to step {e.to_step}: {e.why}"),
-        _line(ev.CheckpointSaved, _saved),
+        _line(ev.CheckpointSaved, _describe_checkpoint),
         _line(
             ev.CheckpointDelayed,
             lambda e: (
@@ -221,8 +225,8 @@ _WORDS = dict(
             ),
         ),
         _line(ev.CheckpointFailed, lambda e: f"the checkpoint of step {e.step} failed on {e.node}: {e.why}"),
-        _line(ev.OutputLost, _output_lost),
-        _line(ev.SnapshotSaved, _snapshot),
+        _line(ev.OutputLost, _describe_lost_output),
+        _line(ev.SnapshotSaved, _describe_snapshot),
         _line(ev.SnapshotFailed, lambda e: f"no snapshot of step {e.step}: {e.node}: {e.why}"),
         _line(ev.SnapshotRejected, lambda e: f"snapshot of step {e.step}{f' on {e.node}' * bool(e.node)}: {e.why}"),
         _line(ev.CheckpointRejected, lambda e: f"checkpoint {e.name} cannot be used: {e.why}"),
@@ -230,7 +234,7 @@ _WORDS = dict(
             ev.JournalRepaired,
             lambda e: f"the journal had lost lines {e.from_seq} to {e.to_seq}; repaired at step {e.to_step}",
         ),
-        _line(ev.LimitRaised, _limit),
+        _line(ev.LimitRaised, _describe_limit),
         _line(ev.JobAtRisk, lambda e: f"at risk: {e.why}"),
         _line(
             ev.LayoutChanged,
@@ -240,27 +244,27 @@ _WORDS = dict(
         ),
         _line(ev.LayoutKept, lambda e: f"layout: {e.layout} stays with {e.nodes} nodes: {e.why}"),
         _line(ev.CorruptionFound, lambda e: f"{e.summary}; no worker has applied it"),
-        _line(ev.ActionRequested, lambda e: asked_for(e.who, e.about, e.command)),
-        _line(ev.JobFinished, _finished),
+        _line(ev.ActionRequested, lambda e: describe_request(e.who, e.about, e.command)),
+        _line(ev.JobFinished, _describe_end),
         _line(JobFailed, lambda e: f"failed: {e.why}"),
     )
 )
 
 
 def describe(event: ReadEvent) -> str:
-    """Return an event's one line, without its time; one of a kind that is not known is shown as it is."""
+    """Return an event's line, without its time. An event of an unknown kind is returned as it is."""
     if isinstance(event, OtherEvent):
         return str(event.fields)
     return _WORDS[type(event)](event)
 
 
-def stamped(event: ReadEvent) -> str:
-    """Return an event's one line with the time of day before it, whatever texts and times a file has of it."""
+def describe_with_time(event: ReadEvent) -> str:
+    """Return an event's line, with the time of day before it. Any text or time in a file is accepted."""
     return f"{time_of_day(event.time)} {on_one_line(describe(event))}"
 
 
 def time_of_day(seconds: float) -> str:
-    """Return the time of day of unix seconds, whatever number a file has for them."""
+    """Return the time of day of unix seconds. Any number in a file is accepted."""
     try:
         return f"{datetime.fromtimestamp(seconds):%H:%M:%S.%f}"[:-3]
     except (ValueError, OverflowError, OSError):  # no clock has ever shown it
@@ -290,7 +294,7 @@ class Rate:
         self._steps: deque[StepCommitted] = deque(maxlen=most)
         self._paused = False
 
-    def take(self, event: ReadEvent) -> None:
+    def on_event(self, event: ReadEvent) -> None:
         """Count a step; the time of one that follows a pause is mostly the pause's."""
         if isinstance(event, _PAUSES):
             self._steps.clear()
@@ -306,16 +310,16 @@ class Rate:
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of a step, 0 if there is none."""
+        """Mean seconds of a step, or 0 before the first."""
         return sum(step.step_s for step in self._steps) / len(self._steps) if self._steps else 0.0
 
     @property
     def samples_per_s(self) -> float:
-        """0 if there is no step."""
+        """Samples per second, or 0 before the first step."""
         seconds = sum(step.step_s for step in self._steps)
         return sum(step.samples for step in self._steps) / seconds if seconds > 0 else 0.0
 
-    def left(self, step: int, last_step: int) -> str:
+    def time_left(self, step: int, last_step: int) -> str:
         """Return how long the steps up to the last one will take, in words; "" if that is not known."""
         left = seconds_in_words(self.step_s * (last_step - step)) if last_step > step and self.step_s > 0 else "-"
         return "" if left == "-" else f"{left} left"
@@ -347,7 +351,7 @@ class PlainProgress:
     def __call__(self, event: ReadEvent) -> None:
         """Print an event, or count it for the next line of progress."""
         if self._every_s is not None:
-            self._rate.take(event)
+            self._rate.on_event(event)
         if isinstance(event, StepCommitted):
             self._resumed_at, self._has_trained = 0, True
             if self._every_s is not None:
@@ -364,9 +368,9 @@ class PlainProgress:
         if isinstance(event, ev.RolledBack) and not self._has_trained:
             self._resumed_at = event.to_step
         if isinstance(event, ev.JobFinished) and not event.resumable and 0 < self._resumed_at == event.steps:
-            self._say(f"{time_of_day(event.time)} {_was_finished(event.steps)}")
+            self._say(f"{time_of_day(event.time)} {_describe_finished_before(event.steps)}")
             return
-        self._say(stamped(event))
+        self._say(describe_with_time(event))
 
     def _count(self, event: StepCommitted, every_s: float) -> None:
         if self._next_step_at - every_s <= event.time < self._next_step_at:
@@ -378,7 +382,7 @@ class PlainProgress:
             nodes = f"{self._nodes} node{'s' if self._nodes > 1 else ''}"
         step = f"step {event.step} of {event.last_step}" if event.last_step else f"step {event.step}"
         facts = [f"{step}: loss {loss_text(event.loss)}", f"{rate} samples/s", nodes]
-        if left := self._rate.left(event.step, event.last_step):
+        if left := self._rate.time_left(event.step, event.last_step):
             facts.append(left)
         self._say(f"{time_of_day(event.time)} {', '.join(facts)}")
         self._rate.clear()

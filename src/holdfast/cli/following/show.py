@@ -81,7 +81,7 @@ def _run_live(settings: LaunchSettings, job: RunJob, *, verbose: bool) -> tuple[
 def _run_for_json(
     settings: LaunchSettings, job: RunJob, say: Callable[[str], None], *, verbose: bool
 ) -> tuple[int, str]:
-    """Run with nothing but events on stdout: what the workers print goes to files."""
+    """Run with only events on stdout. The output of the workers goes to files."""
     progress = PlainProgress(warn, verbose=verbose)
 
     def told(event: ReadEvent) -> None:
@@ -95,22 +95,22 @@ def _run_for_json(
 
 
 @contextlib.contextmanager
-def writing_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
-    """Have each step's values written to a file, "" for none, before its event is told."""
+def write_metrics_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
+    """Return a function that writes the values of each step to a file, and then passes the event on. "": no file."""
     if not file:
         yield on_event
         return
-    writer = _PatientWriter(writer_for(Path(file)), file)
+    writer = _RetryingWriter(writer_for(Path(file)), file)
 
     def told(event: ReadEvent) -> None:
-        writer.take(event)
+        writer.on_event(event)
         on_event(event)
 
     with contextlib.closing(writer):
         yield told
 
 
-def of_this_run(events: str, on_event: OnEvent) -> OnEvent:
+def filter_this_run(events: str, on_event: OnEvent) -> OnEvent:
     """Return a function that passes only the events of this run to `on_event`.
 
     Args:
@@ -125,7 +125,7 @@ def of_this_run(events: str, on_event: OnEvent) -> OnEvent:
     return pass_on
 
 
-class _PatientWriter:
+class _RetryingWriter:
     """Writes a job's metrics; if the file cannot be written, events wait in memory, `_WAITING` at most."""
 
     def __init__(self, writer: MetricWriter, file: str) -> None:
@@ -134,7 +134,7 @@ class _PatientWriter:
         self._lost = 0
         self._why = ""
 
-    def take(self, event: ReadEvent) -> None:
+    def on_event(self, event: ReadEvent) -> None:
         """Write the metrics of an event, after the events that wait."""
         if not isinstance(event, StepCommitted | Evaluated | RolledBack):
             return

@@ -1,4 +1,4 @@
-"""Where a job's time went, as a table for people."""
+"""A table of the time that a job spent, by cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.observability.accounts.time_ledger import TimeAccount
 
 
 def print_account(account: TimeAccount, console: Console) -> None:
-    """Print where a job's time went, largest first."""
+    """Print the time that a job spent by cause, largest first."""
     goodput = "" if account.goodput is None else f", goodput {account.goodput:.1%} of {account.full_world} workers'"
     console.print(
         f"trained {account.ettr:.1%} of the time (ETTR){goodput}; "
@@ -17,7 +17,7 @@ def print_account(account: TimeAccount, console: Console) -> None:
         highlight=False,
     )
     if account.flop_delivered is not None:
-        mfu = "" if account.mfu is None else f", {account.mfu:.1%} of what the accelerators could have (MFU)"
+        mfu = "" if account.mfu is None else f", {account.mfu:.1%} of the peak (MFU)"
         console.print(f"{account.flop_delivered:.3g} FLOP delivered{mfu}", highlight=False)
     spent = sorted(((seconds, cause) for cause, seconds in account.seconds.items() if seconds > 0), reverse=True)
     table = Table("time", "s", "%", box=None)

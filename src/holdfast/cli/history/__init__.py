@@ -1,1 +1,1 @@
-"""Commands about what a job has done, and why: report, explain."""
+"""Commands about the past of a job, such as report and explain."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.following.look import EventsFile, events_of
+from holdfast.cli.following.events import EventsFile, read_job_events
 from holdfast.cli.following.progress import count
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, on_one_line, print_json, say
 from holdfast.documents import open_given
 from holdfast.errors import EXIT_FAILED, BadInputError
@@ -23,16 +23,16 @@ MOST = 20
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("audit")(grouped(audit))
+    app.command("audit")(with_option_groups(audit))
 
 
 def audit(events: EventsFile = None, as_json: AsJson = False, *, server: Server) -> None:
     """Prove that each sample counted exactly once. If the events do not prove it, the exit code is 1."""
-    result = audit_events(events_of(None, server)) if events is None else audit_file(events)
+    result = audit_events(read_job_events(None, server)) if events is None else audit_file(events)
     if as_json:
         print_json({"sound": result.sound, **asdict(result)})
     else:
-        for line in told(result):
+        for line in audit_as_text(result):
             say(line)
     if not result.sound:
         raise typer.Exit(EXIT_FAILED)
@@ -54,7 +54,7 @@ def audit_file(path: Path) -> AuditResult:
     return result
 
 
-def told(result: AuditResult) -> Iterator[str]:
+def audit_as_text(result: AuditResult) -> Iterator[str]:
     """Yield the result as people read it."""
     facts = (count(result.events, "event"), count(result.steps, "step"), count(result.samples, "sample"))
     yield f"{on_one_line(result.job)}: {result.outcome}; {', '.join(facts)}"
@@ -67,14 +67,14 @@ def told(result: AuditResult) -> Iterator[str]:
     if len(result.skips) > MOST:
         yield f"and {len(result.skips) - MOST} more; --json has all of them"
     if result.unproven:
-        why = "nobody who was left knew their sums, their events are lost, or an earlier version wrote them"
+        why = "no remaining worker knew their sums, their events are lost, or an earlier version wrote them"
         yield f"{count(result.unproven, 'step')} cannot be proven: {why}"
     if result.lost_events:
         yield f"{count(result.lost_events, 'event')} lost; journal_repaired stands for them"
     if result.undone:
         yield f"{count(result.undone, 'step')} undone by roll-backs: these do not count"
     if result.outcome == "running":
-        yield "the last event is no end of the job: it still runs, or what came after is cut off"
+        yield "the last event does not end the job: the job still runs, or the file is cut off"
     for finding in result.findings[:MOST]:
         seq = f" (event {finding.seq})" if finding.about is not About.LINE else ""
         yield on_one_line(f"line {finding.line}{seq}: {finding.what}")

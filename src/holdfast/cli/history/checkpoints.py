@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from holdfast.cli.help import HelpfulGroup, HelpfulTyper
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.errors import EXIT_FAILED, BadInputError
 from holdfast.protocol.checkpoints.directory import (
@@ -42,17 +42,17 @@ def register(app: typer.Typer) -> None:
         name="checkpoints",
         help="List, verify and export checkpoints.",
     )
-    group.command("list")(grouped(list_all))
-    group.command("verify")(grouped(verify))
-    group.command("export")(grouped(export))
+    group.command("list")(with_option_groups(list_all))
+    group.command("verify")(with_option_groups(verify))
+    group.command("export")(with_option_groups(export))
     app.add_typer(group)
 
 
 def list_all(directory: Place, as_json: AsJson = False) -> None:
     """List the checkpoints of a directory, oldest first. Unfinished ones are listed, too."""
-    storage = _opened(directory)
-    with _reading(directory):
-        rows = [_described(storage, name, complete) for name, complete in folders(storage)]
+    storage = _open_directory(directory)
+    with _read_errors(directory):
+        rows = [_describe(storage, name, complete) for name, complete in folders(storage)]
         best = [entry for entry in storage.entries() if entry.startswith("best-") and not entry.endswith(".json")]
     if as_json:
         print_json({"directory": directory, "checkpoints": rows, "best": best})
@@ -68,8 +68,8 @@ def list_all(directory: Place, as_json: AsJson = False) -> None:
 
 def verify(directory: Place, step: Step = None, as_json: AsJson = False) -> None:
     """Check that checkpoints are intact. If one is damaged, the exit code is 1."""
-    storage = _opened(directory)
-    with _reading(directory):
+    storage = _open_directory(directory)
+    with _read_errors(directory):
         names = [name for name in find_checkpoints(storage) if step in (None, name.step)]
     if not names:
         raise BadInputError(f"{directory}: there is no checkpoint{f' of step {step}' if step is not None else ''}")
@@ -104,11 +104,11 @@ def export(
     """Write the state of a checkpoint to one file."""
     if output is None:
         raise BadInputError("--output is missing: give the file to write")
-    there = output.resolve()  # (what is written takes the place of what is there: never of a link, nor of a device)
+    there = output.resolve()  # The file is replaced: a link or a device must not be.
     if (there.exists() and not there.is_file()) or not there.parent.is_dir():
         raise BadInputError(f"--output {output}: give a file, in a folder that is there")
-    storage = _opened(directory)
-    name = _chosen(storage, directory, step)
+    storage = _open_directory(directory)
+    name = _choose_checkpoint(storage, directory, step)
     verify_files(storage, name.folder)
     if format == "torch":
         _export_torch(storage, name, there, model_only=model_only)
@@ -123,8 +123,8 @@ def export(
 
 
 def _read_here(directory: str, content: Iterator[bytes]) -> Iterator[bytes]:
-    """What cannot be read of the directory is said of it, and not of the file that is written."""
-    with _reading(directory):
+    """Yield the content. An error while reading names the directory, and not the output file."""
+    with _read_errors(directory):
         yield from content
 
 
@@ -142,18 +142,18 @@ def _export_torch(storage: Storage, name: CheckpointName, output: Path, *, model
         raise typer.Exit(done.returncode)
 
 
-def _chosen(storage: Storage, directory: str, step: int | None) -> CheckpointName:
-    with _reading(directory):
+def _choose_checkpoint(storage: Storage, directory: str, step: int | None) -> CheckpointName:
+    with _read_errors(directory):
         names = find_checkpoints(storage)
     found = [name for name in names if step in (None, name.step)]
     if not found:
         steps = ", ".join(str(name.step) for name in names[-8:]) or "none"
         wanted = f" of step {step}" if step is not None else ""
-        raise BadInputError(f"{directory}: there is no checkpoint{wanted}; there are those of steps: {steps}")
+        raise BadInputError(f"{directory}: there is no checkpoint{wanted}; the checkpoints are of steps: {steps}")
     return found[-1]
 
 
-def _described(storage: Storage, name: CheckpointName, complete: bool) -> dict[str, Any]:
+def _describe(storage: Storage, name: CheckpointName, complete: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": name.folder,
         "step": name.step,
@@ -175,16 +175,16 @@ def _described(storage: Storage, name: CheckpointName, complete: bool) -> dict[s
 
 
 @contextmanager
-def _reading(directory: str) -> Generator[None]:
-    """What cannot be read of a directory is said with its name."""
+def _read_errors(directory: str) -> Generator[None]:
+    """Name the directory in the error if it cannot be read."""
     try:
         yield
     except OSError as error:
         raise BadInputError(f"{directory} cannot be read: {said(error)}") from None
 
 
-def _opened(directory: str) -> Storage:
+def _open_directory(directory: str) -> Storage:
     storage = storage_at(directory)
     if isinstance(storage, LocalStorage) and not storage.folder.is_dir():
-        raise BadInputError(f"{directory} is no folder: give a checkpoint directory")
+        raise BadInputError(f"{directory} is not a folder: give a checkpoint directory")
     return storage

@@ -13,11 +13,11 @@ import msgspec
 import typer
 
 from holdfast.cli.connection import Server
+from holdfast.cli.following.events import read_job_events
 from holdfast.cli.following.kept_journals import journal_folder, newest_journal
-from holdfast.cli.following.look import events_of
-from holdfast.cli.following.progress import asked_for, describe, time_of_day
+from holdfast.cli.following.progress import describe, describe_request, time_of_day
 from holdfast.cli.following.show import event_json
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.observability.history.explanation import Explanation, explain
@@ -25,16 +25,17 @@ from holdfast.observability.history.standing import JobStanding, standing_of
 from holdfast.protocol.events import FailureDetected, StacksTaken
 from holdfast.protocol.position import Awaited
 
-#: who saw a failure, and what a severity means, in words
+#: the source of a failure, in words
 _DETECTORS = {
     "node_health": "the coordinator: an agent's connection or lease",
     "process": "an agent: its workers' processes",
-    "exception": "a worker: what the script or a collective raised",
+    "exception": "a worker: the script or a collective raised an exception",
     "statistics": "the coordinator: what usually takes a moment took far longer, while others waited",
-    "timeout": "who waited in vain for a collective or a report",
+    "timeout": "a worker or the coordinator: a collective or a report did not come in time",
 }
-#: of so many nodes is said why a job would not take them
+#: most nodes that are listed as unfit for a job
 _MOST_NODES = 16
+#: the meaning of a severity, in words
 _SEVERITIES = {
     1: "the node is taken out of the job",
     2: "a process of the node ends, and is started again there",
@@ -44,7 +45,7 @@ _SEVERITIES = {
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("explain")(grouped(explain_command))
+    app.command("explain")(with_option_groups(explain_command))
 
 
 def explain_command(
@@ -61,56 +62,56 @@ def explain_command(
     server: Server,
 ) -> None:
     """Explain an event, or why the job waits."""
-    seq, path = _asked(what, file)
-    path = path or _ended(server)
+    seq, path = _parse_arguments(what, file)
+    path = path or _find_kept_journal(server)
     pooled: dict[str, Any] = {}
-    if seq is None and path is None and (pool := server.of_pool()) is not None:
+    if seq is None and path is None and (pool := server.find_pool_of_job()) is not None:
         with pool as client:
             pooled = client.job(server.job or "")
         if pooled["state"] != "admitted":
             _explain_pooled(pooled, as_json=as_json)
             return
     if seq is not None:
-        found = explain(list(events_of(path, server)), seq)
+        found = explain(list(read_job_events(path, server)), seq)
         if as_json:
             print_json(_as_document(found))
-        for line in () if as_json else explained(found):
+        for line in () if as_json else explanation_lines(found):
             say(on_one_line(line))
         return
-    standing = standing_of(list(events_of(path, server))) if path is not None else _live(server)
+    standing = standing_of(list(read_job_events(path, server))) if path is not None else _read_standing(server)
     if as_json:
         print_json(dataclasses.asdict(standing) | ({"refuses": pooled["refuses"]} if pooled else {}))
         return
-    for line in stands(standing, path):
+    for line in standing_lines(standing, path):
         say(on_one_line(line))
-    _say_kept_back(pooled)
-    _say_unfit(pooled)
+    _print_reserve(pooled)
+    _print_unfit_nodes(pooled)
 
 
 def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
-    """Say why a pool's job has no nodes, and what would let it begin."""
+    """Print why a job of a pool has no nodes, and how it could start."""
     if as_json:
         print_json(job)
         return
     say(f"job {job['job']} is {job['state']}{': ' if job['why'] else ''}{job['why']}")
     for would in job["would"]:
         say(f"it would begin with: {would}")
-    _say_kept_back(job)
-    _say_unfit(job)
+    _print_reserve(job)
+    _print_unfit_nodes(job)
 
 
-def _say_kept_back(job: Mapping[str, Any]) -> None:
-    """Say how many nodes its pool keeps back, where it decides that itself."""
+def _print_reserve(job: Mapping[str, Any]) -> None:
+    """Print how many nodes the pool keeps in reserve, if it chooses that number itself."""
     reserve = dict(job.get("reserve") or {})
     if reserve.get("why"):
         say(on_one_line(f"reserve of the pool: {reserve['nodes']}, {reserve['why']}"))
 
 
-def _say_unfit(job: Mapping[str, Any]) -> None:
-    """Say which nodes a pool's job would not take, why, and when they are tried again."""
+def _print_unfit_nodes(job: Mapping[str, Any]) -> None:
+    """Print which nodes are unfit for a job of a pool, why, and when the pool tries them again."""
     refuses = dict(job.get("refuses") or {})
     for node in list(refuses)[:_MOST_NODES]:
-        say(on_one_line(f"{node} is of no use to it: {refuses[node]}"))
+        say(on_one_line(f"{node} cannot be used: {refuses[node]}"))
     if len(refuses) > _MOST_NODES:
         say(f"and so are {len(refuses) - _MOST_NODES} more nodes")
     if refuses:
@@ -121,8 +122,8 @@ def _say_unfit(job: Mapping[str, Any]) -> None:
         )
 
 
-def _asked(what: str | None, file: str | None) -> tuple[int | None, Path | None]:
-    """Return the event's number and the file; either may be left out."""
+def _parse_arguments(what: str | None, file: str | None) -> tuple[int | None, Path | None]:
+    """Return the event's number and the file, or None for an argument that was left out."""
     if what is None or re.fullmatch("[0-9]{1,18}", what):
         return None if what is None else int(what), None if file is None else Path(file)
     if file is not None:
@@ -130,8 +131,8 @@ def _asked(what: str | None, file: str | None) -> tuple[int | None, Path | None]
     return None, Path(what)
 
 
-def _ended(server: Server) -> Path | None:
-    """Return the kept journal of the job that ended last, if none runs that could be meant."""
+def _find_kept_journal(server: Server) -> Path | None:
+    """Return the kept journal of the job that ended last, or None if a matching job runs."""
     if server.address is not None:
         return None
     try:
@@ -142,11 +143,11 @@ def _ended(server: Server) -> Path | None:
             warn(f"holdfast: no such job runs on this machine; this is of {path}")
         return path
     except BadInputError:
-        pass  # it says itself which jobs there are
+        pass  # The next request reports the error.
     return None
 
 
-def _live(server: Server) -> JobStanding:
+def _read_standing(server: Server) -> JobStanding:
     with server.client() as client:
         status = client.status()
         events = list(client.events())
@@ -155,7 +156,7 @@ def _live(server: Server) -> JobStanding:
 
 
 def _as_document(found: Explanation) -> dict[str, Any]:
-    """Return what was found as plain data, events as their JSON."""
+    """Return an explanation as plain data, with events as JSON."""
     facts = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
     return {
         **facts,
@@ -167,23 +168,23 @@ def _as_document(found: Explanation) -> dict[str, Any]:
     }
 
 
-def explained(found: Explanation) -> Iterator[str]:
+def explanation_lines(found: Explanation) -> Iterator[str]:
     """Yield an explanation line by line."""
     event = found.event
     yield f"event {event.seq}, generation {event.generation}, term {event.term}: {describe(event)}"
     if found.why:
         yield f"why: {found.why}"
     for failure in found.failures:
-        yield from _failure(failure)
+        yield from _failure_lines(failure)
     if found.stood is not None:
-        yield from _stood(found.stood)
+        yield from _stack_lines(found.stood)
     for rung in found.rungs:
         end = "" if rung.held and not found.over else "; it held" if rung.held else f"; it failed: {rung.why_not}"
         yield f"tried: {rung.what} (generation {rung.generation}){end}"
         if rung.decision:
             yield f"  {rung.decision}"
     if found.action:
-        yield from _recovered(found)
+        yield from _recovery_lines(found)
     elif found.rungs and not found.over:
         yield "it is not over yet"
     if found.micro_batches_kept is not None or found.micro_batches_redone is not None:
@@ -193,19 +194,19 @@ def explained(found: Explanation) -> Iterator[str]:
         yield "phases: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items())
     if found.seconds:
         spent = ", ".join(f"{cause.replace('_', '-')} {seconds:.3f} s" for cause, seconds in found.seconds.items())
-        yield f"where the time since the commit before went: {spent}"
+        yield f"the time since the commit before: {spent}"
     for rejected in found.rejected:
         yield f"not done: {rejected.what}: {rejected.why}"
 
 
-def _recovered(found: Explanation) -> Iterator[str]:
+def _recovery_lines(found: Explanation) -> Iterator[str]:
     source = f"state from: {found.state_source}" if found.state_source else "state"
     yield f"recovered by: {found.action}; {source}, {found.moved_bytes / 1e6:.1f} MB moved"
     if found.chosen:
         yield f"  {found.chosen}"
 
 
-def _failure(failure: FailureDetected) -> Iterator[str]:
+def _failure_lines(failure: FailureDetected) -> Iterator[str]:
     yield f"failed: {failure.node}: {failure.category or 'class not known'} ({failure.kind}), event {failure.seq}"
     detector = f"{failure.detector} ({_DETECTORS.get(failure.detector, 'not known')})"
     yield f"  seen after {failure.after_s:.3f} s by {detector}"
@@ -218,8 +219,8 @@ def _failure(failure: FailureDetected) -> Iterator[str]:
         yield f"  {failure.detail}"
 
 
-def _stood(stood: StacksTaken) -> Iterator[str]:
-    """Yield who waited for whom, and at which line."""
+def _stack_lines(stood: StacksTaken) -> Iterator[str]:
+    """Yield which workers waited, and at which line of their program each one was."""
     for one in stood.workers:
         of = "" if one.micro_batch is None else f", micro-batch {one.micro_batch}"
         at = f"  {one.worker} is at '{one.phase}' of step {one.step}{of}"
@@ -239,7 +240,7 @@ def _count(number: int | None) -> str:
     return "not known how many" if number is None else str(number)
 
 
-def stands(standing: JobStanding, file: Path | None = None) -> Iterator[str]:
+def standing_lines(standing: JobStanding, file: Path | None = None) -> Iterator[str]:
     """Yield where a job stands, line by line; `file`: its events, if they were read from one."""
     yield f"{standing.job} is {standing.state} since {time_of_day(standing.since)}, at step {standing.step}"
     if standing.why:
@@ -254,6 +255,6 @@ def stands(standing: JobStanding, file: Path | None = None) -> Iterator[str]:
         yield f"awaited: {awaited.who}: {awaited.what}{since}{at}{by}"
         yield from (f"  {frame}" for frame in awaited.stack)
     if standing.command and standing.seq:
-        yield asked_for(standing.who, standing.about, standing.command)
+        yield describe_request(standing.who, standing.about, standing.command)
     if standing.seq:
         yield f"more: holdfast explain {standing.seq}{f' {file}' if file is not None else ''}"

@@ -1,4 +1,4 @@
-"""`holdfast export`: what each step of a job led to, for other tools to draw."""
+"""`holdfast export`: write the results of each step of a job to a file, for other tools."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.following.look import EventsFile, events_of
-from holdfast.cli.options import grouped
+from holdfast.cli.following.events import EventsFile, read_job_events
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.errors import BadInputError
 from holdfast.observability.metric_rows import FORMATS, MetricWriter
@@ -18,7 +18,7 @@ from holdfast.protocol.events import StepCommitted
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("export")(grouped(export))
+    app.command("export")(with_option_groups(export))
 
 
 def export(
@@ -51,7 +51,7 @@ def export(
                     writer.take(event)
                     steps += isinstance(event, StepCommitted)
         else:
-            for event in events_of(events, server):
+            for event in read_job_events(events, server):
                 writer.take(event)
                 steps += isinstance(event, StepCommitted)
     finally:

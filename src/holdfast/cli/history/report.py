@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.connection import Server
-from holdfast.cli.following.look import EventsFile, events_of
+from holdfast.cli.following.events import EventsFile, read_job_events
 from holdfast.cli.following.progress import loss_text
 from holdfast.cli.following.time_table import print_account
 from holdfast.cli.history import memory_plot
 from holdfast.cli.history.report_plot import plot_events
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.errors import BadInputError
 from holdfast.observability.report import JobReport, make_report
@@ -26,7 +26,7 @@ from holdfast.observability.report import JobReport, make_report
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("report")(grouped(report))
+    app.command("report")(with_option_groups(report))
 
 
 def report(
@@ -38,7 +38,7 @@ def report(
     server: Server,
 ) -> None:
     """Summarize a job: progress, recoveries, their cost."""
-    read = list(events_of(events, server))
+    read = list(read_job_events(events, server))
     if not read:
         raise BadInputError("the job has no event yet: try again when it has begun")
     summary = make_report(read)
@@ -94,7 +94,7 @@ def _times(count: int) -> str:
 
 
 def _notes(summary: JobReport) -> Iterator[str]:
-    """Say what not every job has."""
+    """Print the parts of the report that only some jobs have."""
     if summary.emulated_token_s:
         yield f"expert computation was EMULATED: {summary.emulated_token_s:g} s per token forward, twice that backward"
     if summary.emulated_micro_batch_s:

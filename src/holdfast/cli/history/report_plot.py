@@ -139,7 +139,7 @@ def _draw_nodes(axes: Any, events: Sequence[ReadEvent], start: float, end: float
 
 
 def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> None:
-    """Draw the seconds of each step, and what is usual, late and failed for the nodes that trained then."""
+    """Draw the seconds of each step, with the usual time, and the limits for late and failed."""
     from matplotlib.ticker import LogLocator
 
     ledger = TimeLedger()
@@ -229,7 +229,7 @@ class _Label:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Where the text begins and ends."""
+        """The first and the last position of the text."""
         width = _CHARACTER * len(self.text)
         return (self.share - width, self.share) if self.is_left else (self.share, self.share + width)
 

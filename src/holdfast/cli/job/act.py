@@ -10,9 +10,9 @@ import msgspec
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.following.end import NoWait
-from holdfast.cli.job.awaiting import await_back, await_left, await_moved
-from holdfast.cli.options import grouped
+from holdfast.cli.following.stop import NoWait
+from holdfast.cli.job.waiting import await_back, await_left, await_moved
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.cli.pool.draining import drain_of_pool
 from holdfast.cli.pool.nodes import move_together, scale_job, undrain_nodes
@@ -27,11 +27,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would move, 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("scale")(grouped(scale))
-    app.command("move")(grouped(move))
-    app.command("drain")(grouped(drain))
-    app.command("undrain")(grouped(undrain))
-    app.command("inject")(grouped(inject))
+    app.command("scale")(with_option_groups(scale))
+    app.command("move")(with_option_groups(move))
+    app.command("drain")(with_option_groups(drain))
+    app.command("undrain")(with_option_groups(undrain))
+    app.command("inject")(with_option_groups(inject))
 
 
 def scale(
@@ -43,7 +43,7 @@ def scale(
     """Start further nodes, or change a pool job's limit."""
     if not re.fullmatch(r"\+?[0-9]{1,9}", size) or int(size) < 1:
         raise BadInputError(f"the size is {size!r}: give a number of nodes, 4, or how many more, +1")
-    pool = server.of_pool()
+    pool = server.find_pool_of_job()
     if pool is not None:
         assert server.job is not None
         scale_job(pool, server.job, size, as_json=as_json)
@@ -62,7 +62,9 @@ def _missing(client: CoordinatorClient, size: int) -> int:
     """Return how many nodes a job lacks of a size."""
     here = sum(not node["standby"] for node in client.status()["nodes"])
     if size < here:
-        raise RefusedError(f"the job has {here} nodes, {size} is fewer: say with `holdfast drain NODE` which are to go")
+        raise RefusedError(
+            f"the job has {here} nodes, {size} is fewer: choose the nodes to remove with `holdfast drain NODE`"
+        )
     return size - here
 
 
@@ -95,9 +97,9 @@ def move(
         move_together(server.pool(), dry_run=dry_run, no_wait=no_wait, as_json=as_json)
         return
     if not nodes:
-        raise BadInputError("no node is named: say which is to give its place, or give --compact")
+        raise BadInputError("no node is named: name the nodes to replace, or give --compact")
     if dry_run:
-        _foresee(server, nodes, to or (), stays=True, as_json=as_json)
+        _print_forecast(server, nodes, to or (), stays=True, as_json=as_json)
         return
     with server.client() as client:
         after = client.status()["events"]
@@ -105,30 +107,30 @@ def move(
         moved = {} if no_wait else await_moved(client, nodes, after, say=None if as_json else say)
     if as_json:
         stayed = {event.node: event.detail for event in moved.values() if isinstance(event, NodeStayed)}
-        told = [_as_moved(event) for event in moved.values() if isinstance(event, NodeMoved)]
+        told = [_move_as_json(event) for event in moved.values() if isinstance(event, NodeMoved)]
         print_json({"nodes": nodes, "moved": told, "stayed": stayed})
     for node in () if as_json else nodes:
-        later = "gives its place away at the end of a step, once a standby is warm"
-        say(f"{node} {later}" if no_wait else _became(moved, node))
+        later = "is replaced at the end of a step, once a standby is warm"
+        say(f"{node} {later}" if no_wait else _describe_outcome(moved, node))
     if any(isinstance(event, NodeStayed) for event in moved.values()):
         raise typer.Exit(EXIT_REFUSED)
     if None in moved.values():
         raise typer.Exit(EXIT_FAILED)
 
 
-def _became(moved: Mapping[str, NodeMoved | NodeStayed | None], node: str) -> str:
-    """Say what has become of a node that was to give its place away."""
+def _describe_outcome(moved: Mapping[str, NodeMoved | NodeStayed | None], node: str) -> str:
+    """Return in words whether a node was replaced by another."""
     event = moved[node]
     if event is None:
-        return f"{node} has given its place to nobody: `holdfast events` says what has become of it"
+        return f"{node} was not replaced: see `holdfast events`"
     if isinstance(event, NodeStayed):
         return f"{node} keeps its place: {event.detail}"
     took = f"{event.down_s:.3f} s from a step's end to the next one's, {event.moved_bytes / 1e6:.1f} MB moved"
     return f"{event.to_node} has taken {node}'s place: {took}"
 
 
-def _foresee(server: Server, nodes: Sequence[str], to: Sequence[str], *, stays: bool, as_json: bool) -> None:
-    """Say what would come of a move, or of a drain."""
+def _print_forecast(server: Server, nodes: Sequence[str], to: Sequence[str], *, stays: bool, as_json: bool) -> None:
+    """Print the forecast of a move or a drain."""
     with server.client() as client:
         forecast = client.forecast(nodes, to, stays=stays)
     if as_json:
@@ -137,7 +139,7 @@ def _foresee(server: Server, nodes: Sequence[str], to: Sequence[str], *, stays: 
     for one in forecast:
         rank = f" (rank {', '.join(map(str, one.ranks))})" if one.ranks else ""
         if one.moved_bytes is None:
-            what = "a node's state, of a size that is not known before some has moved"
+            what = "a node's state (size unknown until one has moved)"
         else:
             what = f"{one.moved_bytes / 1e6:.1f} MB"
         experts = f", {one.expert_replicas} replicas of experts" if one.expert_replicas else ""
@@ -147,7 +149,7 @@ def _foresee(server: Server, nodes: Sequence[str], to: Sequence[str], *, stays: 
         say(f"  why: {one.why}")
 
 
-def _as_moved(event: NodeMoved) -> dict[str, str | float]:
+def _move_as_json(event: NodeMoved) -> dict[str, str | float]:
     return {
         "from_node": event.from_node,
         "to_node": event.to_node,
@@ -170,26 +172,26 @@ def drain(
 ) -> None:
     """Remove nodes at the end of a step. Nothing is lost.
 
-    In a pool, the jobs first replace a drained node, and then it gets no job. --rolling drains all nodes in turn (-j:
-    those of one job). Each stays drained until its agent is restarted or `holdfast undrain` names it.
+    In a pool, the jobs first replace a drained node, and then it gets no job. --rolling drains all nodes in turn, or
+    with -j all nodes of one job. Each stays drained until its agent is restarted or `holdfast undrain` names it.
     """
     if rolling == bool(nodes):
-        raise BadInputError("name the nodes that are to leave, or give --rolling: one of both")
+        raise BadInputError("name the nodes to remove, or give --rolling, and not both")
     if rolling and no_wait:
         raise BadInputError("--rolling waits for each node: leave out --no-wait")
     if rolling and dry_run:
         raise BadInputError("--dry-run is for nodes that are named: leave out --rolling")
-    pool = server.of_nodes()
+    pool = server.find_pool_of_nodes()
     if pool is not None:
         how = "roll" if rolling else "foresee" if dry_run else "drain"
         drain_of_pool(pool, how, nodes or (), job=server.job or "", no_wait=no_wait, as_json=as_json)
         return
     if dry_run:
-        _foresee(server, nodes or (), (), stays=False, as_json=as_json)
+        _print_forecast(server, nodes or (), (), stays=False, as_json=as_json)
         return
     with server.client() as client:
         if rolling:
-            left, lost = _roll(client, say=(lambda _: None) if as_json else say)
+            left, lost = _drain_all_in_turn(client, say=(lambda _: None) if as_json else say)
         else:
             lost: list[str] = []
             left = list(nodes or ())
@@ -204,14 +206,14 @@ def drain(
             say(f"{node} {what}; `holdfast undrain {node}` lets it come back")
 
 
-def _roll(client: CoordinatorClient, say: Callable[[str], None]) -> tuple[list[str], list[str]]:
-    """Let every node leave and come back, one after the other; return those, and those that were lost meanwhile."""
+def _drain_all_in_turn(client: CoordinatorClient, say: Callable[[str], None]) -> tuple[list[str], list[str]]:
+    """Drain each node and let it return, one after the other. Return the drained nodes, and the lost ones."""
     names = [str(node["node"]) for node in client.status()["nodes"]]
     left: list[str] = []
     for done, name in enumerate(names, start=1):
         place = f"({done} of {len(names)})"
-        if not _drained(client, name):
-            say(f"{name} is gone, and is left by itself: `holdfast events` says what has become of it {place}")
+        if not _drain_and_wait(client, name):
+            say(f"{name} is gone, and is skipped: see `holdfast events` {place}")
             continue
         left.append(name)
         after = client.status()["events"]
@@ -221,12 +223,12 @@ def _roll(client: CoordinatorClient, say: Callable[[str], None]) -> tuple[list[s
             say(f"{name} is back {place}")
         else:
             left.pop()
-            say(f"{name} is lost again, and is left by itself: `holdfast events` says what has become of it {place}")
+            say(f"{name} is lost again, and is skipped: see `holdfast events` {place}")
     return left, [name for name in names if name not in left]
 
 
-def _drained(client: CoordinatorClient, name: str) -> bool:
-    """Have a node leave, and wait until it has; return whether there was one."""
+def _drain_and_wait(client: CoordinatorClient, name: str) -> bool:
+    """Drain a node and wait until it has left. Return False if the node was already gone."""
     try:
         client.drain([name])
     except UnreachableError:
@@ -243,8 +245,8 @@ def undrain(
     *,
     server: Server,
 ) -> None:
-    """Let drained or quarantined nodes return."""
-    pool = server.of_nodes()
+    """Allow drained or quarantined nodes to return."""
+    pool = server.find_pool_of_nodes()
     if pool is not None:
         with pool:
             if not server.job or _are_drained(pool, nodes):
@@ -260,7 +262,7 @@ def undrain(
 
 
 def _are_drained(pool: PoolClient, names: Sequence[str]) -> bool:
-    """Tell whether these are nodes of a pool that are drained: else it is a job that has one quarantined."""
+    """Return whether all these nodes are drained nodes of a pool. Else a job has quarantined one."""
     drained = {node["node"] for node in pool.status()["nodes"] if node["drained"]}
     return drained >= set(names)
 

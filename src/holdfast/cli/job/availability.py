@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.following.progress import loss_text
-from holdfast.cli.following.show import OnEvent, Shown, of_this_run, run_shown
+from holdfast.cli.following.show import OnEvent, Shown, filter_this_run, run_shown
 from holdfast.cli.options import EXPERIMENTS
 from holdfast.cli.output import print_json_line, say, warn
 from holdfast.cli.spec_options import NODES
@@ -83,10 +83,10 @@ class TraceOptions:
                 raise BadInputError(f"{name} is {value}: it counts in a trace; give --availability TRACE")
 
     def pace(self) -> float:
-        """Return how many seconds of the trace pass in one.
+        """Return how many seconds of the trace pass in one second.
 
         Raises:
-            BadInputError: it is no such number.
+            BadInputError: the option is not a number above 0.
         """
         speed = _SPEED if self.speed is None else self.speed
         if not (math.isfinite(speed) and speed > 0):
@@ -100,23 +100,23 @@ def run_through(
     settings_of: Callable[[Mapping[str, Given]], LaunchSettings],
     shown: Shown,
 ) -> int:
-    """Run a job through the trace, and sum up what it has got done.
+    """Run a job through the trace, and print a summary.
 
-    The job starts with the nodes that are there at the trace's begin; the trace's clock starts with the first committed
-    step. The job ends when the trace is over, or before if it is done.
+    The job starts with the nodes at the start of the trace. The clock of the trace starts with the first committed
+    step. The job ends with the trace, or with its last step.
 
     Returns:
         The job's exit code.
 
     Raises:
-        BadInputError: the trace breaks a rule, or an option does; nothing was started.
+        BadInputError: the trace or an option breaks a rule. Nothing was started.
     """
     from holdfast.control.launch.trace_run import TraceRun  # with numpy and scipy, which no other command needs
 
     assert options.availability is not None
     speed, window = options.pace(), read_window(options.availability, options.begin, options.until)
     if NODES in given and given[NODES].name == "--nodes":
-        raise BadInputError("--nodes has no place beside --availability: the trace says which nodes there are")
+        raise BadInputError("leave out --nodes: the trace of --availability contains the nodes")
     if "recovery.join_window" not in given:
         given = {**given, "recovery.join_window": Given(_JOIN_WINDOW_S / speed, "--join-window")}
     nodes = {"min_nodes": Given(0, "the trace's nodes"), NODES: Given(len(window.start_nodes), "the trace's nodes")}
@@ -130,7 +130,7 @@ def run_through(
                 events.append(event)
             shown(event)
 
-        shown = of_this_run(settings.spec.output.events, on_event)
+        shown = filter_this_run(settings.spec.output.events, on_event)
         return await launch(settings, noted, warn, director)
 
     code = run_shown(settings, job, shown)
@@ -150,13 +150,13 @@ def _outcome(code: int, *, over: bool) -> str:
 
 
 def read_window(trace: Path, begin: str | None, until: str | None) -> Window:
-    """Read the part of a trace that the job is to live through.
+    """Read the part of a trace that the job runs through.
 
     Args:
         begin, until: times of the trace, such as 1900 or 2h; None for all of it.
 
     Raises:
-        BadInputError: the file cannot be read, or a line breaks a rule, or no node is there at the begin.
+        BadInputError: the file cannot be read, a line breaks a rule, or the part starts without nodes.
     """
     from holdfast.planning.availability import parse_trace, window_of
 

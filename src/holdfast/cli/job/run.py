@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.following.kept_journals import journal_folder, kept_journal, new_journal
-from holdfast.cli.following.show import OnEvent, Shown, of_this_run, run_shown, writing_to
+from holdfast.cli.following.show import OnEvent, Shown, filter_this_run, run_shown, write_metrics_to
 from holdfast.cli.job.availability import TraceOptions, run_through
-from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped, warn_of_misplaced
+from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, warn_of_misplaced, with_option_groups
 from holdfast.cli.output import AsJson, start_log, warn
-from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec, without_effect
+from holdfast.cli.spec_options import AsModule, SpecGroup, collect_job, job_spec, without_effect
 from holdfast.control.launch.launcher import launch
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import LaunchSettings
@@ -30,7 +30,7 @@ _LOG = "warning"
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a job is run on this machine; what the job is, its keys say."""
+    """How a job runs on this machine. The job itself is described by its keys."""
 
     set: Annotated[
         list[str] | None,
@@ -86,7 +86,7 @@ class RunOptions:
     ] = False
 
     def settings(self, given: Mapping[str, Given]) -> LaunchSettings:
-        """Return what the launcher is told of a job of which this is given, by key.
+        """Return the launcher's settings for a job with these values, by key.
 
         Raises:
             BadInputError: a value breaks its key's rule.
@@ -109,7 +109,7 @@ def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     # What follows SCRIPT belongs to the script, options included.
     settings = {"allow_interspersed_args": False}
-    app.command("run", context_settings=settings)(grouped(run))
+    app.command("run", context_settings=settings)(with_option_groups(run))
 
 
 def run(
@@ -132,7 +132,7 @@ def run(
     Exit codes: 0 the job is done, 1 it failed, 2 bad input, 75 it was stopped and can be resumed, 130 Ctrl-C.
     """
     start_log(_LOG)
-    given = given_job(script, args or (), options.set or (), spec, as_module=as_module)
+    given = collect_job(script, args or (), options.set or (), spec, as_module=as_module)
     shown = Shown(plain=options.plain, as_json=as_json, verbose=options.verbose)
     if trace.availability is not None:
         raise typer.Exit(run_through(trace, given, options.settings, shown))
@@ -145,13 +145,13 @@ def run(
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
         settings.check()
-        new = of_this_run(settings.spec.output.events, on_event)
-        with writing_to(settings.spec.output.metrics_file, new) as told, kept_journal(journal, told) as kept:
+        new = filter_this_run(settings.spec.output.events, on_event)
+        with write_metrics_to(settings.spec.output.metrics_file, new) as told, kept_journal(journal, told) as kept:
             return await launch(settings, kept, warn)
 
     code = run_shown(prepared, job, shown)
     if code in (EXIT_FAILED, EXIT_BAD_INPUT):
         file = prepared.spec.output.events or journal
         if os.path.exists(file):
-            warn(f"holdfast: why, and what was tried: holdfast explain {file}")
+            warn(f"holdfast: the reason, and the attempts: holdfast explain {file}")
     raise typer.Exit(code)

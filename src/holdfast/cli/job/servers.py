@@ -15,7 +15,7 @@ import typer
 
 from holdfast.cli.connection import Server, read_token
 from holdfast.cli.following.progress import PlainProgress
-from holdfast.cli.options import RECOVERY, grouped, warn_of_misplaced
+from holdfast.cli.options import RECOVERY, warn_of_misplaced, with_option_groups
 from holdfast.cli.output import called_in_a_thread, lasting_output, start_log, warn
 from holdfast.cli.pool.serve import run_node
 from holdfast.cli.server_options import ListenOptions, NodeOptions
@@ -90,9 +90,9 @@ _OF_POOLED_NODES = ("workers_per_node", "recovery.grace", "output.log_dir")
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("coordinator")(grouped(coordinator))
+    app.command("coordinator")(with_option_groups(coordinator))
     settings = {"allow_interspersed_args": False}
-    app.command("agent", context_settings=settings)(grouped(agent))
+    app.command("agent", context_settings=settings)(with_option_groups(agent))
 
 
 def coordinator(
@@ -233,10 +233,10 @@ def agent(
 
 
 def _node_of_pool(spec: dict[str, Given], node: NodeOptions, server: Server) -> int:
-    """Be a node of a pool; return the exit code.
+    """Run a node of a pool. Return the exit code.
 
     Raises:
-        BadInputError: an option is a job's own, or there is no pool.
+        BadInputError: an option is not for pools, or no pool is found.
     """
     for key, value in spec.items():
         if key not in _OF_POOLED_NODES:

@@ -14,7 +14,7 @@ from rich.text import Text
 from holdfast.cli.connection import Server
 from holdfast.cli.following.progress import count, loss_text, time_of_day
 from holdfast.cli.following.time_table import print_account
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, seconds_in_words
 from holdfast.observability.accounts.time_ledger import TimeAccount
 from holdfast.protocol.names import node_of
@@ -34,7 +34,7 @@ Answer = Mapping[str, Any]
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("status")(grouped(status))
+    app.command("status")(with_option_groups(status))
 
 
 def status(
@@ -43,7 +43,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of a job, and its nodes."""
-    if (pool := server.of_pool()) is not None:
+    if (pool := server.find_pool_of_job()) is not None:
         with pool as client:
             pooled = client.job(server.job or "")
         if pooled["state"] != "admitted":  # Only an admitted job has a coordinator.
@@ -248,7 +248,7 @@ def _notes(answer: Answer) -> dict[str, list[str]]:
 
 
 def gpu_problems(gpu: Answer) -> list[str]:
-    """Return the problems that the driver reports of a GPU, in words; [] if there are none."""
+    """Return the problems of a GPU that its driver reports, in words, or [] if it reports none."""
     problems: list[str] = []
     if gpu["problem"]:
         problems.append(gpu["problem"])

@@ -1,1 +1,1 @@
-"""The commands that plan: spare nodes, a fleet over months, where experts live."""
+"""Commands for planning: spare nodes, a fleet over months, the placement of experts."""

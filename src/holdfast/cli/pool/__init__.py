@@ -1,1 +1,1 @@
-"""Commands of pools: serving one, handing in jobs, and what is done with those."""
+"""Commands for pools: serve one, submit jobs, and manage them."""

@@ -14,10 +14,10 @@ import msgspec
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say, warn
-from holdfast.cli.patience import LOOK_AGAIN_S, heard, patiently
-from holdfast.cli.spec_options import given_job, job_spec
+from holdfast.cli.retrying import POLL_S, retry_query, retry_request
+from holdfast.cli.spec_options import collect_job, job_spec
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
@@ -25,14 +25,14 @@ from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, Holdfa
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec, PaceSpec
 from holdfast.protocol.pool.record import OVER
 
-#: the least of all that want nodes: nobody is made smaller for it, whose policy shares by weight or priority
+#: With the least weight and priority, the copy takes no nodes from other jobs under policies that use them.
 _WEIGHT, _PRIORITY = 1e-3, -1000
 _INTERRUPTED = "it was interrupted"
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("calibrate")(grouped(calibrate))
+    app.command("calibrate")(with_option_groups(calibrate))
 
 
 def calibrate(
@@ -52,10 +52,12 @@ def calibrate(
     least, most = _sizes(nodes)
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise BadInputError(f"--output is {output}: it cannot be written; give a file in a folder that can")
-    given = with_script(job_spec(given_job(file, (), (), {})), os.getcwd()).settled(os.getcwd())
+    given = with_script(job_spec(collect_job(file, (), (), {})), os.getcwd()).settled(os.getcwd())
     check_script(given.script)
     with server.pool() as client:
-        found, why = _measured(client, _copy(given, least), (least, most), patience, say=_quiet if as_json else say)
+        found, why = _measure(
+            client, _job_to_measure(given, least), (least, most), patience, say=_print_nothing if as_json else say
+        )
     document = _document(found, most)
     if as_json:
         print_json({"pace": document, "output": _counted(found, OutputSpec()), "why": why})
@@ -70,7 +72,7 @@ def calibrate(
 
 
 def warn_of_pace(spec: JobSpec) -> None:
-    """Say with how many nodes a job is slower than with fewer: no plan by what it achieves gives it so many."""
+    """Warn of node counts with which a job is slower than with fewer: the policy waf does not give it that many."""
     step_s = spec.pace.step_s
     for nodes, fewer in spec.pace.slower.items():
         warn(
@@ -79,7 +81,7 @@ def warn_of_pace(spec: JobSpec) -> None:
         )
 
 
-def _quiet(_: str) -> None:
+def _print_nothing(_: str) -> None:
     pass
 
 
@@ -91,10 +93,10 @@ def _sizes(text: str) -> tuple[int, int]:
     return int(least), int(most)
 
 
-def _copy(spec: JobSpec, nodes: int) -> JobSpec:
-    """Return the job that is measured: it saves nothing, and is the last to be given anything.
+def _job_to_measure(spec: JobSpec, nodes: int) -> JobSpec:
+    """Return a copy of a job for measurements. It saves nothing, and gets nodes last.
 
-    It writes nothing into the job's own files, either, which may train meanwhile, and calls nobody.
+    It does not write to the files of the original, which may train meanwhile, and sends no alerts.
     """
     output = msgspec.structs.replace(spec.output, events="", metrics_file="", log_dir="", alert="")
     return msgspec.structs.replace(
@@ -114,15 +116,15 @@ def _copy(spec: JobSpec, nodes: int) -> JobSpec:
     )
 
 
-def _measured(
+def _measure(
     client: PoolClient, spec: JobSpec, sizes: tuple[int, int], patience: float, *, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], str]:
-    """Return what was measured, and why it is not all, "" where it is; the copy is over then."""
+    """Measure the sizes, and end the copy. Return the measurements, and why some are missing, or "" if none are."""
     found: dict[str, Any] = {}
     number = client.submit(spec)
     try:
         for size in range(sizes[0], sizes[1] + 1):
-            heard(partial(client.update, spec.name, {"max_nodes": size, "sizes": []}))
+            retry_request(partial(client.update, spec.name, {"max_nodes": size, "sizes": []}))
             why = _await_size(client, spec.name, number, size, patience, found)
             if why:
                 return found, why
@@ -133,8 +135,8 @@ def _measured(
     except KeyboardInterrupt:
         return found, _INTERRUPTED
     finally:
-        with contextlib.suppress(HoldfastError):  # (whoever is out of reach loses nothing of what was measured by that)
-            job = patiently(lambda: client.job(spec.name))
+        with contextlib.suppress(HoldfastError):  # If the pool is gone, the measurements still count.
+            job = retry_query(lambda: client.job(spec.name))
             if job["submission"] == number and job["state"] not in OVER:
                 client.stop(spec.name)
 
@@ -145,21 +147,21 @@ def _ask_for_size(client: PoolClient, name: str, more: int, size: int) -> bool:
     A policy that counts what jobs achieve does not give a job more nodes if it was slower with more. Nodes that other
     jobs have, or that are kept back for them, are not asked for.
     """
-    pool = patiently(client.status)
+    pool = retry_query(client.status)
     idle = sum(node["here"] and not (node["job"] or node["drained"]) for node in pool["nodes"])
     waiting = sum(node["standby"] for node in pool["nodes"])
     if idle - max(0, pool["reserve"] - waiting) < more:
         return False
-    heard(partial(client.update, name, {"max_nodes": size, "sizes": [size]}))
+    retry_request(partial(client.update, name, {"max_nodes": size, "sizes": [size]}))
     return True
 
 
 def _await_size(client: PoolClient, name: str, number: int, size: int, patience: float, found: dict[str, Any]) -> str:
-    """Wait until steps with so many nodes were measured; return why they are not, "" where they are."""
+    """Wait until steps with `size` nodes were measured. Return why they were not, or "" if they were."""
     until, asked = time.monotonic() + patience, False
     job: Mapping[str, Any] = {}
     while time.monotonic() < until:
-        job = patiently(lambda: client.job(name))
+        job = retry_query(lambda: client.job(name))
         if not asked and 0 < len(job.get("nodes", ())) < size:
             asked = _ask_for_size(client, name, size - len(job["nodes"]), size)
         if job["submission"] != number:
@@ -170,7 +172,7 @@ def _await_size(client: PoolClient, name: str, number: int, size: int, patience:
                 return ""
         if job["state"] in OVER:
             return f"{name} is over: {job['state']}{': ' if job['why'] else ''}{job['why']}"
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
     waits = job.get("why") or f"it has {len(job.get('nodes', ()))} nodes"
     return f"no steps with {size} nodes were measured within {patience:g} s: {waits}"
 
@@ -189,7 +191,7 @@ def _document(found: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def _places(layouts: Sequence[Mapping[str, int]], most: int) -> list[int]:
-    """Return over how many places a replica is spread with 1, 2, ... nodes; [] where over one at all times."""
+    """Return how many workers hold one replica with 1, 2, ... nodes, or [] if it is always one."""
     places = [1] * most if layouts else []
     for one in layouts:
         places[one["nodes"] - 1 :] = [one["places"]] * (most - one["nodes"] + 1)
@@ -197,7 +199,7 @@ def _places(layouts: Sequence[Mapping[str, int]], most: int) -> list[int]:
 
 
 def _counted(found: Mapping[str, Any], given: OutputSpec) -> dict[str, float]:
-    """Return how many FLOP training on a sample takes, as the copy has counted them; {} where the job says it."""
+    """Return the FLOP per sample that the copy has counted, or {} if the job's settings contain it."""
     flop: float = found.get("flop_per_sample", 0.0)
     return {"flop_per_sample": flop} if flop and not given.flop_per_sample else {}
 

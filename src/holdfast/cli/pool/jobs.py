@@ -1,4 +1,4 @@
-"""`holdfast submit`, `jobs`, `suspend`, `resume`, `update`: what is done with a pool's jobs."""
+"""`holdfast submit`, `jobs`, `suspend`, `resume`, `update`: manage the jobs of a pool."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.following.end import NoWait
-from holdfast.cli.options import grouped, warn_of_misplaced
+from holdfast.cli.following.stop import NoWait
+from holdfast.cli.options import warn_of_misplaced, with_option_groups
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
-from holdfast.cli.patience import LOOK_AGAIN_S, patiently
 from holdfast.cli.pool.calibrate import warn_of_pace
-from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec, without_effect
+from holdfast.cli.retrying import POLL_S, retry_query
+from holdfast.cli.spec_options import AsModule, SpecGroup, collect_job, job_spec, without_effect
 from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
@@ -37,11 +37,11 @@ def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     # What follows SCRIPT belongs to the script, options included.
     settings = {"allow_interspersed_args": False}
-    app.command("submit", context_settings=settings)(grouped(submit))
-    app.command("jobs")(grouped(jobs))
-    app.command("suspend")(grouped(suspend))
-    app.command("resume")(grouped(resume))
-    app.command("update")(grouped(update))
+    app.command("submit", context_settings=settings)(with_option_groups(submit))
+    app.command("jobs")(with_option_groups(jobs))
+    app.command("suspend")(with_option_groups(suspend))
+    app.command("resume")(with_option_groups(resume))
+    app.command("update")(with_option_groups(update))
 
 
 def submit(
@@ -59,7 +59,7 @@ def submit(
     server: Server,
 ) -> None:
     """Submit a job to a pool. The script must have the same path on all nodes of the pool."""
-    given = given_job(script, args or (), set or (), spec, as_module=as_module)
+    given = collect_job(script, args or (), set or (), spec, as_module=as_module)
     described = with_script(job_spec(given), os.getcwd())
     check_script(described.script)
     warn_of_misplaced(submit, "submit", described.script, args or ())
@@ -69,20 +69,20 @@ def submit(
     warn_of_pace(job)
     with server.pool() as client:
         number = client.submit(job)
-        told = patiently(lambda: client.job(job.name))
+        told = retry_query(lambda: client.job(job.name))
         if as_json:
             print_json({"job": job.name, "submission": number, "state": told["state"], "why": told["why"]})
         else:
             say(_line(told))
         if follow:
-            raise typer.Exit(_followed(client, job.name, number, as_json=as_json))
+            raise typer.Exit(_follow(client, job.name, number, as_json=as_json))
 
 
-def _followed(client: PoolClient, name: str, number: int, *, as_json: bool) -> int:
-    """Stay until a job is over; say whenever it stands otherwise."""
+def _follow(client: PoolClient, name: str, number: int, *, as_json: bool) -> int:
+    """Wait until a job ends, and print each change of its state. Return its exit code."""
     before = ""
     while True:
-        job = patiently(lambda: client.job(name))
+        job = retry_query(lambda: client.job(name))
         if job["submission"] != number:
             raise JobFailedError(f"job {name} is another one by now: how this one ended, the pool's events say")
         line = _line(job)
@@ -91,7 +91,7 @@ def _followed(client: PoolClient, name: str, number: int, *, as_json: bool) -> i
         before = line
         if job["state"] in OVER:
             return _ENDS.get(job["state"], EXIT_FAILED)
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
 
 
 def jobs(as_json: AsJson = False, *, server: Server) -> None:
@@ -105,7 +105,7 @@ def jobs(as_json: AsJson = False, *, server: Server) -> None:
         print_json({"jobs": [*({"job": one.job, "url": one.url} for one in alone), *pooled]})
         return
     for one in alone:
-        say(f"{one.job}  runs by itself at {one.url}")
+        say(f"{one.job}  runs without a pool at {one.url}")
     for job in pooled:
         say(on_one_line(_line(job)))
     if not alone and not pooled:
@@ -113,7 +113,7 @@ def jobs(as_json: AsJson = False, *, server: Server) -> None:
 
 
 def _line(job: Mapping[str, Any]) -> str:
-    """Return how a job stands, in words."""
+    """Return the state of a job in words."""
     state, nodes, why = job["state"], job["nodes"], job["why"]
     if state == "admitted":
         of = f" of {job['share']}" if len(nodes) != job["share"] else ""
@@ -133,18 +133,18 @@ def suspend(
     server: Server,
 ) -> None:
     """Save a job of a pool, and free its nodes."""
-    name = _named(server)
+    name = _named_job(server)
     with server.pool() as client:
         client.suspend(name, force=force)
-        _told(client, name, "suspending", no_wait=no_wait, as_json=as_json)
+        _await_settled(client, name, "suspending", no_wait=no_wait, as_json=as_json)
 
 
 def resume(as_json: AsJson = False, *, server: Server) -> None:
     """Continue a suspended job of a pool."""
-    name = _named(server)
+    name = _named_job(server)
     with server.pool() as client:
         client.resume(name)
-        _told(client, name, "", no_wait=True, as_json=as_json)
+        _await_settled(client, name, "", no_wait=True, as_json=as_json)
 
 
 def update(
@@ -157,29 +157,29 @@ def update(
     server: Server,
 ) -> None:
     """Change the limits of a job of a pool."""
-    name = _named(server)
+    name = _named_job(server)
     given = {"weight": weight, "priority": priority, "min_nodes": min_nodes, "max_nodes": max_nodes}
     changes = {key: value for key, value in given.items() if value is not None}
     if not changes:
-        raise BadInputError("nothing is to be changed: give --weight, --priority, --min-nodes or --max-nodes")
+        raise BadInputError("no change is given: give --weight, --priority, --min-nodes or --max-nodes")
     build(JobSpec, {key: Given(value, f"--{key.replace('_', '-')}") for key, value in changes.items()})
     with server.pool() as client:
         client.update(name, changes)
-        _told(client, name, "", no_wait=True, as_json=as_json)
+        _await_settled(client, name, "", no_wait=True, as_json=as_json)
 
 
-def _named(server: Server) -> str:
+def _named_job(server: Server) -> str:
     if not server.job:
         raise BadInputError("no job is named: say which one is meant (-j NAME)")
     return server.job
 
 
-def _told(client: PoolClient, name: str, passing: str, *, no_wait: bool, as_json: bool) -> None:
-    """Say how a job stands, once it is no longer in a state that passes."""
-    job = patiently(lambda: client.job(name))
+def _await_settled(client: PoolClient, name: str, passing: str, *, no_wait: bool, as_json: bool) -> None:
+    """Wait until a job is no longer in the state `passing`, and print its state."""
+    job = retry_query(lambda: client.job(name))
     while job["state"] == passing and not no_wait:
-        time.sleep(LOOK_AGAIN_S)
-        job = patiently(lambda: client.job(name))
+        time.sleep(POLL_S)
+        job = retry_query(lambda: client.job(name))
     if as_json:
         print_json(job)
     else:

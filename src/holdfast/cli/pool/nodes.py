@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.connection import Server
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say
-from holdfast.cli.patience import LOOK_AGAIN_S, patiently
+from holdfast.cli.retrying import POLL_S, retry_query
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import RefusedError
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("nodes")(grouped(nodes))
+    app.command("nodes")(with_option_groups(nodes))
 
 
 def nodes(as_json: AsJson = False, *, server: Server) -> None:
@@ -40,23 +40,23 @@ def nodes(as_json: AsJson = False, *, server: Server) -> None:
 
 
 def state_of(node: Mapping[str, Any]) -> str:
-    """Return how a node of a pool stands, in words."""
+    """Return the state of a node of a pool in words."""
     if not node["job"]:
         state = "free" if node["here"] else "away"
         return "drained" if node["drained"] else state
     words = ["waits as a standby" if node["standby"] else "in use"]
     words += ["leaves"] if node["leaving"] else []
-    words += ["is to be drained"] if node["drained"] else []
+    words += ["will be drained"] if node["drained"] else []
     words += [] if node["here"] else ["away"]
     return ", ".join(words)
 
 
 def move_together(pool: PoolClient, *, dry_run: bool, no_wait: bool, as_json: bool) -> None:
-    """Move a pool's jobs into fewer racks and zones, where that is worth what the moves cost."""
+    """Move a pool's jobs into fewer racks and zones, if that is worth the cost of the moves."""
     with pool as client:
         found = client.compact(dry_run=dry_run)
-        while not (dry_run or no_wait) and patiently(client.status)["moves_to_come"]:
-            time.sleep(LOOK_AGAIN_S)
+        while not (dry_run or no_wait) and retry_query(client.status)["moves_to_come"]:
+            time.sleep(POLL_S)
     if as_json:
         print_json(found)
         return
@@ -73,7 +73,7 @@ def move_together(pool: PoolClient, *, dry_run: bool, no_wait: bool, as_json: bo
 
 
 def undrain_nodes(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> None:
-    """Let nodes of a pool be given to jobs again."""
+    """Allow jobs to get these nodes again."""
     pool.undrain(names)
     if as_json:
         print_json({"nodes": dict.fromkeys(names, True)})
@@ -83,13 +83,13 @@ def undrain_nodes(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> N
 
 
 def scale_job(pool: PoolClient, name: str, size: str, *, as_json: bool) -> None:
-    """Have a job of a pool be given so many nodes at the most, or so many more than it is to have now."""
+    """Set the most nodes that a job of a pool gets: `size`, or with `+` that many more than its share now."""
     with pool as client:
         job = client.job(name)
         most = int(job["share"]) + int(size) if size.startswith("+") else int(size)
         if most < job["min_nodes"]:
             raise RefusedError(
-                f"job {name} needs {job['min_nodes']} nodes at the least: lower that first "
+                f"job {name} needs {job['min_nodes']} nodes: lower that first "
                 f"(holdfast update -j {name} --min-nodes {most})"
             )
         client.update(name, {"max_nodes": most})
@@ -97,5 +97,5 @@ def scale_job(pool: PoolClient, name: str, size: str, *, as_json: bool) -> None:
     if as_json:
         print_json(job)
         return
-    here = f"it is to have {job['share']} now" if job["state"] == "admitted" else f"it is {job['state']}"
+    here = f"its share is {job['share']} now" if job["state"] == "admitted" else f"it is {job['state']}"
     say(f"{name} may have {most} {'node' if most == 1 else 'nodes'}: {here}, as others leave them over")

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from holdfast.cli.connection import read_token
-from holdfast.cli.options import JOB, OUTPUT, RECOVERY, grouped
+from holdfast.cli.options import JOB, OUTPUT, RECOVERY, with_option_groups
 from holdfast.cli.output import say, start_log, warn
 from holdfast.cli.server_options import ListenOptions, NodeOptions
 from holdfast.control.owned_folders import OWN_SOCKET_NAME, owned_folder
@@ -29,7 +29,7 @@ _MOST_GRANT = 10**9
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("pool")(grouped(pool))
+    app.command("pool")(with_option_groups(pool))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class PoolOptions:
         if self.reserve == "auto":
             if self.policy != "waf":
                 raise BadInputError(
-                    f"--reserve auto is for --policy waf, which knows what a node is worth, and the policy is "
+                    f"--reserve auto is for --policy waf, which computes the value of a node, and the policy is "
                     f"{self.policy}: give a number of nodes"
                 )
             return "auto"
@@ -94,7 +94,7 @@ class PoolOptions:
         return int(self.reserve)
 
     def settings(self, listen: ListenOptions) -> PoolSettings:
-        """Return what the pool is told.
+        """Return the settings of the pool.
 
         Raises:
             BadInputError: naming the option.
@@ -141,7 +141,7 @@ def pool(*, listen: ListenOptions, options: PoolOptions) -> None:
 
 
 def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, log_dir: str) -> int:
-    """Be a node of the pool at an address, until told to end; return the exit code.
+    """Run a node of the pool at an address until it is ordered to end. Return the exit code.
 
     Raises:
         BadInputError: an option cannot be used.
@@ -150,9 +150,7 @@ def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, l
 
     node.check()
     if node.standby:
-        raise BadInputError(
-            "--standby is for a job's nodes: a pool keeps nodes back for its jobs by itself (--reserve)"
-        )
+        raise BadInputError("--standby is for nodes of a job: a pool chooses its reserve itself (--reserve)")
     name = node.node_name or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
     check_name("--node-name", name)
     longest = len(f"{_MOST_GRANT}/") + max(len(f"{name}.sock"), OWN_SOCKET_NAME)

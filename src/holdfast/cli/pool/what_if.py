@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.connection import Server
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.cli.pool.calibrate import warn_of_pace
-from holdfast.cli.spec_options import given_job, job_spec
+from holdfast.cli.spec_options import collect_job, job_spec
 from holdfast.control.launch.modules import with_script
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import JobSpec
@@ -25,7 +25,7 @@ _MOST_ADDED = 1 << 16
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("whatif")(grouped(whatif))
+    app.command("whatif")(with_option_groups(whatif))
 
 
 def whatif(
@@ -48,25 +48,25 @@ def whatif(
         _show(found)
 
 
-def _lose(node: str) -> dict[str, object]:
+def _parse_lost_node(node: str) -> dict[str, object]:
     return {"lose": node}
 
 
 def _add(nodes: str) -> dict[str, object]:
     if not nodes.isdecimal() or not 1 <= int(nodes) <= _MOST_ADDED:
-        raise BadInputError(f"{nodes!r} is no number of nodes that can come: give 1 to {_MOST_ADDED}")
+        raise BadInputError(f"{nodes!r} is not a number of nodes to add: give 1 to {_MOST_ADDED}")
     return {"add": int(nodes)}
 
 
 def _submit(file: str) -> dict[str, object]:
-    return {"submit": _job_of(file)}
+    return {"submit": _read_job(file)}
 
 
-_ASKED: dict[str, Callable[[str], dict[str, object]]] = {"lose": _lose, "add": _add, "submit": _submit}
+_ASKED: dict[str, Callable[[str], dict[str, object]]] = {"lose": _parse_lost_node, "add": _add, "submit": _submit}
 
 
-def _job_of(source: str) -> JobSpec:
-    described = with_script(job_spec(given_job(source, (), (), {})), os.getcwd()).settled(os.getcwd())
+def _read_job(source: str) -> JobSpec:
+    described = with_script(job_spec(collect_job(source, (), (), {})), os.getcwd()).settled(os.getcwd())
     warn_of_pace(described)
     return described
 

@@ -68,7 +68,7 @@ def test_nothing_in_a_torch_file_is_run(tmp_path):
             return Path.touch, (ran,)
 
     torch.save({"logical_count": Evil()}, path)
-    with pytest.raises(BadInputError, match=r"which is no tensor"):
+    with pytest.raises(BadInputError, match=r"which is not a tensor"):
         read_dump(path)
     assert not ran.exists()
 

@@ -125,11 +125,11 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, rows: str, said: s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--policy", "waf"), "--policy is of use to a pool only"),
-        (("--job", "a.toml"), "--job is of use to a pool only"),
+        (("--policy", "waf"), "--policy is only for a pool"),
+        (("--job", "a.toml"), "--job is only for a pool"),
         (("--availability", "trace-a", "--policy", "best"), "--policy best: it must be one of"),
         (("--availability", "trace-a", "--policy", "waf,waf"), "name each once"),
-        (("--availability", "trace-a", "--mtbf", "9"), "--mtbf is 9: beside --availability it changes nothing"),
+        (("--availability", "trace-a", "--mtbf", "9"), "--mtbf is 9: it has no effect with --availability"),
         (("--availability", "trace-a", "--replications", "3"), "--replications is 3"),
         (("--availability", "trace-a", "--hours", "9"), "trace-a has its own length"),
         (("--availability", "trace-a", "--scale"), "leave out --availability, or --scale"),

@@ -1,7 +1,6 @@
 """`holdfast experts plan --compare eplb`: balance, survival and moves over a recording, and whether moving pays.
 
-Each placement is made from one window's loads and judged by the next one's, as in service: what comes is not what was
-seen.
+As in service, each placement is made from the loads of one window, and judged by the loads of the next.
 
 Axes: T windows, L layers, E experts, R slots.
 """
@@ -53,7 +52,7 @@ class PolicyFigures:
     """What a policy makes of a recording; means over the windows."""
 
     name: str
-    #: The busiest GPU over the mean, by the loads planned with, and by those that came.
+    #: The busiest GPU over the mean, by the loads of the plan's own window, and of the next.
     planned: float
     came: float
     #: Recovery probability by number of lost nodes 1, 2, ..., the least over the windows.
@@ -64,9 +63,10 @@ class PolicyFigures:
 
 
 def compare(windows: FloatArray, shape: EngineShape) -> list[PolicyFigures]:
-    """Return the figures of each policy on loads `(T, L, E)`; with one window, that one stands for what comes, too.
+    """Return the figures of each policy on loads `(T, L, E)`. If there is only one window, it counts as the next, too.
 
-    Raises `BadInputError` for slots or groups that do not fit.
+    Raises:
+        BadInputError: the slots or groups do not fit.
     """
     if shape.gpus_per_node < 1 or shape.slots_per_node % shape.gpus_per_node:
         raise BadInputError(
@@ -172,10 +172,10 @@ def comparison_as_json(found: list[PolicyFigures]) -> list[dict[str, Any]]:
 
 
 def comparison_as_text(found: list[PolicyFigures], windows: int) -> str:
-    """Return the figures as a table, and what they say about moving."""
+    """Return the figures as a table, with a verdict about moves."""
     lost = "".join(f"{number:8d}" for number in range(1, len(found[0].survives) + 1))
     lines = [
-        "busiest GPU over the mean, by the loads planned with and those that came; survival by number of lost nodes:",
+        "busiest GPU over the mean, by the loads of its own window and of the next; survival by number of lost nodes:",
         f"  {'':20s} planned    came{lost}  copies a rebalance",
     ]
     for figures in found:
@@ -187,10 +187,10 @@ def comparison_as_text(found: list[PolicyFigures], windows: int) -> str:
 
 
 def _verdict(still: PolicyFigures, figures: PolicyFigures) -> str:
-    """Say whether a policy's moves pay: by how long a copy may take."""
+    """Return in words whether the moves of a policy pay, by the time that one copy may take."""
     gain = still.came - figures.came
     if gain <= 0:
-        return f"  {figures.name}: rebalancing does not pay: what came was served as evenly without"
+        return f"  {figures.name}: rebalancing does not pay: the next loads are as even without it"
     if not figures.most_copies:
         return f"  {figures.name}: rebalancing pays: it copies nothing"
     return (

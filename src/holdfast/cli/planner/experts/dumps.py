@@ -50,10 +50,10 @@ _SAFETENSORS = {
     "U8": "u1",
     "BOOL": "?",
 }
-#: Bytes of a header of a .safetensors file, at the most.
+#: Most bytes of the header of a .safetensors file.
 _LONGEST_HEADER = 100_000_000
 
-#: Numbers of a tensor, at the most: a file may say of one that it repeats itself.
+#: Most numbers of a tensor. A small file can describe a huge tensor that repeats itself.
 _MOST_NUMBERS = 1 << 28
 
 SUFFIXES = (".pt", ".pth", ".safetensors", ".npy")
@@ -81,7 +81,7 @@ def read_dump(path: Path) -> _Table:
 
 
 def _windows(path: Path, found: Any) -> _Table:
-    table = cast(_Table, found) if isinstance(found, np.ndarray) else _chosen(path, found)
+    table = cast(_Table, found) if isinstance(found, np.ndarray) else _choose_table(path, found)
     if table.ndim == 2:
         table = table[None]
     if table.ndim != 3 or not table.size:
@@ -89,8 +89,8 @@ def _windows(path: Path, found: Any) -> _Table:
     return table
 
 
-def _chosen(path: Path, found: Any) -> _Table:
-    """Return the table of loads out of several: by its name, or because there is no other."""
+def _choose_table(path: Path, found: Any) -> _Table:
+    """Return the table of loads: the one with its name, or the only one."""
     tables = {name: table for name, table in _named(found).items() if table.ndim in (2, 3)}
     for name in _LOADS:
         if name in tables:
@@ -151,26 +151,26 @@ class _Tensors(pickle.Unpickler):
         self._storage = storage
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """Return what a pickle may name: what tensors are rebuilt by, and kinds of storages."""
+        """Return a name that a pickle may use: functions that rebuild tensors, and storage types."""
         if (module_name, global_name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _rebuilt
+            return _rebuild_tensor
         if (module_name, global_name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module_name in ("torch", "torch.storage") and global_name in _STORAGES:
             return _STORAGES[global_name]
         if (module_name, global_name) == ("torch", "Size"):
             return tuple
-        raise pickle.UnpicklingError(f"it holds {module_name}.{global_name}, which is no tensor")
+        raise pickle.UnpicklingError(f"it holds {module_name}.{global_name}, which is not a tensor")
 
     def persistent_load(self, pid: Any) -> _Table:
         """Return a storage's numbers."""
         what, kind, key = pid[0], pid[1], pid[2]
         if what != "storage" or kind not in _STORAGES.values():
-            raise pickle.UnpicklingError(f"it holds a {what}, which is no storage")
+            raise pickle.UnpicklingError(f"it holds a {what}, which is not a storage")
         return _as_array(self._storage(str(key)), kind)
 
 
-def _rebuilt(storage: _Table, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> _Table:
+def _rebuild_tensor(storage: _Table, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> _Table:
     """Return a tensor's numbers, in order; its place in the storage is checked."""
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     if min((offset, *size, *stride), default=0) < 0 or (0 not in size and last >= storage.size):

@@ -33,7 +33,7 @@ def read_loads(path: Path, iteration: int | None) -> Any:
     readers = {
         ".npz": lambda: read_recording(path, iteration),
         ".csv": lambda: _read_csv(path),
-        ".json": lambda: _in_windows(_json("--loads", path), added_up=True),
+        ".json": lambda: _split_into_windows(_json("--loads", path), added_up=True),
         **dict.fromkeys(SUFFIXES, lambda: read_dump(path).sum(axis=0)),
     }
     if path.suffix not in readers:
@@ -50,7 +50,7 @@ def read_windows(path: Path, iteration: int | None) -> FloatArray:
     elif path.suffix == ".npz":
         found = read_all(path)
     elif path.suffix == ".json":
-        found = _in_windows(_json("--loads", path), added_up=False)
+        found = _split_into_windows(_json("--loads", path), added_up=False)
     else:
         found = read_dump(path) if path.suffix in SUFFIXES else read_loads(path, None)
     try:
@@ -61,7 +61,7 @@ def read_windows(path: Path, iteration: int | None) -> FloatArray:
     return np.stack([as_token_counts(window).astype(np.float64) for window in windows])
 
 
-def _in_windows(document: Any, *, added_up: bool) -> Any:
+def _split_into_windows(document: Any, *, added_up: bool) -> Any:
     """Return the loads in a document; SGLang's may hold a window for each step, by this name."""
     if not isinstance(document, dict):
         return document
@@ -71,7 +71,7 @@ def _in_windows(document: Any, *, added_up: bool) -> Any:
     try:
         table = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        return cast(Any, found)  # planning says what is wrong with it
+        return cast(Any, found)  # The planning reports the error.
     return table.sum(axis=0) if table.ndim == 3 else table
 
 
@@ -133,7 +133,7 @@ def _tokens(cell: str, path: Path, line: int, column: int) -> float:
     """Read one cell, or raise with its place."""
     number = _number(cell)
     if number is None:
-        raise BadInputError(f"{path}, line {line}, column {column}: {_short(cell)} is no number of tokens")
+        raise BadInputError(f"{path}, line {line}, column {column}: {_short(cell)} is not a number of tokens")
     return number
 
 
@@ -217,7 +217,7 @@ def parse_weights(text: str) -> dict[int, float]:
             colon, key, value = "", 0, 0.0
         if not colon or key in shares:
             raise BadInputError(
-                f"--failure-weights: {part!r} is no new LOST:SHARE pair; write for instance 1:0.7,2:0.3"
+                f"--failure-weights: {part!r} is not a new LOST:SHARE pair; write for example 1:0.7,2:0.3"
             )
         shares[key] = value
     return shares

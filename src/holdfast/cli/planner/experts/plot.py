@@ -1,4 +1,4 @@
-"""The picture `holdfast experts plan --plot` draws: where experts live, and what each strategy survives."""
+"""The plot of `holdfast experts plan --plot`: the placement of experts, and the survival of each strategy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_LAYERS = 12
 
 
 def draw(path: Path, plan: Plan, name: str, curves: dict[str, RecoveryCurve]) -> None:
-    """Write a PNG: replicas per expert and node, one map per layer, beside the recovery curves of all strategies."""
+    """Write a PNG: replicas per expert and node, one map per layer, next to the recovery curves of all strategies."""
     # Imported here: it takes a second, and only this option needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

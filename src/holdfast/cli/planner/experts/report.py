@@ -12,7 +12,7 @@ from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.balance.work import busiest_over_mean
 from holdfast.planning.placement.front import Option, weights_of_choice
 
-#: Lost nodes that the choice between survival and balance is shown for, at the most.
+#: Most lost nodes for which the choice between survival and balance is shown.
 _MOST_LOST = 6
 
 
@@ -39,8 +39,7 @@ class Figures:
 
 
 def as_json(figures: Figures) -> dict[str, Any]:
-    """Return the plan as JSON: layers, recovery, fault_threshold, busiest_node; and, where they apply, what else there
-    is to say."""
+    """Return the plan as JSON: layers, recovery, fault_threshold, busiest_node, and optional parts."""
     plan, racks = figures.plan, figures.racks
     curves = [recovery_curve(counts, rates=figures.rates) for counts in plan.counts]
     model = recovery_curve(plan.counts, rates=figures.rates)
@@ -88,7 +87,7 @@ def _by_lost(curve: RecoveryCurve) -> dict[str, float]:
 
 
 def as_text(figures: Figures, counts: dict[str, IntArray], curves: dict[str, RecoveryCurve]) -> str:
-    """Return the plan for people: what was planned, what had to be changed, survival and balance of all strategies'
+    """Return the plan as text: the plan, changes that were necessary, survival and balance of all strategies'
     placements `(L, E, N)`, nodes."""
     plan, racks = figures.plan, figures.racks
     layers, experts, nodes = plan.counts.shape
@@ -102,7 +101,7 @@ def as_text(figures: Figures, counts: dict[str, IntArray], curves: dict[str, Rec
     if threshold.given < threshold.asked:
         lines.append("  lowered: that many distinct nodes do not fit every expert (or the strategy keeps no guarantee)")
     if plan.passed_over is not None:
-        lines.append(f"  {_said_of(plan.passed_over, figures)}")
+        lines.append(f"  {_describe_option(plan.passed_over, figures)}")
     if plan.uniform_layers:
         lines.append(f"  without load, planned as uniform: layers {', '.join(map(str, plan.uniform_layers))}")
     by_rate = "" if figures.rates is None else ", which fail at their rates"
@@ -120,8 +119,8 @@ def as_text(figures: Figures, counts: dict[str, IntArray], curves: dict[str, Rec
     return "\n".join(lines)
 
 
-def _said_of(option: Option, figures: Figures) -> str:
-    """Say what was passed over, and for how much balance."""
+def _describe_option(option: Option, figures: Figures) -> str:
+    """Return in words which option was not chosen, and how much balance that costs."""
     busiest = float(figures.busiest(figures.plan.counts).mean())
     survives = ", ".join(f"{1 - share:.3f}" for share in option.fatal[1:4])
     return (
@@ -135,7 +134,7 @@ def _front(front: list[Option], weights: FloatArray) -> list[str]:
     most_lost = min(front[0].fatal.size - 1, _MOST_LOST)
     lost = "".join(f"{number:8d}" for number in range(1, most_lost + 1))
     rows = [
-        "survival against balance (recovery at least so much, by number of lost nodes):",
+        "survival against balance (recovery at least this much, by number of lost nodes):",
         f"  {'':15s} busiest{lost}  chosen by --balance-weight",
     ]
     for option, reach in zip(front, weights_of_choice(front, weights), strict=True):

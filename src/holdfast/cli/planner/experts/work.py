@@ -60,7 +60,7 @@ class PlanRequest:
     as_json: bool
 
     def without_effect(self) -> list[str]:
-        """Return the options that were given and change nothing beside the others."""
+        """Return the given options that have no effect next to the others."""
         if self.compare is None:
             given = {"--gpus-per-node": self.gpus_per_node != 1, "--groups": self.groups != 1}
         else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson
 from holdfast.cli.planner.simulate.options import DrawnFailures, PoolTrace
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("simulate")(grouped(simulate))
+    app.command("simulate")(with_option_groups(simulate))
 
 
 def simulate(
@@ -46,19 +46,19 @@ def simulate(
     With --availability it simulates jobs that share a pool, and compares ways to share nodes and to recover.
     """
     # Imported here: SciPy takes a quarter of a second that no other command should pay.
-    from holdfast.cli.planner.simulate.inputs import given_case
+    from holdfast.cli.planner.simulate.inputs import read_case
     from holdfast.cli.planner.simulate.report import show_forecast, show_scale
     from holdfast.planner.reliability.monte_carlo.estimate import SimulationSettings
 
     given = {**({"nodes": nodes} if nodes is not None else {}), **failures.keys}
     if pool.availability is not None:
         failures.check_unused()
-        case = given_case(cluster, settings or [], given)
+        case = read_case(cluster, settings or [], given)
         _show_pool(case.nodes if cluster or nodes else None, hours, seed or 0, pool, case, as_json=as_json)
         return
     pool.check_unused()
     drawing = {"--hours": hours, "--replications": failures.replications, "--seed": seed}
-    case = given_case(cluster, settings or [], given, scale=failures.scale, drawing=drawing)
+    case = read_case(cluster, settings or [], given, scale=failures.scale, drawing=drawing)
     if failures.scale:
         show_scale(case, as_json=as_json)
         return
@@ -73,9 +73,9 @@ def simulate(
 def _show_pool(
     nodes: int | None, hours: float | None, seed: int, pool: PoolTrace, case: FleetCase, *, as_json: bool
 ) -> None:
-    from holdfast.cli.planner.simulate.pools import show_pool, systems_asked, tasks_asked, trace_asked
+    from holdfast.cli.planner.simulate.pools import read_systems, read_tasks, read_trace_of, show_pool
 
     assert pool.availability is not None
-    trace = trace_asked(pool.availability, nodes, hours, seed)
-    systems = systems_asked(pool.policy, case)
-    show_pool(tasks_asked(pool.job or [], trace.most_nodes), trace, systems, as_json=as_json)
+    trace = read_trace_of(pool.availability, nodes, hours, seed)
+    systems = read_systems(pool.policy, case)
+    show_pool(read_tasks(pool.job or [], trace.most_nodes), trace, systems, as_json=as_json)

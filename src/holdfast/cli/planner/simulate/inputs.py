@@ -1,4 +1,4 @@
-"""What `holdfast simulate` is asked, put together: a cluster's file, then `--set`, then options; the later one wins."""
+"""The inputs of `holdfast simulate`: a cluster's file, then `--set`, then options. Later ones take precedence."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.cli.planner.spares.toml import HardwareFile, node_of, read_hardware
-from holdfast.cli.spec_options import given_settings
+from holdfast.cli.spec_options import parse_settings
 from holdfast.documents import Given, build
 from holdfast.errors import BadInputError
 from holdfast.planner.fleet.case import FleetCase, checked
 from holdfast.planner.fleet.scale import OF_NO_EFFECT, SIZES
 
-#: what an option is called that sets a key
+#: the options that set keys, by key
 OPTIONS = {"nodes": "--nodes", "mtbf_hours": "--mtbf", "mttr_hours": "--mttr", "standbys": "--standbys"}
 
 
-def given_case(
+def read_case(
     path: Path | None,
     pairs: Sequence[str],
     options: Mapping[str, str],
@@ -27,14 +27,16 @@ def given_case(
     """Return the case.
 
     Args:
-        path: of a cluster. pairs: `KEY=VALUE`. options: values by key.
-        scale: recoveries in jobs of all sizes are to be shown: no size can be asked for, nor anything of no effect.
-        drawing: the options that say how failures are drawn; None: not given.
+        path: a cluster's file.
+        pairs: `KEY=VALUE`.
+        options: values by key.
+        scale: show recoveries in jobs of all sizes. A size, and values without effect on that, are refused.
+        drawing: the options about how failures are drawn; None for an option that is not given.
 
     Raises:
-        BadInputError: something is wrong with one of them, or they do not fit together.
+        BadInputError: one of them cannot be used, or they do not fit together.
     """
-    said = given_settings(pairs, FleetCase, "recovery.lease_s=5", "docs/scale.md")
+    said = parse_settings(pairs, FleetCase, "recovery.lease_s=5", "docs/scale.md")
     said |= {key: Given(value, OPTIONS[key], text=True) for key, value in options.items()}
     if scale:
         _refuse_what_has_no_effect(said, drawing or {})
@@ -55,7 +57,7 @@ def _refuse_what_has_no_effect(said: Mapping[str, Given], drawing: Mapping[str, 
 
 
 def _given_hardware(path: Path) -> dict[str, Given]:
-    """Return what a cluster's file says, by key; its job takes all nodes."""
+    """Return the values of a cluster's file, by key. Its job takes all nodes."""
     file = read_hardware(path)
     try:
         values = _values(file)

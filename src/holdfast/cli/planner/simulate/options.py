@@ -1,4 +1,4 @@
-"""`holdfast simulate`'s options in groups: what is drawn of one job's failures, and what a pool lives through."""
+"""Option groups of `holdfast simulate`: the random failures of one job, and the trace of a pool."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DrawnFailures:
         return {key: value for key, value in said.items() if value is not None}
 
     def check_unused(self) -> None:
-        """Refuse what would change nothing beside a trace, which says itself what fails.
+        """Refuse options without effect next to a trace, which contains its own failures.
 
         Raises:
             BadInputError: naming the option.
@@ -50,9 +50,7 @@ class DrawnFailures:
         }
         for name, value in said.items():
             if value is not None:
-                raise BadInputError(
-                    f"{name} is {value}: beside --availability it changes nothing; leave one of them out"
-                )
+                raise BadInputError(f"{name} is {value}: it has no effect with --availability; leave one of them out")
         if self.scale:
             raise BadInputError("--scale shows one job's recovery: leave out --availability, or --scale")
 
@@ -66,7 +64,7 @@ class PoolTrace:
         typer.Option(
             metavar="TRACE",
             help="CSV of a pool's nodes, or trace-a, trace-b. Its header is seconds,event,node, the events are add, "
-            "remove, fault. The traces are those of the Unicron paper.",
+            "remove, fault. The two traces are from the Unicron paper.",
             rich_help_panel=POOLS,
         ),
     ] = None
@@ -97,4 +95,4 @@ class PoolTrace:
         """
         for name, value in (("--policy", self.policy), ("--job", self.job)):
             if value:
-                raise BadInputError(f"{name} is of use to a pool only: give --availability TRACE beside it")
+                raise BadInputError(f"{name} is only for a pool: give --availability TRACE, too")

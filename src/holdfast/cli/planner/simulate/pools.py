@@ -1,4 +1,4 @@
-"""`holdfast simulate --availability`: what a pool's jobs achieve through a trace, by ours and others' ways to live."""
+"""`holdfast simulate --availability`: the achieved FLOP of a pool's jobs through a trace, by policy."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ from holdfast.protocol.job_spec import JobSpec
 DRAWN = {"trace-a": TRACE_A, "trace-b": TRACE_B}
 #: nodes of the paper's testbed
 PAPERS_NODES = 16
-#: what is compared where nobody says what
+#: the policies that are compared by default
 COMPARED = ("waf", "equal", "weighted", "hit-only", "megatron")
 _MOST_NODES = 4096
 _MOST_TRACE_BYTES = 64 << 20
 _MOST_HOURS = int(MOST_S / 3600)
 
 
-def trace_asked(name: str, nodes: int | None, hours: float | None, seed: int) -> FleetTrace:
-    """Return the trace that is asked for.
+def read_trace_of(name: str, nodes: int | None, hours: float | None, seed: int) -> FleetTrace:
+    """Return the chosen trace.
 
     Args:
-        name: a file's path, or of a drawn one. nodes: of the cluster; None where nobody says. hours: its end.
+        name: path of a file, or the name of a trace in `DRAWN`.
+        nodes: nodes of the cluster, or None for the default.
+        hours: end of the trace.
+        seed: for traces that are drawn.
 
     Raises:
-        BadInputError: it cannot be read, or breaks a rule: which line, and how.
+        BadInputError: the trace cannot be read, or a line breaks a rule.
     """
     if nodes is not None and nodes > _MOST_NODES:
         raise BadInputError(
@@ -73,11 +76,11 @@ def trace_asked(name: str, nodes: int | None, hours: float | None, seed: int) ->
         raise BadInputError(f"{name}: {error}") from None
 
 
-def tasks_asked(files: Sequence[Path], nodes: int) -> list[FleetTask]:
-    """Return the jobs of some job.toml, else those of Unicron's Table 3, case 5.
+def read_tasks(files: Sequence[Path], nodes: int) -> list[FleetTask]:
+    """Return the jobs of job.toml files, or without any the jobs of Unicron's Table 3, case 5.
 
     Raises:
-        BadInputError: a file says too little of a job to know what it achieves, or there are too few nodes.
+        BadInputError: a file lacks what is needed to compute the achieved FLOP, or there are too few nodes.
     """
     if not files:
         return table_3(5, nodes)
@@ -114,11 +117,11 @@ def _task(path: Path) -> FleetTask:
     )
 
 
-def systems_asked(names: str | None, case: FleetCase) -> list[System]:
-    """Return the systems that are named, with commas between; our own times are those of the case.
+def read_systems(names: str | None, case: FleetCase) -> list[System]:
+    """Return the systems with these names, which are separated by commas. Our own times come from the case.
 
     Raises:
-        BadInputError: there is none of a name, or one is named twice.
+        BadInputError: a name is unknown, or is given twice.
     """
     asked = [name.strip() for name in names.split(",")] if names is not None else list(COMPARED)
     if len(set(asked)) < len(asked):
@@ -129,7 +132,7 @@ def systems_asked(names: str | None, case: FleetCase) -> list[System]:
 
 
 def show_pool(tasks: Sequence[FleetTask], trace: FleetTrace, systems: Sequence[System], *, as_json: bool) -> None:
-    """Simulate, and print what came out.
+    """Simulate, and print the results.
 
     Raises:
         BadInputError: there are too few nodes for the jobs.
@@ -142,7 +145,7 @@ def show_pool(tasks: Sequence[FleetTask], trace: FleetTrace, systems: Sequence[S
     say(f"{trace.name}: {len(trace.nodes):,} nodes, {duration(trace.seconds / 3600)};")
     say(f"{trace.count('lost'):,} nodes lost, {trace.count('fault'):,} other failures; {len(tasks)} jobs\n")
     say(table(_HEADERS, [_row(name, one, most, lived[systems[0].name]) for name, one in lived.items()]))
-    say("\nAccumulated WAF: weighted FLOP of all jobs; its share: of what all nodes achieve if none ever fails.")
+    say("\nAccumulated WAF: weighted FLOP of all jobs; its share: of the FLOP of all nodes without failures.")
     say("What is assumed:")
     for line in assumed(systems):
         say(f"  {line}")

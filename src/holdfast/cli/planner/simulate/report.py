@@ -17,7 +17,7 @@ from holdfast.planner.fleet.scale import ScaleRow, scale_rows
 from holdfast.planner.reliability.monte_carlo.estimate import Estimate, SimulationSettings
 
 WORDS = {
-    "detect": "detect: waiting for what is not known yet",
+    "detect": "detect: time until a failure is noticed",
     "decide": "decide: stop, reports, decision",
     "tell": "tell: the next generation to all",
     "regroup": "regroup: a new group of workers",
@@ -28,7 +28,7 @@ WORDS = {
 
 
 def show_forecast(case: FleetCase, settings: SimulationSettings, *, as_json: bool) -> None:
-    """Simulate, and print what came out."""
+    """Simulate, and print the results."""
     found = forecast(case, settings)
     if as_json:
         print_json(_document(case, settings, found))
@@ -36,7 +36,7 @@ def show_forecast(case: FleetCase, settings: SimulationSettings, *, as_json: boo
     say(_heading(case))
     say(f"{settings.replications} replications of {duration(settings.hours)} each; 99 % confidence intervals\n")
     say(_summary(found))
-    say("\nWhere the time goes, in percent of all time:\n")
+    say("\nUse of the time, in percent:\n")
     say(_losses(found))
     say("\nA recovery, in seconds of training lost:\n")
     say(_recovery(found.live))

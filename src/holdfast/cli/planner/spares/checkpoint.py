@@ -58,14 +58,14 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeriodPlan:
-    """Periods beside each other, for a job that fails so often."""
+    """Checkpoint periods for a job with this failure rate."""
 
     job_mtbf_hours: float
     periods: list[dict[str, float | str]]
 
 
 def planned_periods(file: CaseFile | None, options: CheckpointOptions) -> PeriodPlan | None:
-    """Find the checkpoint period that wastes least, beside Young's and Daly's; None where nobody asks for it.
+    """Return the checkpoint period that wastes least, next to Young's and Daly's, or None if it is not asked for.
 
     The best period minimises the model's own gamma, the share of unblocked time that is not useful work, exactly:
     with the failure clock frozen while saving and restarting (as the sparing paper assumes), and with it running.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from holdfast.cli.help import HelpfulGroup, HelpfulTyper
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.planner.spares import fit, map, plan, validate
 
 app = HelpfulTyper(
@@ -15,7 +15,7 @@ app = HelpfulTyper(
     add_completion=False,
 )
 
-app.command("plan")(grouped(plan.plan))
+app.command("plan")(with_option_groups(plan.plan))
 app.command("map")(map.best_map)
 app.command("validate")(validate.validate)
 app.command("fit")(fit.fit)

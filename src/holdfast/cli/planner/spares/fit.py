@@ -29,7 +29,7 @@ def fit(
         Path | None,
         typer.Option(metavar="CLUSTER.toml", help="Cluster and strategies (default: the paper's)."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes observed, those that never failed included.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes observed, including nodes that never failed.")] = None,
     hours: Annotated[float | None, typer.Option(help="Observed hours; up to the last event by default.")] = None,
     system: Annotated[int | None, typer.Option(help="Which system of a file that holds several.")] = None,
     node_gpus: Annotated[

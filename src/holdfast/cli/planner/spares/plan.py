@@ -36,7 +36,7 @@ def plan(
     For each strategy (block size and working GPUs) it prints: the spare blocks per zone R, the shares of the GPUs that
     are spare between blocks, spare inside blocks, or stranded by the placement, CETT (the share of the GPU time in
     which the job trains), the gains, and the goodput. Then it names the best strategy and the second best, and shows
-    where the rest of the GPU time goes.
+    how the rest of the GPU time is spent.
 
     If \[standbys] or the options contain how long a failure stops the job with a standby and without one, it prints how
     many warm standby nodes pay for themselves.

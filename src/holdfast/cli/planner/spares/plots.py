@@ -54,7 +54,7 @@ def _color(index: int) -> Any:
 
 def plot_losses(case: SparingCase, evaluation: Evaluation, directory: Path) -> Path:
     """Draw where each strategy's GPU time goes."""
-    figure, axes = _figure("Where the GPU time goes, by strategy", 10, 2.1 + 0.55 * len(evaluation.strategies))
+    figure, axes = _figure("Use of the GPU time, by strategy", 10, 2.1 + 0.55 * len(evaluation.strategies))
     names = [outcome.strategy.label for outcome in evaluation.strategies]
     parts = [losses(case, outcome) for outcome in evaluation.strategies]
     left = np.array([float(outcome.cett) for outcome in evaluation.strategies])
@@ -152,7 +152,7 @@ def _draw_map(panel: Any, one: SensitivityMap) -> None:
 
 
 def _middle(region: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Return the point of a region that is farthest from its edge, where a label fits best."""
+    """Return the point of a region that is farthest from its edge, for a label."""
     from scipy import ndimage  # pyright: ignore[reportMissingTypeStubs]
 
     untyped: Any = ndimage
@@ -162,7 +162,7 @@ def _middle(region: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 
 def plot_fit(trace: FailureTrace, fit: TraceFit, directory: Path) -> Path:
-    """Draw how gaps and repairs are distributed, beside the exponential of the same mean."""
+    """Draw the distributions of gaps and repairs, next to the exponential distribution of the same mean."""
     figure, axes = _figure("How long gaps and repairs last in the trace", 11, 4.9, 1, 2)
     for panel, hours, shape, title in (
         (axes[0], trace.gap_hours, fit.gaps, "gaps between failures of the fleet"),

@@ -60,7 +60,7 @@ def duration(hours: float) -> str:
 
 
 def hopeless_reason(case: SparingCase, outcome: StrategyGoodput) -> str | None:
-    """Say why no goodput remains, None if some does."""
+    """Return why no goodput remains, or None if some remains."""
     if float(outcome.goodput_gpus) >= HOPELESS_GPUS:
         return None
     if float(outcome.beta) > 0.99:
@@ -145,7 +145,7 @@ def _recommendation(case: SparingCase, evaluation: Evaluation, best: StrategyGoo
 
 
 def _loss_words(case: SparingCase, best: StrategyGoodput, lost: Losses) -> list[str]:
-    lines = [f"Where the other {percent(1.0 - float(best.cett))} of GPU time goes:"]
+    lines = [f"Where the other {percent(1.0 - float(best.cett))} of the GPU time:"]
     for name, share in sorted(lost.items(), key=lambda item: -float(item[1])):
         gpus = float(share) * case.cluster.gpus
         lines.append(f"  {percent(float(share), 2):>7}  {gpus:>9,.0f} GPUs  {LOSS_WORDS[name]}")

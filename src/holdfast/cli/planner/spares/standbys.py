@@ -13,7 +13,7 @@ from holdfast.errors import BadInputError
 from holdfast.planning.standbys import StandbyCase, StandbyPlan, plan_standbys
 
 PANEL = "Standbys"
-#: Nodes: what a number of standbys brings takes as many steps.
+#: Most standby nodes: the computation takes as many steps.
 _MOST_NODES = 100_000
 #: Share of the nodes that must train with the best number of standbys.
 _HOPELESS_SHARE = 0.5
@@ -47,10 +47,10 @@ class StandbyOptions:
 
 
 def planned_standbys(file: CaseFile, options: StandbyOptions) -> tuple[StandbyCase, StandbyPlan] | None:
-    """Say how many warm standby nodes pay for themselves; None where neither file nor options ask for it.
+    """Return how many warm standby nodes pay for themselves, or None if neither the file nor the options ask for it.
 
-    A standby doesn't train, but shortens the stop after a failure. Rack failures, which take many nodes at once, are
-    left out: standbys of single nodes are no help against them.
+    A standby does not train, but shortens the stop after a failure. Rack failures are left out: they take many nodes
+    at once, and single standby nodes do not help.
 
     Raises:
         BadInputError: a time is missing, or breaks a rule.

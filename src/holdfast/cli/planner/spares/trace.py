@@ -26,7 +26,7 @@ LAYOUTS = (
 
 #: Keys that `--map` names columns for.
 MAP_KEYS = ("start", "end", "node", "rack", "scope")
-#: Numbers from here on are seconds since 1970: 1980 and later.
+#: Larger numbers are seconds since 1970: 1980 and later.
 _UNIX_FROM_S = 315_532_800.0
 #: Larger numbers are not seconds since 1970: the year 5138. Milliseconds are larger from 1973 on.
 _MOST_S = 1e11
@@ -81,7 +81,7 @@ def read_trace(
 
     Args:
         path: the CSV file; `.gz` is unpacked.
-        nodes: machines observed; by default what the file tells (nodes added at the start, `system_nodes`).
+        nodes: machines observed; by default from the file (nodes added at the start, `system_nodes`).
         hours: length of the observation; by default up to the last failure or repair.
         system: which system of a file that holds several.
         merge_overlaps: join overlapping outages of one node instead of refusing them; sorts, too.
@@ -219,11 +219,11 @@ def _failures(rows: csv.DictReader[str], system: int | None, mapped: dict[str, s
     raise BadInputError(f"has the columns {named or 'none'}; needed are {LAYOUTS}")
 
 
-def _whole(rows: csv.DictReader[str]) -> Iterator[Row]:
+def _check_whole(rows: csv.DictReader[str]) -> Iterator[Row]:
     """Yield the rows, each of which must have as many cells as the header."""
     columns = len(rows.fieldnames or ())
     for row in rows:
-        cells = sum(cell is not None for cell in row.values())  # (what is too much comes as a list, under None)
+        cells = sum(cell is not None for cell in row.values())  # Surplus cells come as a list, under None.
         if cells != columns:
             wrong = "more" if cells > columns else f"{cells}"
             raise BadInputError(f"trace, line {rows.line_num}: has {wrong} cells where the header has {columns}")
@@ -232,7 +232,7 @@ def _whole(rows: csv.DictReader[str]) -> Iterator[Row]:
 
 def _outages(rows: csv.DictReader[str], names: Mapping[str, str]) -> _Failures:
     failures = _Failures()
-    for row in _whole(rows):
+    for row in _check_whole(rows):
         node, open_ = row[names["node"]], not row[names["end"]].strip()
         start_s = _time(rows, row, names["start"])
         failures.add(node, start_s, math.inf if open_ else _time(rows, row, names["end"]), rows.line_num)
@@ -256,7 +256,7 @@ def _events(rows: csv.DictReader[str]) -> _Failures:
     failures = _Failures()
     down: dict[str, int] = {}
     up: set[str] = set()
-    for row in _whole(rows):
+    for row in _check_whole(rows):
         node, at, event = row["node"], _value(rows, row, "seconds"), row["event"]
         if failures.begin_s is None:
             failures.begin_s = failures.last_s = at
@@ -281,7 +281,7 @@ def _events(rows: csv.DictReader[str]) -> _Failures:
 def _systems(rows: csv.DictReader[str], system: int | None) -> _Failures:
     failures = _Failures(unix_offset_s=_UNIX_1996_S)
     seen: set[str] = set()
-    for row in _whole(rows):
+    for row in _check_whole(rows):
         seen.add(row["system"])
         if system is None and len(seen) > 1:
             raise BadInputError("holds several systems: choose one with --system")

@@ -1,4 +1,4 @@
-"""Waiting for what a command has asked for, by what `/status` says."""
+"""Wait until a request to a job is carried out, by polling `/status`."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from holdfast.errors import RefusedError, UnreachableError
 from holdfast.protocol.events import NodeLeft, NodeMoved, NodeStayed, StandbyFailed, StepCommitted
 
 _POLL_S = 0.1
-#: nor is asked more often than so, however much happens
+#: the least time between two requests, in seconds
 _LEAST_S = 0.02
-#: for so long a coordinator that is started again is waited for
+#: After this many seconds without an answer, the coordinator counts as gone.
 _PATIENCE_S = 30.0
-#: once a node waits as a standby, who has its place is told with the next step, if anybody has: so many are awaited
+#: The event that names the replacement of a node comes at most this many steps after the node waits as a standby.
 _STEPS = 2
 _OVER = ("finished", "stopped", "failed")
 
 
 def await_left(client: CoordinatorClient, nodes: Collection[str]) -> None:
-    """Return once none of these nodes is in the job.
+    """Wait until none of these nodes is in the job.
 
     Raises:
-        RefusedError: the job is over before that.
-        UnreachableError: nobody has answered for half a minute.
+        RefusedError: the job ended first.
+        UnreachableError: the coordinator has not answered for half a minute.
     """
 
     def left(status: dict[str, Any]) -> bool:
-        here = {node["node"] for node in (*status["nodes"], *status["leaving"])}  # (one that is lost still leaves)
+        here = {node["node"] for node in (*status["nodes"], *status["leaving"])}  # A lost node can still be draining.
         return here.isdisjoint(nodes)
 
-    _await(client, left, f"{', '.join(nodes)} had left")
+    _await_status(client, left, f"{', '.join(nodes)} had left")
 
 
 def await_back(client: CoordinatorClient, name: str, after: int) -> bool:
-    """Return True once all workers of a node train, or wait if it is a standby; False where it is lost before.
+    """Wait until all workers of a node train, or wait as standbys. Return False if the node is lost first.
 
     Args:
-        after: number of the newest event before it was let come back.
+        after: number of the newest event before the request that the node returns.
 
     Raises:
         RefusedError, UnreachableError: as `await_left`.
@@ -58,20 +58,20 @@ def await_back(client: CoordinatorClient, name: str, after: int) -> bool:
         in_force = [worker["rank"] is not None and worker["generation"] == generation for worker in node["workers"]]
         return bool(in_force) and (bool(node["standby"]) or all(in_force))
 
-    _await(client, settled, f"{name} was back")
+    _await_status(client, settled, f"{name} was back")
     return not lost
 
 
 def await_moved(
     client: CoordinatorClient, nodes: Sequence[str], after: int, *, say: Callable[[str], None] | None
 ) -> dict[str, NodeMoved | NodeStayed | None]:
-    """Return once no node of these is about to move: who has taken each one's place; None: nobody has.
+    """Wait until none of these nodes waits to be replaced. Return the last event of each, or None if it was lost.
 
-    Of one that keeps its place, since nobody can take it, that is returned.
+    `NodeMoved` names the replacement of a node. `NodeStayed` says why a node could not be replaced.
 
     Args:
-        after: number of the newest event before it was asked for.
-        say: is told what each waits for, whenever that changes.
+        after: number of the newest event before the request.
+        say: prints why each node waits, whenever the reason changes.
 
     Raises:
         RefusedError, UnreachableError: as `await_left`.
@@ -91,19 +91,19 @@ def await_moved(
         events = list(client.events(after))
         moved.update({event.node: event for event in events if isinstance(event, NodeStayed)})
         moved.update({event.from_node: event for event in events if isinstance(event, NodeMoved)})
-        # (of one that waits as a standby already it is told with the first step without it)
+        # If a node already waits as a standby, its event comes with the first step without it.
         waiting = {node["node"] for node in status["nodes"] if node["standby"]}
         steps = [event.seq for event in events if isinstance(event, StepCommitted)][-_STEPS:]
-        for event in events:  # (whoever was to have its place was lost before it had trained)
+        for event in events:  # Its replacement was lost before it had trained.
             if isinstance(event, NodeLeft) and len(steps) == _STEPS and event.seq < steps[0]:
                 waiting.discard(event.node)
         return all(name in moved or name not in waiting for name in nodes)
 
-    _await(client, settled, f"{', '.join(nodes)} had moved")
+    _await_status(client, settled, f"{', '.join(nodes)} had moved")
     return {name: moved.get(name) for name in nodes}
 
 
-def _await(client: CoordinatorClient, there: Callable[[dict[str, Any]], bool], what: str) -> None:
+def _await_status(client: CoordinatorClient, there: Callable[[dict[str, Any]], bool], what: str) -> None:
     silent_since, status = None, dict[str, Any]()
     while True:
         try:
@@ -120,5 +120,5 @@ def _await(client: CoordinatorClient, there: Callable[[dict[str, Any]], bool], w
                 raise RefusedError(f"the job is {status['state']}, before {what}")
         time.sleep(_LEAST_S)
         if silent_since is None:
-            with contextlib.suppress(UnreachableError):  # (so it is heard that the job ends before nobody answers)
+            with contextlib.suppress(UnreachableError):  # So the end of the job is seen before the server goes.
                 client.await_event(status["events"], _POLL_S)

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.following.progress import stamped
+from holdfast.cli.following.progress import describe_with_time
 from holdfast.cli.following.show import event_json
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, say, warn
 from holdfast.errors import EXIT_INTERRUPTED, BadInputError
 from holdfast.observability.event_lines import read_events
@@ -29,7 +29,7 @@ EventsFile = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("events")(grouped(events))
+    app.command("events")(with_option_groups(events))
 
 
 def events(
@@ -44,17 +44,17 @@ def events(
     if file is not None and follow:
         raise BadInputError(f"--follow is for a job that runs, not for a file: leave out {file}")
     try:
-        for event in events_of(file, server, after, follow=follow):
-            say(event_json(event).decode() if as_json else stamped(event))
+        for event in read_job_events(file, server, after, follow=follow):
+            say(event_json(event).decode() if as_json else describe_with_time(event))
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def events_of(file: Path | None, server: Server, after: int = 0, *, follow: bool = False) -> Iterator[ReadEvent]:
-    """Yield events above number `after`: of a file where one is given, else of the job that runs.
+def read_job_events(file: Path | None, server: Server, after: int = 0, *, follow: bool = False) -> Iterator[ReadEvent]:
+    """Yield the events with numbers above `after`: those of the file if there is one, else of the running job.
 
     Raises:
-        BadInputError: the file is none of events. BadInputError, UnreachableError: as `Server.client`.
+        BadInputError: the file is not an events file. BadInputError, UnreachableError: as `Server.client`.
     """
     if file is not None:
         yield from (event for event in read_events(file, lambda said: warn(f"holdfast: {said}")) if event.seq > after)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.job.act import _missing, _roll
-from holdfast.cli.job.awaiting import await_back, await_left, await_moved
+from holdfast.cli.job.act import _drain_all_in_turn, _missing
+from holdfast.cli.job.waiting import await_back, await_left, await_moved
 from holdfast.control.client import CoordinatorClient
 from holdfast.errors import RefusedError, UnreachableError
 from holdfast.protocol.events import AnyEvent, NodeLeft, NodeMoved, NodeStayed, StepCommitted
@@ -166,10 +166,10 @@ class Rolls(Answers):
 
 def test_all_others_are_drained_in_turn_where_one_is_lost_meanwhile() -> None:
     client, said = Rolls("a", "b", "c", loses="b"), list[str]()
-    assert _roll(client, said.append) == (["a", "c"], ["b"])
+    assert _drain_all_in_turn(client, said.append) == (["a", "c"], ["b"])
     assert client.drained == ["a", "c"]
     assert [line for line in said if line.startswith("b ")] == [
-        "b is gone, and is left by itself: `holdfast events` says what has become of it (2 of 3)"
+        "b is gone, and is skipped: see `holdfast events` (2 of 3)"
     ]
     assert said[-1] == "c is back (3 of 3)"
 

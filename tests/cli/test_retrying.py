@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli import patience
-from holdfast.cli.following.end import _stop_pooled
-from holdfast.cli.pool.jobs import _followed, _told
+from holdfast.cli import retrying
+from holdfast.cli.following.stop import _stop_pooled
+from holdfast.cli.pool.jobs import _await_settled, _follow
 from holdfast.control.client import SilentError
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import RefusedError, UnreachableError
@@ -45,16 +45,16 @@ class FakePool(PoolClient):
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting takes no time, and is seen to."""
     now = [0.0]
-    monkeypatch.setattr(patience.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(retrying.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(retrying.time, "monotonic", lambda: now[0])
 
 
 def follow(pool: FakePool) -> int:
-    return _followed(pool, "a", 1, as_json=False)
+    return _follow(pool, "a", 1, as_json=False)
 
 
 def wait(pool: FakePool) -> None:
-    _told(pool, "a", "suspending", no_wait=False, as_json=False)
+    _await_settled(pool, "a", "suspending", no_wait=False, as_json=False)
 
 
 def stop(pool: FakePool) -> None:

@@ -1,4 +1,4 @@
-"""`holdfast stop` and `checkpoint`: a job is saved, and ends or goes on."""
+"""`holdfast stop` and `checkpoint`: save a job, and end it or continue."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 
 from holdfast.cli.connection import Server
 from holdfast.cli.following.progress import describe
-from holdfast.cli.options import grouped
+from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say
-from holdfast.cli.patience import LOOK_AGAIN_S, patiently
+from holdfast.cli.retrying import POLL_S, retry_query
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import EXIT_ENDED, JobFailedError
@@ -25,8 +25,8 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once: do not 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command("stop")(grouped(stop))
-    app.command("checkpoint")(grouped(checkpoint))
+    app.command("stop")(with_option_groups(stop))
+    app.command("checkpoint")(with_option_groups(checkpoint))
 
 
 def stop(
@@ -40,7 +40,7 @@ def stop(
 
     The job is saved in its --checkpoint-dir. Without this option it ends, and nothing is saved.
     """
-    pool = server.of_pool()
+    pool = server.find_pool_of_job()
     if pool is not None:
         assert server.job is not None
         _stop_pooled(pool, server.job, now=now, no_wait=no_wait, as_json=as_json)
@@ -48,31 +48,36 @@ def stop(
     with server.client() as client:
         before = client.status()
         client.shutdown(EXIT_ENDED, _WHY, save=not now)
-        end, saved = (None, None) if no_wait else end_of(client, before, save=not now)
+        end, saved = (None, None) if no_wait else await_end(client, before, save=not now)
     if as_json:
         steps = {"step": end.steps, "why": end.why} if end is not None else {}
         print_json({"asked": True, **steps, "saved_step": saved})
     elif end is None:
         say("the job is asked to end")
     else:
-        say(f"{describe(end)}; {said_of(before, saved)}")
+        say(f"{describe(end)}; {describe_saved(before, saved)}")
 
 
-def said_of(before: dict[str, Any], step: int | None) -> str:
-    """Say what is saved of a job that has ended; `before`: its status when it was asked to."""
+def describe_saved(before: dict[str, Any], step: int | None) -> str:
+    """Return which step of an ended job is saved, in words.
+
+    Args:
+        before: its status before the request to end.
+        step: the saved step, or None.
+    """
     if step is not None:
         return f"step {step} is saved"
     return f"nothing is saved{'' if before['saving'] else ': the job keeps no checkpoints (--checkpoint-dir)'}"
 
 
 def _stop_pooled(pool: PoolClient, name: str, *, now: bool, no_wait: bool, as_json: bool) -> None:
-    """Have a pool end a job, queued or not."""
+    """End a job of a pool. The job may still be in the queue."""
     with pool as client:
         client.stop(name, now=now)
-        job = patiently(lambda: client.job(name))
+        job = retry_query(lambda: client.job(name))
         while job["state"] not in OVER and not no_wait:
-            time.sleep(LOOK_AGAIN_S)
-            job = patiently(lambda: client.job(name))
+            time.sleep(POLL_S)
+            job = retry_query(lambda: client.job(name))
     if as_json:
         print_json({"asked": True, "state": job["state"], "why": job["why"]})
     elif job["state"] in OVER:
@@ -91,39 +96,39 @@ def checkpoint(
     with server.client() as client:
         status = client.status()
         client.checkpoint()
-        saved = None if no_wait else _saved_beyond(client, status["events"], status["step"])
+        saved = None if no_wait else _await_saved_after(client, status["events"], status["step"])
     if as_json:
         print_json({"asked": True, "saved_step": saved})
     else:
         say("a checkpoint is asked for" if saved is None else f"step {saved} is saved")
 
 
-def _saved_beyond(client: CoordinatorClient, after: int, step: int) -> int:
-    """Wait until a step beyond this one is saved, and return it.
+def _await_saved_after(client: CoordinatorClient, after: int, step: int) -> int:
+    """Wait until a later step is saved, and return it.
 
     Raises:
-        JobFailedError: the job is over before that.
+        JobFailedError: the job ended first.
     """
     for event in client.events(after, follow=True):
         if isinstance(event, CheckpointSaved) and event.step > step:
             return event.step
         if isinstance(event, CoordinatorRestarted):
-            client.checkpoint()  # (nobody knows any more that it was asked for)
+            client.checkpoint()  # The new coordinator does not know of the request.
         if isinstance(event, JobFinished | JobFailed):
             break
     raise JobFailedError(f"the job was over before a step beyond {step} was saved")
 
 
-def end_of(client: CoordinatorClient, before: dict[str, Any], *, save: bool) -> tuple[JobFinished, int | None]:
-    """Wait until the job is over; return how it ended, and the step that was saved last, None where none is.
+def await_end(client: CoordinatorClient, before: dict[str, Any], *, save: bool) -> tuple[JobFinished, int | None]:
+    """Wait until the job ends. Return its last event, and the step that was saved last, or None if no step was.
 
-    Where all that the job has led to was saved before it was asked to end, nothing is saved anew.
+    If the newest state was already saved, it is not saved again.
 
     Args:
-        before: its status from before it was asked to.
+        before: its status before the request to end.
 
     Raises:
-        JobFailedError: it has failed meanwhile, or its end is not known.
+        JobFailedError: the job failed, or its events do not say how it ended.
     """
     kept = before["checkpoints"]
     saved: int | None = kept[-1]["step"] if kept else None
@@ -132,7 +137,8 @@ def end_of(client: CoordinatorClient, before: dict[str, Any], *, save: bool) -> 
             case CheckpointSaved(step=step):
                 saved = step
             case CoordinatorRestarted():
-                client.shutdown(EXIT_ENDED, _WHY, save=save)  # the one that was asked may have told nobody
+                # The coordinator before it may not have passed on the request.
+                client.shutdown(EXIT_ENDED, _WHY, save=save)
             case JobFinished():
                 return event, saved
             case JobFailed(why=why):
