@@ -1,1 +1,1 @@
-"""What is said: between agent and coordinator, and by a worker and to it."""
+"""Messages between workers, agents, coordinator and pool."""

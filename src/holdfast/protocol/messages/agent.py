@@ -1,4 +1,4 @@
-"""What agent and coordinator say to each other."""
+"""Messages between agent and coordinator."""
 
 from __future__ import annotations
 
@@ -42,84 +42,81 @@ from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
 from holdfast.protocol.names import Address, Count, FailureRate, Name, Rack, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.state import Keeper, Port, SnapshotPart
 
-#: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds. Steps that log
-#: much count as several.
+#: Most steps in a message: the coordinator handles as many in about ten milliseconds. Steps with many logged values
+#: count as several.
 PAGE_STEPS = 512
 
 # ---- agent -> coordinator ----
 
 
 class Lanes(Commit, frozen=True, kw_only=True, array_like=True, tag=False):
-    """v without the names of its fields."""
+    """A step result (`Commit`) without the names of its fields."""
 
     @property
     def v(self) -> Commit:
-        """v as everybody else writes it."""
+        """The step result with named fields."""
         return Commit(**msgspec.structs.asdict(self))
 
 
 class KeptStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A step that workers of one node have applied; `time`: when the last one told, on the clock of Hello.
-
-    One that came with a state was applied elsewhere: `world` and `time` are 0, not known.
-    """
+    """A step that workers of one node have applied."""
 
     step: Count
     generation: Count
+    #: 0 if the step came with a received state
     world: Count
+    #: time at which the last worker reported it, on the clock of `Hello`; 0 if the step came with a received state
     time: float
     commit: Lanes
-    state_hash: Text = ""  # test mode only
+    #: only if the job verifies its state
+    state_hash: Text = ""
 
 
 class AppliedSteps(Struct, frozen=True, kw_only=True, tag="AppliedSteps"):
-    """What a node's workers applied and the coordinator was not told, oldest first: one page of it.
+    """Steps that a node's workers applied, and that the coordinator does not know yet, oldest first: one page."""
 
-    `workers`: the newest step that each has applied. `given_up`: up to this step v is not known here any more.
-    """
-
+    #: the newest applied step of each worker
     workers: Annotated[dict[WorkerId, Count], Meta(max_length=1024)]
     steps: Annotated[tuple[KeptStep, ...], Meta(max_length=PAGE_STEPS)] = ()
+    #: up to this step, the node no longer has the step results
     given_up: Count = 0
 
 
 class WorkerDown(Struct, frozen=True, kw_only=True, tag="WorkerDown"):
-    """A worker process ended without having finished.
-
-    `final`: the script itself wants no more, another process would do the same. With exit code 0 it has left its loop
-    (`break`) after step `applied`: the job is done once all have; else the job ends with this cause.
-    `error`: what the script raised, where that is how it ended.
-    """
+    """A worker process has ended without finishing."""
 
     worker: WorkerId
     kind: FailureKind
     detail: Text
     exit_code: int
+    #: Whether another process would end the same way. With exit code 0, the script has left its loop (`break`) after
+    #: step `applied`, and the job is done once all workers have. With another code the job ends with this cause.
     final: bool = False
     applied: Count = 0
+    #: the exception of the script, if that ended it
     error: ScriptError | None = None
 
     @property
     def left(self) -> bool:
-        """True where the script has left its loop."""
+        """Whether the script has left its loop."""
         return self.final and self.exit_code == EXIT_DONE
 
     @property
     def detector(self) -> Detector:
-        """Who saw it."""
+        """The detector of the failure."""
         return Detector.EXCEPTION if self.kind is FailureKind.EXCEPTION else Detector.PROCESS
 
 
-#: what an agent keeps of its workers for a coordinator that does not know it
+#: Facts about its workers that an agent keeps for the next coordinator.
 Kept = WorkerMessage | AppliedSteps | WorkerDown
 
 
-#: of snapshots that one node holds
+#: most parts of snapshots that one node holds
 MAX_HELD_PARTS = 1 << 14
 
 
 class NodeSnapshots(Struct, frozen=True, kw_only=True, tag="NodeSnapshots"):
-    """All parts of snapshots that a node's agent holds, whole; it gives them out at `host` and `port`."""
+    """All complete parts of snapshots that a node's agent holds. It serves them at `host` and `port`."""
 
     host: Address
     port: Port
@@ -127,103 +124,112 @@ class NodeSnapshots(Struct, frozen=True, kw_only=True, tag="NodeSnapshots"):
 
 
 class HeardGeneration(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="HeardGeneration"):
-    """The newest generation that a coordinator has announced to a node's workers; 0 if none was."""
+    """The newest generation that a coordinator has announced to a node's workers, or 0."""
 
-    #: of the job, as Welcome named it; "" before the first Welcome
+    #: identity of the job in `Welcome`; "" before the first `Welcome`
     identity: Annotated[str, Meta(max_length=64)] = ""
-    #: of the coordinator that announced the generation
+    #: term of the coordinator that announced it
     term: Count = 0
     generation: Count = 0
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag="Hello"):
-    """First message of a connection. `kept` replays what the coordinator must know of the node's workers.
-
-    What does not fit follows, before anything else. `clock`: what the node's own clock shows (monotonic seconds).
-    `standby`: the node was started to wait, warm, until one of the others is lost or moved.
-    """
+    """The first message of a connection."""
 
     protocol: int
     job: Name
     node: Name
     session: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
-    term: Count  # the highest seen
+    #: highest term seen
+    term: Count
     agent_pid: Count
-    workers: Annotated[int, Meta(ge=1, le=1024)]  # workers per node
-    digest: Text  # of script and arguments
+    #: workers per node
+    workers: Annotated[int, Meta(ge=1, le=1024)]
+    #: digest of the script and its arguments
+    digest: Text
+    #: the node's own clock, in monotonic seconds
     clock: float = 0.0
-    host: Annotated[str, Meta(max_length=256)] = ""  # the machine's name
+    #: host name of the machine
+    host: Annotated[str, Meta(max_length=256)] = ""
+    #: address at which other nodes reach this one, or "" if unknown
     address: Address = ""  # at which the other nodes reach this one; "": not known
-    beside_coordinator: bool = True  # its connection to the coordinator does not leave the host
-    probe_port: Port = 0  # of `address`: takes connections and closes them; 0: none
-    unfit: Text = ""  # why this node should not train, as it finds itself
+    #: whether the connection to the coordinator stays on the host
+    beside_coordinator: bool = True
+    #: port of `address` that accepts and closes connections, or 0
+    probe_port: Port = 0
+    #: why this node should not train, by its own checks
+    unfit: Text = ""
+    #: Nodes of a rack may fail together. "": a rack of its own.
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
+    #: Nodes of a zone are near each other. "": no zone.
     zone: Rack = ""  # nodes of one zone are near each other; "": in none
-    failure_rate: FailureRate = 1.0  # how often the node fails, the usual one being 1
-    snapshots: NodeSnapshots | None = None  # None: it keeps none
+    #: failures relative to a usual node
+    failure_rate: FailureRate = 1.0
+    #: None if it keeps no snapshots
+    snapshots: NodeSnapshots | None = None
+    #: whether the node was started as a warm standby
     standby: bool = False
-    grant: Count = 0  # of its job's pool, by which the node is the job's; 0: the job runs in none
-    heard: HeardGeneration = HeardGeneration()  # shows a coordinator that its store is older than the job
+    #: grant of the pool by which the node belongs to the job, or 0 without a pool
+    grant: Count = 0
+    #: lets a coordinator notice that its store is older than the job
+    heard: HeardGeneration = HeardGeneration()
+    #: Facts about the node's workers that the coordinator must know. The rest follows before any other message.
     kept: tuple[Kept, ...] = ()
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Heartbeat"):
-    """The node lives; any other message says so as well.
+    """The node lives. Every other message says so, too."""
 
-    `applied`: where its workers stand, if that was not told yet: the newest steps whose state they hold, by their index
-    on the node (0: none), or one number for all of them. `generation`: the oldest in which one of them came to it.
-    """
-
+    #: the oldest generation in which one of these steps was applied
     generation: Count = 0
+    #: the newest steps that its workers hold, by their index on the node, or one number for all; () if they were
+    #: already sent
     applied: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
 
 
 class FromWorker(Struct, frozen=True, kw_only=True, tag="FromWorker"):
-    """A worker's message, passed on."""
+    """A message of a worker."""
 
     message: WorkerMessage
 
 
 class Posts(Struct, frozen=True, kw_only=True, tag="Posts"):
-    """Rendezvous: what the members on this node have posted, or the part of it that fits into a message."""
+    """Rendezvous: the posts of the members on this node, or as many as fit into a message."""
 
     posts: Annotated[tuple[Post, ...], Meta(min_length=1, max_length=1 << 14)]
 
 
 class EndNotice(Struct, frozen=True, kw_only=True, tag="EndNotice"):
-    """The agent was told to end by whoever runs its machine: it will, `grace_s` from now, whatever the others do."""
+    """The operator of the machine has ordered the agent to end. It ends after `grace_s` seconds in any case."""
 
     grace_s: Seconds
 
 
 class Leave(Struct, frozen=True, kw_only=True, tag="Leave"):
-    """The agent ends: `finished`, `drained`, `quarantined` (its machine is broken), `exhausted` or `told`.
+    """The agent ends."""
 
-    The last one: its workers have failed as often as they may. Whose fault that is others know. A node that is
-    quarantined or exhausted says so until EndNode answers it. One that was `told` to end has stayed as long as it may.
-    """
-
+    #: `finished`, `drained`, `quarantined` (its machine is broken), `exhausted` (its workers have failed as often as
+    #: they may), or `told` (it was ordered to end, and its grace is over). A quarantined or exhausted node repeats this
+    #: until `EndNode` answers it.
     reason: Text
     detail: Text = ""
 
     @property
     def waits(self) -> bool:
-        """True where the agent waits for EndNode."""
+        """Whether the agent waits for `EndNode`."""
         return self.reason in ("quarantined", "exhausted")
 
 
 class ClockOffset(Struct, frozen=True, kw_only=True, tag="ClockOffset"):
-    """How far this node's wall clock is ahead of the coordinator's, by one round trip (Hello, Welcome).
-
-    The truth is within `uncertainty_s` of it, half of the round trip, however long messages waited on a loaded machine.
-    """
+    """The wall clock of this node minus the coordinator's, measured by one round trip (Hello, Welcome)."""
 
     ahead_s: float
+    #: half of the round trip; the true offset is within this of `ahead_s`
     uncertainty_s: Seconds
 
 
 class OutputFailed(Struct, frozen=True, kw_only=True, tag="OutputFailed"):
-    """A log of this node's workers cannot be written: lines are lost. Said once for each file."""
+    """A log of this node's workers cannot be written, and lines are lost. Sent once for each file."""
 
     file: Text
     why: Text
@@ -236,9 +242,10 @@ class GpusRead(Struct, frozen=True, kw_only=True, tag="GpusRead"):
 
 
 class AddressProbed(Struct, frozen=True, kw_only=True, tag="AddressProbed"):
-    """The answer to ProbeAddress. `error`: why no connection could be made, "" if one was."""
+    """The answer to ProbeAddress."""
 
     number: Count
+    #: why no connection could be made, or ""
     error: Text = ""
 
 
@@ -266,38 +273,41 @@ AgentMessage = (
 
 
 class Welcome(Struct, frozen=True, kw_only=True, tag="Welcome"):
-    """The connection stands. `committed`: steps up to here are in the journal and need not be kept.
-
-    `members`: the node's workers that the generation in force or the pending one names. `rules`: the site's own classes
-    of failures: agents and the coordinator class alike. `max_restarts`: of the node's processes, within a window.
-    `layout`: the one in force, None as long as nobody has said which the job has: it begins with that for `nodes`.
-    `time`: the coordinator's clock when it handled Hello, unix seconds; 0: not told.
-    """
+    """The coordinator accepts the connection."""
 
     term: Count
     lease_s: float
     heartbeat_s: float
+    #: the journal has all steps up to this one
     committed: Count
+    #: workers of the node in the plan in force, or in the pending one
     members: Annotated[tuple[WorkerId, ...], Meta(max_length=2048)] = ()
+    #: the site's own failure classes, which agents use as the coordinator does
     rules: Annotated[tuple[FailureRule, ...], Meta(max_length=MAX_RULES)] = ()
+    #: most restarts of the node's processes within a window
     max_restarts: Count = MAX_RESTARTS
     snapshot_key: Annotated[bytes, Meta(max_length=64)] = b""
+    #: the layout in force, or None before the first generation
     layout: Layout | None = None
+    #: number of nodes with which the job begins
     nodes: Count = 0
+    #: the coordinator's clock when it handled Hello, in unix seconds, or 0
     time: float = 0.0
-    identity: Annotated[str, Meta(max_length=64)] = ""  # as in the job's record
+    #: identity of the job, as in its record
+    identity: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Refused(Struct, frozen=True, kw_only=True, tag="Refused"):
-    """The connection is refused: for good, or (`retry`) until the agent comes back with a new session."""
+    """The coordinator refuses the connection."""
 
     why: Text
     exit_code: int
+    #: whether the agent may connect again with a new session
     retry: bool = False
 
 
 class Committed(Struct, frozen=True, kw_only=True, tag="Committed"):
-    """Steps up to this one are in the journal."""
+    """The journal has all steps up to this one."""
 
     term: Count
     step: Count
@@ -311,15 +321,16 @@ class ToWorker(Struct, frozen=True, kw_only=True, tag="ToWorker"):
 
 
 class Replace(Struct, frozen=True, kw_only=True, tag="Replace"):
-    """Put another process in the place of this worker: its script has raised, and its state is not needed any more."""
+    """Replace this worker's process. Its script has raised an exception, and its state is no longer needed."""
 
     worker: WorkerId
 
 
 class NodeFault(Struct, frozen=True, kw_only=True, tag="NodeFault"):
-    """Fault injection: the whole node dies (`kill`, `freeze`, `exit`), or goes on with something wrong.
+    """Fault injection in a whole node.
 
-    `link-down`: nothing gets in or out any more, and nobody is told; `clock-jump`: its wall clock shows `by_s` more.
+    `kill`, `freeze`, `exit`: it dies. `link-down`: no data gets in or out, and its connections stay open. `clock-jump`:
+    its wall clock shows `by_s` seconds more.
     """
 
     fault: Text
@@ -338,21 +349,21 @@ class ProbeAddress(Struct, frozen=True, kw_only=True, tag="ProbeAddress"):
 
 
 class WantedPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A part of a snapshot, and who has it."""
+    """A part of a snapshot, and the node that has it."""
 
     snapshot: SnapshotPart
     keeper: Keeper
 
 
 class KeepSnapshots(Struct, frozen=True, kw_only=True, tag="KeepSnapshots"):
-    """Keep these parts of other nodes' snapshots as well: all that this node is to have by now."""
+    """The complete list of parts of other nodes' snapshots that this node keeps."""
 
     term: Count
     wanted: Annotated[tuple[WantedPart, ...], Meta(max_length=MAX_HELD_PARTS)]
 
 
 class DropSnapshots(Struct, frozen=True, kw_only=True, tag="DropSnapshots"):
-    """These parts are of no use: of another run or lineage, or damaged. `why`: in words."""
+    """These parts cannot be used: they are from another run or lineage, or damaged."""
 
     term: Count
     parts: Annotated[tuple[SnapshotPart, ...], Meta(max_length=MAX_HELD_PARTS)]
@@ -360,21 +371,23 @@ class DropSnapshots(Struct, frozen=True, kw_only=True, tag="DropSnapshots"):
 
 
 class EndNode(Struct, frozen=True, kw_only=True, tag="EndNode"):
-    """End the workers and the agent. `alone`: the job goes on without this node, so nobody else says why it ended."""
+    """End the workers and the agent."""
 
     exit_code: int
     why: Text
+    #: whether the job continues without this node; then no other process reports the reason
     alone: bool = False
 
 
 class Part(Struct, frozen=True, kw_only=True, tag="Part"):
-    """A part of a large message; `left` more follow, and nothing in between."""
+    """A part of a large message. `left` more parts follow, without other messages between them."""
 
     data: bytes
     left: Count
 
 
-#: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
+#: Orders about a generation are sent once to each node, and are equal for all. The agent knows which workers they
+#: concern.
 NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Disarm | Void | JobDone
 Ask = Probe | TakeStacks | TakeMemory | EndHung | CountHang | WatchWork | ProbeAddress
 SnapshotOrder = KeepSnapshots | DropSnapshots

@@ -1,4 +1,4 @@
-"""All messages under one name, `msg`, for code that handles those of several sides."""
+"""All messages in one module, for code that handles messages of several sides."""
 
 # ruff: noqa: F403
 from __future__ import annotations

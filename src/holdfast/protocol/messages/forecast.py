@@ -1,4 +1,4 @@
-"""What is said to users of something before it is done."""
+"""Forecasts for users before an action."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from holdfast.protocol.names import Struct
 
 
 class MoveForecast(Struct, frozen=True, kw_only=True, tag="MoveForecast"):
-    """What is expected of one node's leaving.
-
-    `to`: who takes its place; "": nobody. `moved_bytes`: None where no node's state has moved in this job yet.
-    `wait_s`: until the others are stopped for it; None where that cannot be said. `down_s`: as `node_moved` will say
-    it, from a step's end to the end of the next. `why`: what that is made of, and what of it is only guessed.
-    """
+    """The forecast of one node's leaving."""
 
     node: str
+    #: the replacement, or ""
     to: str
     ranks: tuple[int, ...]
     expert_replicas: int
+    #: None before a state has moved in this job
     moved_bytes: int | None
+    #: seconds until the other nodes stop for it, or None if unknown
     wait_s: float | None
+    #: seconds from the end of a step to the end of the next, as in `node_moved`
     down_s: float
+    #: the parts of `down_s`, and which of them are guesses
     why: str
 
 
 class DrainForecast(Struct, frozen=True, kw_only=True, tag="DrainForecast"):
-    """What is expected of a pool's node being drained.
-
-    `job`: whose it is; "": nobody's. `to`: who takes its place there; "": nobody. `waits`: as things are, the job keeps
-    it. `cost_s`: of the job's training; None: not known before it has made a move. `why`, in words.
-    """
+    """The forecast of draining a node of a pool."""
 
     node: str
     why: str
+    #: the job of the node, or ""
     job: str = ""
+    #: the replacement in the job, or ""
     to: str = ""
+    #: whether the job keeps the node for now
     waits: bool = False
+    #: seconds of the job's training, or None before it has made a move
     cost_s: float | None = None

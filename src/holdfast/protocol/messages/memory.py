@@ -1,4 +1,4 @@
-"""What a node's workers held and moved, over time."""
+"""Memory and traffic of a node's workers over time."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import msgspec
 
 from holdfast.protocol.names import Count, Seconds, Struct, Text
 
-#: a node tells of so many at once
+#: most samples in a message
 MAX_MEMORY_SAMPLES = 128
 
 
 class MemorySample(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="MemorySample"):
-    """What a node's workers held `ago_s` before it was told, in bytes, all of them together.
-
-    `memory`: resident in the host's memory; `sent`, `received`: state, in the lives of these processes.
-    """
+    """Memory and traffic of all workers of a node together, `ago_s` seconds before the message."""
 
     ago_s: Seconds
+    #: bytes resident in host memory
     memory: Count
+    #: bytes of state sent since these processes started
     sent: Count = 0
+    #: bytes of state received since these processes started
     received: Count = 0
 
 
 class MemoryOfNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's samples, oldest first. `role`: leaver, joiner, stayer; `peak`: the most memory of all, in bytes."""
+    """The samples of one node, oldest first."""
 
     node: Text
+    #: leaver, joiner or stayer
     role: Text
+    #: most bytes of memory
     peak: Count
     samples: tuple[MemorySample, ...]

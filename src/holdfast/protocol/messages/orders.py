@@ -1,4 +1,4 @@
-"""What the coordinator says to a worker, through its agent."""
+"""Orders of the coordinator to a worker, which its agent passes on."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.names import Count, KeyName, KeyValue, Seconds, Struct, Text
 from holdfast.protocol.plan import Decision, GenerationPlan
 
-#: checkpoints that one order has removed
+#: most checkpoints that one order removes
 MAX_PRUNED = 16
-#: of all parts of a checkpoint
+#: most files of all parts of a checkpoint
 MAX_FILES = 1 << 15
 
 
 class Begin(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Begin"):
-    """Leave whatever you are in and enter this generation; `assignment[unit]`: the micro-batches of its first step.
-
-    `kept[unit]`: of the micro-batches that the places of a unit have named as summed, those that stay so; () for none
-    of any. Only where a unit has several places: a worker alone sees for itself what of its own is still of use.
-    """
+    """Leave the current generation, and enter this one."""
 
     plan: GenerationPlan
     decision: Decision
+    #: the micro-batches of the first step, by replica group
     assignment: tuple[tuple[int, ...], ...] = ()
+    #: By replica group, the micro-batches that remain summed among those that its workers have reported. Only for
+    #: replica groups of several workers: a single worker knows which of its own still count. () for none.
     kept: tuple[tuple[int, ...], ...] = ()
 
 
@@ -37,84 +36,84 @@ class Stop(Struct, frozen=True, kw_only=True, tag="Stop"):
 
 
 class LookAround(Struct, frozen=True, kw_only=True, tag="LookAround"):
-    """All members of `generation` wait for each other: find out whom no connection can be made to, and complain."""
+    """All members of `generation` wait for each other. Find out which members cannot be reached, and complain."""
 
     generation: Count
 
 
 class Prepare(Struct, frozen=True, kw_only=True, tag="Prepare"):
-    """Build this group beside the one in use; go on training meanwhile."""
+    """Build this group next to the one in use, and continue training meanwhile."""
 
     plan: GenerationPlan
 
 
 class Arm(Struct, frozen=True, kw_only=True, tag="Arm"):
-    """All have built the pending group: raise the swap flag in the next commit operation."""
+    """All members have built the pending group. Raise the swap flag in the next commit operation."""
 
     term: Count
     generation: Count
 
 
 class Disarm(Struct, frozen=True, kw_only=True, tag="Disarm"):
-    """One that was to join is lost: lower the swap flag again, and say so, unless it brings about the swap."""
+    """A joining member is lost. Lower the swap flag and send `Disarmed`, unless the swap happens first."""
 
     term: Count
     generation: Count
 
 
 class Void(Struct, frozen=True, kw_only=True, tag="Void"):
-    """Forget the pending group. Once Arm was said, only where a member has said since that its flag stays down."""
+    """Forget the pending group.
+
+    After `Arm`, this is only sent if a member has sent `Disarmed`.
+    """
 
     term: Count
     generation: Count
 
 
 class Posted(Struct, frozen=True, kw_only=True, tag="Posted"):
-    """Rendezvous: the keys that the members of `generation` have posted, or some of them."""
+    """Rendezvous: keys that members of `generation` have posted."""
 
     generation: Count
     keys: Annotated[dict[KeyName, KeyValue], Meta(max_length=1 << 16)]
 
 
 class AcceptCheckpoint(Struct, frozen=True, kw_only=True, tag="AcceptCheckpoint"):
-    """What was written under this name, in this term and generation, is on the decided lineage.
-
-    `files`: all of it, for its manifest, which whoever gets this is to write: with that it counts. () where it counts
-    already. `seconds`, `stall_s`: what writing its parts took, to be told with that it is kept.
-    """
+    """The checkpoint that was written under this name, in this term and generation, is on the decided lineage."""
 
     term: Count
     generation: Count
     step: Count
     name: Text
+    #: All files of the checkpoint. The receiver writes the manifest with them, and then the checkpoint counts. () if it
+    #: counts already.
     files: Annotated[tuple[StoredFile, ...], Meta(max_length=MAX_FILES)] = ()
+    #: duration of the writes, for `CheckpointKept`
     seconds: Seconds = 0.0
+    #: the longest stall of a worker, for `CheckpointKept`
     stall_s: Seconds = 0.0
 
 
 class PruneCheckpoints(Struct, frozen=True, kw_only=True, tag="PruneCheckpoints"):
-    """Remove these: the record knows newer ones that are whole, or they are on no decided lineage. `term`: of now.
+    """Remove these checkpoints: newer complete ones are recorded, or they are not on the decided lineage."""
 
-    `remove`: else somebody else does that; whoever has written a part of one need not wait for it.
-    """
-
+    #: the current term
     term: Count
     names: Annotated[tuple[Text, ...], Meta(max_length=MAX_PRUNED)]
+    #: False if another agent removes them; then writers of their parts need not wait for them
     remove: bool = True
 
 
 class AskCheckpoint(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="AskCheckpoint"):
-    """A checkpoint is wanted: ask all for one after the step that passes next.
+    """Ask all workers for a checkpoint after the next step that passes."""
 
-    `if_free`: it is time for one, so it is left out where the one before is still being written.
-    """
-
+    #: leave it out if the checkpoint before it is still being written
     if_free: bool = False
 
 
-#: Where in a step an injected fault may strike. `reducing` is after the first all-to-all was issued, `voted` after the
-#: commit operation was, `applying` after the optimizer's step and before it is marked, `transfer` and `receiving` in
-#: the middle of a state transfer, at the sender and at the receiver, `moving` while experts move.
+#: Points in a step at which a fault can be injected. `reducing`: after the first all-to-all was issued. `voted`: after
+#: the commit operation was issued. `applying`: after the optimizer's step, before it is marked. `transfer`,
+#: `receiving`: during a state transfer, at the sender and the receiver. `moving`: while experts move.
 FAULT_PHASES = (
     "compute",
     "reducing",
@@ -130,13 +129,13 @@ FAULT_PHASES = (
 
 
 class Inject(Struct, frozen=True, kw_only=True, tag="Inject"):
-    """Fault injection: die in the given way, now or where the step reaches the phase.
+    """Fault injection: fail in the given way, now or when the step reaches the phase.
 
-    Some are no death. `hold`: the training thread waits at the phase until the generation is over, whoever ends it;
-    `hang`: it waits for ever; `slow`: from then on its micro-batches take so many `times` as long; `slow-link`: its
-    data goes out so many times slower; `drop`: the connections of its groups break; `link-down`: nothing comes through
-    them any more; `memory`: it meets a MemoryError; `disk-full`: from then on its checkpoints meet a full disk;
-    `corrupt-state`: a bit of its parameters flips.
+    `hold`: the training thread waits at the phase until the generation ends. `hang`: it waits forever. `slow`: its
+    micro-batches take `times` as long. `slow-link`: its data is sent `times` slower. `drop`: the connections of its
+    groups break. `link-down`: its connections stay open, and carry nothing. `memory`: it raises MemoryError.
+    `disk-full`: its checkpoints meet a full disk. `corrupt-state`: one bit of its parameters flips. The others end the
+    process.
     """
 
     fault: Text
@@ -147,18 +146,18 @@ class Inject(Struct, frozen=True, kw_only=True, tag="Inject"):
 
 
 class Warm(Struct, frozen=True, kw_only=True, tag="Warm"):
-    """To a worker that is in no generation: go through shadow steps, so that its first real one is as fast as others'.
+    """To a worker in no generation: run shadow steps, so that its first real step is as fast as those of other workers.
 
-    Its own state is void afterwards. What comes before it is through (Begin, Prepare, Stop, JobDone) cuts it short.
+    Its state is void afterwards. `Begin`, `Prepare`, `Stop` and `JobDone` end the shadow steps early.
     """
 
     term: Count
 
 
 class StandBy(Struct, frozen=True, kw_only=True, tag="StandBy"):
-    """To a worker that has left its generation in good order: it has no rank from here on, and is warm.
+    """To a worker that has left its generation in good order: it has no rank, and is warm.
 
-    Its state is void. What was said of generations up to this one does not concern it any more.
+    Its state is void. Earlier orders about generations up to this one no longer apply to it.
     """
 
     term: Count
@@ -166,14 +165,14 @@ class StandBy(Struct, frozen=True, kw_only=True, tag="StandBy"):
 
 
 class JobDone(Struct, frozen=True, kw_only=True, tag="JobDone"):
-    """Every member has finished: the script may end."""
+    """All members have finished: the script may end."""
 
 
-#: what a worker's machine takes (coordination.worker); its agent makes it of what was said to the node
+#: Inputs of the worker machine (coordination.worker). The agent makes them from the orders to its node.
 PendingOrder = Prepare | Arm | Disarm | Void
 GenerationOrder = Begin | Stop | PendingOrder | Warm | StandBy | JobDone
-#: what is said to one worker; it is for others in its process, but for Warm, StandBy, and a JobDone that comes late
+#: Orders to one worker. `Warm`, `StandBy`, and a late `JobDone` are for its machine, the rest for other parts.
 WorkerOrder = AskCheckpoint | Inject | Warm | StandBy | JobDone
-#: what is said to a node's agent, which writes checkpoints for its workers, and hands it on to them
+#: Orders to the agent, which writes checkpoints for its workers. It passes them on to the workers.
 CheckpointOrder = AcceptCheckpoint | PruneCheckpoints
 Order = GenerationOrder | Posted | LookAround | WorkerOrder | CheckpointOrder

@@ -1,6 +1,6 @@
-"""How a generation's plan is told to a node: as what it changes of an earlier one, so that it costs what changes.
+"""The plan of a generation as a message: its difference from an earlier plan, so that the cost follows the changes.
 
-The plan that it changes is the `base`; whoever does not have it asks for the whole, which is a change of nothing.
+The earlier plan is the `base`. An agent that lacks it asks for the whole plan: a change of an empty one.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from holdfast.protocol.names import Blob, Count, Struct, Text
 from holdfast.protocol.plan import Decision, GenerationPlan, Role
 from holdfast.protocol.state import StateSource
 
-#: how long a plan's digest is, in bytes
+#: bytes of a plan's digest
 DIGEST_BYTES = 16
 Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 
 
 class Stayers(msgspec.Struct, frozen=True, array_like=True, tag="="):
-    """Members of the base, by their ranks there: `count` of them from rank `first` on, in the same order."""
+    """`count` members of the base, from rank `first` there, in the same order."""
 
     first: Count
     count: Annotated[int, Meta(ge=1)]
 
 
 class NewWorker(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A member that the base does not name, or names differently: its place on the node, the rest of its id, itself."""
+    """A member that is not in the base, or is different there."""
 
+    #: index of the worker on its node
     index: Annotated[int, Meta(ge=0, le=9999)]
+    #: the rest of its id
     nonce: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,32}$")]
     state_port: Annotated[int, Meta(ge=0, le=65535)]
     role: Role | None = None
 
 
 class NewMembers(msgspec.Struct, frozen=True, array_like=True, tag="+"):
-    """New members of one node, in the order of their ranks."""
+    """New members on one node, ordered by rank."""
 
     node: Text
     host: Text
@@ -44,53 +46,54 @@ class NewMembers(msgspec.Struct, frozen=True, array_like=True, tag="+"):
 
 
 class PlanChange(Struct, frozen=True, kw_only=True, tag="PlanChange"):
-    """One plan as a change of another, in the order of its ranks.
+    """A plan as a change of another one, ordered by rank."""
 
-    `rest` is the plan without what follows. `base` is the generation of the plan that it changes, 0 for none;
-    `base_digest` and `digest` are those of the two plans. `members`: its members. `holders`: the first so many members
-    have the state, and each of the others is sent it by one of them, in turn; where it is not so, `sources` says who is
-    sent it, by rank, and `holders` is 0. `placement`: which experts are to be on a rank, where that is not what was to
-    be on that member in the base; `held`: which ones are, where that is not what was to be.
-    """
-
+    #: the plan without the fields below
     rest: GenerationPlan
+    #: generation of the changed plan, or 0 if there is none
     base: Count
+    #: digest of the changed plan
     base_digest: Digest
+    #: digest of this plan
     digest: Digest
     members: tuple[Stayers | NewMembers, ...]
+    #: If above 0, the first `holders` members have the state, and send it to the others in turn.
     holders: Count = 0
+    #: if `holders` is 0, the sources of members that receive the state, by rank
     sources: dict[Count, StateSource] = field(default_factory=dict[int, StateSource])
+    #: the placed experts of a rank, if they differ from those of the same member in the base
     placement: dict[Count, Blob] = field(default_factory=dict[int, bytes])
+    #: the held experts of a rank, if they differ from those of the same member in the base
     held: dict[Count, Blob] = field(default_factory=dict[int, bytes])
 
 
 class Shares(Struct, frozen=True, kw_only=True, tag="Shares"):
-    """Who computes which micro-batches of a generation's first step: by unit, where it is not what the unit had in
-    the base (that of its number there; nothing for a new one). `micro_batches`: how many the step has."""
+    """The micro-batches of a generation's first step, by replica group, if they differ from the base."""
 
+    #: micro-batches of the step
     micro_batches: Count
+    #: The share of a replica group, if it differs from its share in the base. A new replica group has none in the base.
     other: dict[Count, tuple[Count, ...]]
 
 
 class BeginNode(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="BeginNode"):
-    """The members on this node are to leave whatever they are in, and to enter this generation (see Begin).
-
-    `shares` None: those of the units' numbers. `kept`: by unit, as in Begin.
-    """
+    """Orders the members on this node to leave their generation, and to enter this one. See `Begin`."""
 
     plan: PlanChange
     decision: Decision
+    #: None: shares as the numbers of the replica groups give them
     shares: Shares | None
+    #: by replica group, as in `Begin`
     kept: tuple[tuple[Count, ...], ...] = ()
 
 
 class PrepareNode(Struct, frozen=True, kw_only=True, tag="PrepareNode"):
-    """The members on this node are to build this group beside the one in use (see Prepare)."""
+    """Orders the members on this node to build this group next to the one in use. See `Prepare`."""
 
     plan: PlanChange
 
 
 class AskPlan(Struct, frozen=True, kw_only=True, tag="AskPlan"):
-    """An agent cannot make a plan of what it was told, for it lacks the base: it wants the whole."""
+    """An agent lacks the base of a plan, and asks for the whole plan."""
 
     generation: Count

@@ -1,6 +1,6 @@
-"""What a node's agent and the pool say to each other. Both tell how things stand, never what has changed.
+"""Messages between a node's agent and the pool. They contain whole states, never changes.
 
-So whatever is lost, said twice or said late does no harm: the next word says it all.
+So a message that is lost, repeated or late does no harm: the next message replaces it.
 """
 
 from __future__ import annotations
@@ -20,43 +20,44 @@ NameOrNone = Annotated[str, Meta(pattern=f"^$|{NAME_PATTERN}")]
 
 
 class NodeStands(Struct, frozen=True, kw_only=True, tag="NodeStands"):
-    """How a node stands. `runs`: the grant whose processes it has, 0: none.
+    """The state of a node."""
 
-    `ended`: up to this grant everything is over here for good: no process of theirs is left, none will be started.
-    `changes`: how often, since its agent began, a script has changed here that it was to run.
-    """
-
+    #: the grant with processes on the node, or 0
     runs: Count = 0
+    #: No process of grants up to this one is left, and none will be started.
     ended: Count = 0
+    #: how often a script that the node should run has changed since its agent began
     changes: Count = 0
 
 
 class PoolHello(Struct, frozen=True, kw_only=True, tag="PoolHello"):
-    """First message of an agent's connection. `session`: of this agent's process; no other has it.
-
-    `term`, `version`: of the newest record of which it was told. `protocol`: what it speaks. `passing`: the node's name
-    is of this process alone: no other ever comes back by it.
-    """
+    """The first message of an agent's connection."""
 
     node: Name
+    #: unique to this process of the agent
     session: Session
     agent_pid: Count = 0
     rack: Rack = ""
     zone: Rack = ""
     stands: NodeStands = NodeStands()
+    #: term of the newest record that it knows
     term: Count = 0
+    #: version of that record
     version: Count = 0
+    #: version of the protocol
     protocol: Count = PROTOCOL
+    #: whether the node's name belongs to this process alone, so that it never returns
     passing: bool = False
+    #: identity of the pool of that record; "" before the first
     identity: Identity = ""  # of the pool of that record; "" before the first
 
 
 class NodeAlive(Struct, frozen=True, kw_only=True, tag="NodeAlive"):
-    """The node lives, and stands as it said."""
+    """The node lives, and its state is unchanged."""
 
 
 class LeavePool(Struct, frozen=True, kw_only=True, tag="LeavePool"):
-    """The node goes for good: nothing runs there any more."""
+    """The node leaves the pool permanently. No process is left on it."""
 
 
 FromNode = PoolHello | NodeStands | NodeAlive | LeavePool
@@ -65,24 +66,27 @@ FromNode = PoolHello | NodeStands | NodeAlive | LeavePool
 
 
 class NodeGrant(Struct, frozen=True, kw_only=True, tag="NodeGrant"):
-    """Whose the node is by the pool's record: by grant `grant` of `job`, or nobody's (0).
+    """The job that has the node by the pool's record."""
 
-    `term`, `version`: of that record; an older one than was heard counts no more. `standby`: it is to wait there.
-    """
-
+    #: term of the record; older records than one seen before are ignored
     term: Count
+    #: version of the record
     version: Count
+    #: 0 if no job has the node
     grant: Count = 0
     job: NameOrNone = ""
     submission: Count = 0
+    #: whether the node waits as a standby of the job
     standby: bool = False
-    identity: Identity = ""  # of the pool, as in its record
+    #: identity of the pool, as in its record
+    identity: Identity = ""
 
 
 class PoolRefusal(Struct, frozen=True, kw_only=True, tag="PoolRefusal"):
-    """The pool does not take the node, and closes. `stays`: what runs there runs on, and the node asks again."""
+    """The pool refuses the node, and closes the connection."""
 
     why: Text
+    #: whether processes on the node continue, and the node tries again
     stays: bool = False
 
 

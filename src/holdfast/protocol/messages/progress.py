@@ -1,4 +1,4 @@
-"""What a worker's training thread is about, and what is said of that between agents and coordinator."""
+"""The activity of training threads, and messages about it between agents and coordinator."""
 
 from __future__ import annotations
 
@@ -13,29 +13,42 @@ from holdfast.protocol.names import Count, Rate, Seconds, Struct, Text, WorkerId
 
 
 class Activity(IntEnum):
-    """What a training thread is about; those of a step's phases are called as these are (`Phase`)."""
+    """The activity of a training thread. Those that are phases of a step have the names of `Phase`."""
 
-    STARTING = 0  # in no generation yet
-    AWAITING = 1  # the coordinator's word: its generation was stopped, or has ended
-    ENTERING = 2  # a generation: its group is awaited
+    #: in no generation yet
+    STARTING = 0
+    #: Waits for the coordinator: its generation was stopped, or has ended.
+    AWAITING = 1
+    #: waits for the group of a generation
+    ENTERING = 2
     FORWARD = 3
-    LOADING = 4  # a checkpoint
-    MOVING = 5  # experts
-    RECEIVING = 6  # a member's state
-    SCRIPT = 7  # the script's own code, outside of its micro-batches
-    COMPUTE = 8  # a micro-batch, from fetching it to the end of its backward pass
+    #: loads a checkpoint
+    LOADING = 4
+    #: moves experts
+    MOVING = 5
+    #: receives the state of a member
+    RECEIVING = 6
+    #: runs code of the script outside of micro-batches
+    SCRIPT = 7
+    #: computes a micro-batch, from fetching it to the end of its backward pass
+    COMPUTE = 8
     REDUCING = 9
     VOTED = 10
     APPLYING = 11
-    SAVING = 12  # offering a step's state to whoever writes it, or bringing it together
-    PAUSED = 13  # in `with job.pause(...)`
+    #: copies or gathers a step's state for a checkpoint or snapshot
+    SAVING = 12
+    #: in `with job.pause(...)`
+    PAUSED = 13
     FINISHED = 14
-    ENDING = 15  # the script has raised, or ended itself: its traceback is made, its process is on its way out
-    EVALUATING = 16  # a shard of an evaluation, or what others have of it
-    WARMING = 17  # in shadow steps, which nobody waits for
+    #: The script has raised or ended, and its process is about to end.
+    ENDING = 15
+    #: computes a shard of an evaluation, or gathers results
+    EVALUATING = 16
+    #: in shadow steps, for which no worker waits
+    WARMING = 17
 
     def __str__(self) -> str:
-        """Return what people call it."""
+        """Return the name in lower case."""
         return self.name.lower()
 
 
@@ -43,78 +56,73 @@ ACTIVITIES: tuple[Activity, ...] = tuple(Activity)
 
 
 class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Stand"):
-    """Where a worker's training thread stands: for `for_s` seconds it has been about `activity`.
-
-    `limit_s`: for how long it may, learnt from what it took before; 0: nobody can say. `waits`: it waits in a
-    collective, since `waits_s` seconds; then `for_s` is since it last looked whether that has ended. `stopped`: its
-    process is (SIGSTOP).
-    """
+    """The activity of a worker's training thread, and its duration."""
 
     worker: WorkerId
     generation: Count
     step: Count
     activity: Activity
+    #: seconds in this activity; if it waits in a collective, seconds since it last polled that
     for_s: Seconds
+    #: the limit, learned from earlier durations, or 0 if unknown
     limit_s: Seconds = 0.0
     micro_batch: Count | None = None
+    #: whether it waits in a collective
     waits: bool = False
+    #: seconds since it has waited
     waits_s: Seconds = 0.0
+    #: whether its process is stopped (SIGSTOP)
     stopped: bool = False
 
     @property
     def late(self) -> bool:
-        """True where it should be through, or should have looked."""
+        """Whether the activity takes longer than its limit."""
         return 0.0 < self.limit_s < self.for_s
 
 
 class Late(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Late"):
-    """A worker is late.
-
-    `ended`: it is through with work that was late, or that the coordinator asked about (`WatchWork`); then the stand's
-    `for_s` is how long that took.
-    """
+    """A worker is late."""
 
     stand: Stand
+    #: whether it has ended work that was late, or that `WatchWork` names; then the stand's `for_s` is the duration of
+    #: that work
     ended: bool = False
 
 
 class OwnTimes(Struct, frozen=True, kw_only=True, tag="OwnTimes"):
-    """What a node's workers take, said every few seconds, and sooner where one takes longer than before.
+    """Times of a node's workers, sent every few seconds, and earlier if a worker takes longer than before."""
 
-    `compute_s`: how long each computes a micro-batch, lately. `computed`: how many each has since the last word, and
-    the seconds that they took together. `slow`: how often since the last word something took
-    1.1 times as long as usual, by what it was. `link_bytes_per_s`: how fast its data goes out to a peer, where known.
-    """
-
+    #: recent seconds per micro-batch of each worker
     compute_s: Annotated[dict[WorkerId, Seconds], Meta(max_length=1024)]
+    #: micro-batches of each worker since the last message, and their seconds together
     computed: Annotated[dict[WorkerId, tuple[Count, Seconds]], Meta(max_length=1024)] = msgspec.field(
         default_factory=dict[WorkerId, tuple[Count, Seconds]]
     )
+    #: how often an activity took 1.1 times its usual duration since the last message
     slow: Annotated[dict[Activity, Count], Meta(max_length=len(Activity))]
+    #: bytes per second that a worker sends to a peer, if known
     link_bytes_per_s: Annotated[dict[WorkerId, Rate], Meta(max_length=1024)]
 
 
 class Probe(Struct, frozen=True, kw_only=True, tag="Probe"):
-    """The coordinator asks where an agent's workers stand."""
+    """The coordinator asks for the activities of an agent's workers."""
 
     number: Count
 
 
 class Whereabouts(Struct, frozen=True, kw_only=True, tag="Whereabouts"):
-    """The answer to a Probe; who is not there, or whose page says nothing, is left out."""
+    """The answer to a Probe. Workers that are not there, or have no readable page, are left out."""
 
     number: Count
     stands: Annotated[tuple[Stand, ...], Meta(max_length=1024)] = ()
 
 
 class EndHung(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="EndHung"):
-    """The agent ends this worker, which seems to hang, and starts another.
-
-    `on_trial`: the work may be slow. The kill uses up none of the node's restarts, unless a `CountHang` follows.
-    """
+    """The agent ends this worker, which seems to hang, and starts another process."""
 
     worker: WorkerId
     why: Text
+    #: whether the work may be slow: the kill does not count as a restart unless `CountHang` follows
     on_trial: bool = False
 
 
@@ -135,13 +143,13 @@ class WatchWork(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Watc
 
 
 class TakeStacks(Struct, frozen=True, kw_only=True, tag="TakeStacks"):
-    """Something hangs: the agent is to tell where its workers' threads stand in their programs, before they go on."""
+    """Training hangs: the agent sends the stacks of its workers' threads."""
 
     number: Count
 
 
 class TakeMemory(Struct, frozen=True, kw_only=True, tag="TakeMemory"):
-    """A generation has begun: the agent is to tell what its workers held and moved in the `seconds` up to now."""
+    """A generation has begun: the agent sends its workers' memory and traffic of the last `seconds`."""
 
     number: Count
     seconds: Seconds
@@ -155,19 +163,23 @@ class MemoryTaken(Struct, frozen=True, kw_only=True, tag="MemoryTaken"):
 
 
 class Collective(Struct, frozen=True, kw_only=True, tag="Collective"):
-    """One of a worker's newest waits in a collective of `size` ranks, its bytes here; `took_s` None: not over."""
+    """A recent wait of a worker in a collective of `size` ranks."""
 
     what: Text
     size: Count
+    #: bytes on this worker
     bytes: Count
-    began_s: Seconds  # ago
+    #: seconds since it began
+    began_s: Seconds
+    #: duration, or None if it is not over
     took_s: Seconds | None = None
 
 
 class WorkerStack(Struct, frozen=True, kw_only=True, tag="WorkerStack"):
-    """A worker's threads, as Python's faulthandler has them ("": it has not answered), and its newest collectives."""
+    """The stacks of a worker's threads, and its newest collectives."""
 
     worker: WorkerId
+    #: as Python's faulthandler prints them; "" if the worker has not answered
     stack: Text = ""
     collectives: Annotated[tuple[Collective, ...], Meta(max_length=16)] = ()
 

@@ -1,4 +1,4 @@
-"""What a worker says to the coordinator, through its agent."""
+"""Messages from a worker to the coordinator, which its agent passes on."""
 
 from __future__ import annotations
 
@@ -17,44 +17,50 @@ from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding, SnapshotPart
 from holdfast.step_samples import MAX_MICRO_BATCHES
 
-#: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
+#: Loads of more experts (times layers) do not fit into a message. Such a model is placed as if all were equal.
 MAX_LOADS = 1 << 17
-#: of a checkpoint; and the files of one part
+#: most parts of a checkpoint, and most files of a part
 MAX_CHECKPOINT_PARTS = 1 << 12
 MAX_PART_FILES = 8
-#: what a worker calls it among its settings
+#: key of this setting in `Attach.config`
 CHECKPOINT_EVERY = "checkpoint_every"
-#: of so many of the newest evaluations a worker tells
+#: most evaluation results in a message
 MAX_TOLD = 16
 
 
 class Attach(Struct, frozen=True, kw_only=True, tag="Attach"):
-    """A worker is up, knows what it trains, and waits for a generation. Its state is its fresh initial one."""
+    """A worker has started, has called `protect`, and waits for a generation. It holds its own initial state."""
 
     worker: WorkerId
     pid: Count
     host: Address
+    #: port at which other workers fetch the state
     state_port: Annotated[int, Meta(ge=0, le=65535)]
-    #: software, model and settings, as people would say them: all workers of a job must have the same
+    #: software, model and settings, readable for people; equal on all workers of a job
     config: Annotated[dict[Text, Text], Meta(max_length=32)]
     global_batch: Count
-    micro_batches: Annotated[int, Meta(ge=0, le=MAX_MICRO_BATCHES)]  # M, per global batch
-    seed: Count = 0  # of the order of samples, modulo 2**64
+    #: M, the micro-batches of a global batch
+    micro_batches: Annotated[int, Meta(ge=0, le=MAX_MICRO_BATCHES)]
+    #: seed of the order of samples, modulo 2**64
+    seed: Count = 0
     expert_shape: ExpertShape | None = None
-    saves: bool = False  # checkpoints
-    saves_in_time: bool = False  # whenever the coordinator says so
-    #: how a replica lies over the workers of a node, and which of them this is follows from its index
+    #: whether it writes checkpoints
+    saves: bool = False
+    #: whether it writes checkpoints when the coordinator asks
+    saves_in_time: bool = False
+    #: how the workers of a node share a replica; the local rank of this worker follows from its index
     layout: Layout = WHOLE
-    #: all that the script lists, where these are several: then its agent has said which one this is
+    #: all layouts that the script lists, if there are several; its agent has chosen `layout` among them
     layouts: Layouts = ()
-    #: of micro-batch 0 of step 1; all workers of a job must have the same data
+    #: summary of micro-batch 0 of step 1; equal on all workers of a job
     data: BatchSummary = ()
 
 
 class Begun(Struct, frozen=True, kw_only=True, tag="Begun"):
-    """This worker was told to begin `generation`: it is not fresh any more, whether it has come to reading that or not.
+    """This worker was ordered to begin `generation`, so its initial state is no longer fresh.
 
-    Said by no worker: its agent keeps it, from when it passes the Begin on, for a coordinator that comes later.
+    That is so even if the worker has not read the order. Workers do not send this message. Its agent keeps it for the
+    next coordinator, from the moment it passes on `Begin`.
     """
 
     worker: WorkerId
@@ -62,18 +68,20 @@ class Begun(Struct, frozen=True, kw_only=True, tag="Begun"):
 
 
 class Warmed(Struct, frozen=True, kw_only=True, tag="Warmed"):
-    """The answer to Warm: the shadow steps took so many `seconds`. `error`: why this worker is cold all the same.
+    """The answer to `Warm`.
 
-    Where the script has raised, or ended, in one of them, its agent says it, and then that its process is gone.
+    If the script raises or ends in a shadow step, the agent sends this, and then that the process is gone.
     """
 
     worker: WorkerId
+    #: duration of the shadow steps
     seconds: Seconds
+    #: why the worker is not warm, or ""
     error: Text = ""
 
 
 class Entered(Struct, frozen=True, kw_only=True, tag="Entered"):
-    """The group of `generation` stands here and the decision is carried out: `applied` is this worker's state."""
+    """The group of `generation` stands, and the decision is carried out: the worker holds the state of `applied`."""
 
     worker: WorkerId
     generation: Count
@@ -83,127 +91,130 @@ class Entered(Struct, frozen=True, kw_only=True, tag="Entered"):
 
 
 class Prepared(Struct, frozen=True, kw_only=True, tag="Prepared"):
-    """The group of the pending generation stands here."""
+    """The group of the pending generation stands."""
 
     worker: WorkerId
     generation: Count
 
 
 class Disarmed(Struct, frozen=True, kw_only=True, tag="Disarmed"):
-    """The swap flag for the pending generation is down here from the step in progress on, and no step has swapped.
+    """The swap flag of the pending generation is down from the step in progress on, and no step has swapped.
 
-    So none can: all flags would have to be up. `term`: of the coordinator that has asked for it.
+    No later step can swap, because that needs the flags of all members.
     """
 
     worker: WorkerId
+    #: term of the coordinator that ordered it
     term: Count
     generation: Count
 
 
 class Applied(Struct, frozen=True, kw_only=True, tag="Applied"):
-    """A step applied here. Its agent keeps it until the journal has it; a `witness`'s is passed on at once.
-
-    `paused_s`: for so long the script has paused since the step before. `last_step`: where its loop ends, 0 if it has
-    not said.
-    """
+    """The worker has applied a step. Its agent keeps this until the journal has the step."""
 
     worker: WorkerId
     generation: Count
     step: Count
     commit: Commit
     world: Count
-    state_hash: Text = ""  # test mode only
+    #: only if the job verifies its state
+    state_hash: Text = ""
+    #: whether the agent also sends this at once
     witness: bool = False
+    #: seconds that the script has paused since the step before
     paused_s: Seconds = 0.0
+    #: last step of the script's loop, or 0 if unknown
     last_step: Count = 0
 
 
 class Report(Struct, frozen=True, kw_only=True, tag="Report"):
-    """The answer to Stop, and a promise not to advance until the next Begin.
-
-    `generation` echoes Stop's. `applied` is None where this worker holds no state of the job (fresh, or void).
-    `summed`: micro-batches of `step` whose gradients this worker has or is about to have; where it is a place of a
-    unit, also the one that it has proposed to that: it is computed if all places name it, and never if one does not.
-    `fresh`: the state is this worker's own initial one, whole: only that can become everybody's at a START.
-    `state`: which parts of the state of `applied` are here. `result`: the same of `step` = applied + 1, once FORWARD
-    was carried out; None where not all of its reductions are here. `reduced`: v of that step then, but for its flags.
-    `refused`: the generation of the attempt at `step` whose v was refused here, 0 where none was.
-    `ending`: the script has ended here, by an exception or by itself; what became of it is still to be told.
-    """
+    """The answer to `Stop`, and a promise not to advance until the next `Begin`."""
 
     worker: WorkerId
     term: Count
+    #: the generation of `Stop`
     generation: Count
+    #: the step of the state that is held, or None if there is no usable state
     applied: Count | None
+    #: the step in progress
     step: Count
     phase: Phase
+    #: whether the state is the worker's own initial state, unchanged; only such a state can be used for START
     fresh: bool = False
+    #: the newest step that passed its vote
     passed: Passed | None = None
+    #: Micro-batches of `step` with gradients that the worker has, or will have soon. In a replica group of several
+    #: workers this includes the one proposed last: it is computed if all workers of the group name it, and not
+    #: otherwise.
     summed: tuple[int, ...] = ()
+    #: the parts of the state of step `applied` that are here
     state: Holding = Holding()
+    #: the parts of the state of step `applied` + 1 that will be here after FORWARD, or None if a reduction is missing
     result: Holding | None = None
+    #: the result of `step` without its flags, if all its reductions are here
     reduced: Commit | None = None
+    #: generation of the attempt at `step` with a result that this worker refused, or 0
     refused: Count = 0
+    #: whether the script has ended; a message about how follows
     ending: bool = False
-    #: what this worker compared, or was about to compare, at the attempt at `step`; None if it had not come that far
+    #: the fingerprint of the attempt at `step`, or None if the worker had not reached the comparison
     compared: Fingerprint | None = None
 
     def holding_of(self, step: int) -> Holding | None:
-        """Return which parts of a step's state are here, or can be made here by its v; None: not any."""
+        """Return the parts of a step's state that are here, or follow from its result, or None if there are none."""
         if self.applied == step:
             return self.state
         return self.result if self.applied == step - 1 else None
 
 
 class Complaint(Struct, frozen=True, kw_only=True, tag="Complaint"):
-    """A collective of `generation` failed here: a peer is gone, or the network is.
-
-    `timed_out`: it was waited for until its time was up. `unreachable`: members that no connection can be made to.
-    `transfer_peers`: the members at the other end of state transfers that failed.
-    """
+    """A collective of `generation` failed: a peer or the network is gone."""
 
     worker: WorkerId
     generation: Count
     detail: Text
+    #: whether it failed because its time was up
     timed_out: bool = False
+    #: members to which no connection could be made
     unreachable: tuple[WorkerId, ...] = ()
+    #: members at the other end of failed state transfers
     transfer_peers: tuple[WorkerId, ...] = ()
 
 
 class VoteRefused(Struct, frozen=True, kw_only=True, tag="VoteRefused"):
-    """v of an attempt is refused here, as by all who have it: nobody votes.
-
-    `why`: what is wrong with its samples, or that workers differ.
-    """
+    """The result of an attempt is refused. All members that have it refuse it, so no member votes."""
 
     worker: WorkerId
     generation: Count
     step: Count
+    #: which samples are wrong, or that the workers differ
     why: Text
 
 
 class KnownSteps(Struct, frozen=True, kw_only=True, tag="KnownSteps"):
-    """The newest steps up to the state that this worker was sent. Its agent keeps them, as if applied here."""
+    """The newest steps up to the state that this worker received. Its agent keeps them like steps applied here."""
 
     worker: WorkerId
     passed: PassedSteps
 
 
 class Finished(Struct, frozen=True, kw_only=True, tag="Finished"):
-    """The training loop asks for no further step, in this generation.
-
-    `stopped`: because a script has asked for that; `why`: in its words, where it was this one.
-    """
+    """The training loop asks for no further step in this generation."""
 
     worker: WorkerId
     generation: Count
     step: Count
+    #: whether a script has asked to stop
     stopped: bool = False
+    #: the reason, if this worker's script asked
     why: Text = ""
 
 
 class ScriptFailed(Struct, frozen=True, kw_only=True, tag="ScriptFailed"):
-    """The script's `after_apply` raised, as it would anywhere: the step is applied, all save it, and the job ends."""
+    """The script's `after_apply` raised an exception, which would happen on any worker.
+
+    The step is applied. All workers save it, and the job ends.
+    """
 
     worker: WorkerId
     generation: Count
@@ -212,23 +223,22 @@ class ScriptFailed(Struct, frozen=True, kw_only=True, tag="ScriptFailed"):
 
 
 class ScriptError(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ScriptError"):
-    """What a script raised, and where.
+    """An exception of a script."""
 
-    `step`, `micro_batch`, `phase`: at which; None: at none. `place`: the exception's type with file and line, the same
-    wherever that happens. `traceback`: its last lines.
-    """
-
+    #: type of the exception, with file and line; equal for the same fault on all workers
     place: Text
+    #: step at which it was raised, or None
     step: Count | None = None
     micro_batch: Count | None = None
     phase: Phase | None = None
+    #: last lines of the traceback
     traceback: Text = ""
 
 
 class Raised(Struct, frozen=True, kw_only=True, tag="Raised"):
-    """The script has ended with an exception. The state that is here is whole, and kept until the process is replaced.
+    """The script has ended with an exception. The state is complete, and is kept until the process is replaced.
 
-    No step goes on here. `final`: the script itself wants no more, another process would do the same.
+    No step continues in this process.
     """
 
     worker: WorkerId
@@ -236,31 +246,36 @@ class Raised(Struct, frozen=True, kw_only=True, tag="Raised"):
     detail: Text
     error: ScriptError
     exit_code: int
+    #: whether another process would fail the same way
     final: bool = False
 
 
 class CheckpointWritten(Struct, frozen=True, kw_only=True, tag="CheckpointWritten"):
-    """A part of a checkpoint lies complete in its folder, `name`; it counts only once the coordinator accepts it.
+    """A part of a checkpoint is complete in the folder `name`. It counts only after the coordinator accepts it.
 
-    `term` and `generation` are those of the plan under which the step was applied. `part`: which of `parts`, 0-based.
-    `seconds` is what writing it took, `stall_s` how long its worker did not train meanwhile. The answer is
-    AcceptCheckpoint or PruneCheckpoints.
+    The answer is `AcceptCheckpoint` or `PruneCheckpoints`.
     """
 
     worker: WorkerId
+    #: term of the plan under which the step was applied
     term: Count
+    #: generation of that plan
     generation: Count
     step: Count
     name: Text
+    #: index of the part
     part: Count = 0
+    #: number of parts
     parts: Annotated[int, Meta(ge=1, le=MAX_CHECKPOINT_PARTS)] = 1
     files: Annotated[tuple[StoredFile, ...], Meta(max_length=MAX_PART_FILES)] = ()
+    #: duration of the write
     seconds: Seconds
+    #: seconds in which the worker did not train because of it
     stall_s: Seconds = 0.0
 
 
 class CheckpointKept(Struct, frozen=True, kw_only=True, tag="CheckpointKept"):
-    """The accepted checkpoint has its manifest, after which it was looked at again and found whole."""
+    """The accepted checkpoint has its manifest. It was read again, and is complete."""
 
     worker: WorkerId
     term: Count
@@ -273,7 +288,7 @@ class CheckpointKept(Struct, frozen=True, kw_only=True, tag="CheckpointKept"):
 
 
 class CheckpointUnwritten(Struct, frozen=True, kw_only=True, tag="CheckpointUnwritten"):
-    """A part of a checkpoint could not be written, or all of it not be made to count: nothing of it does."""
+    """A part of a checkpoint could not be written, or the checkpoint could not be completed. None of it counts."""
 
     worker: WorkerId
     term: Count
@@ -293,71 +308,70 @@ class CheckpointDamaged(Struct, frozen=True, kw_only=True, tag="CheckpointDamage
 
 
 class SnapshotTaken(Struct, frozen=True, kw_only=True, tag="SnapshotTaken"):
-    """This worker's part of a snapshot lies whole in a file of its agent's folder.
-
-    `seconds` is what that took, `stall_s` of it how long the worker did not train.
-    """
+    """This worker's part of a snapshot is complete in a file in its agent's folder."""
 
     worker: WorkerId
     snapshot: SnapshotPart
     bytes: Count
+    #: duration
     seconds: Seconds
+    #: seconds of it in which the worker did not train
     stall_s: Seconds = 0.0
 
 
 class SnapshotLeftOut(Struct, frozen=True, kw_only=True, tag="SnapshotLeftOut"):
-    """There was no room for this worker's part of the snapshot of `step`, or it could not be written.
-
-    `lasting`: nor could it be later, as it is what the script has in its state.
-    """
+    """This worker's part of the snapshot of `step` did not fit, or could not be written."""
 
     worker: WorkerId
     generation: Count
     step: Count
     why: Text
+    #: whether later snapshots will fail as well, because of the contents of the script's state
     lasting: bool = False
 
 
 class SnapshotDamaged(Struct, frozen=True, kw_only=True, tag="SnapshotDamaged"):
-    """A part of a snapshot that the coordinator named is of no use where it lies, on `node`; "": none of it is."""
+    """A part of a snapshot that the coordinator named cannot be used."""
 
     worker: WorkerId
     generation: Count
     snapshot: SnapshotPart
+    #: the node with the unusable part, or "" if the whole snapshot is unusable
     node: Annotated[str, Meta(max_length=64)]
     why: Text
 
 
 class Loads(Struct, frozen=True, kw_only=True, tag="Loads"):
-    """The experts' loads after `step`, as rank 0 knows them (see coordination.loads). The agent keeps the newest.
-
-    `expert_bytes`: parameters and optimizer state of the largest expert. `token_s`: seconds that one expert's work for
-    one token took there, forward and backward.
-    """
+    """The loads of the experts after `step`, from rank 0. The agent keeps the newest."""
 
     worker: WorkerId
     generation: Count
     step: Count
+    #: encoded as in coordination.loads
     tokens: Annotated[bytes, Meta(max_length=4 * MAX_LOADS)]
+    #: parameters and optimizer state of the largest expert
     expert_bytes: Count
+    #: seconds of one expert's work for one token, forward and backward
     token_s: Annotated[float, Meta(ge=0.0)]
 
 
 class FlopTally(Struct, frozen=True, kw_only=True, tag="FlopTally"):
-    """What the first round of `step` took here, forward and backward: `flop`, for `samples` of this worker's own.
+    """The FLOP of the first round of `step`, forward and backward.
 
-    With experts a round is all ranks' together: what each computes is of all ranks' tokens.
+    With experts, a round is computed by all ranks together: each rank computes tokens of all ranks.
     """
 
     worker: WorkerId
     generation: Count
     step: Count
+    #: FLOP of this worker
     flop: Annotated[float, Meta(ge=0.0, le=1e30)]
+    #: samples of this worker in the round
     samples: Count
 
 
 class EvaluationResult(Struct, frozen=True, kw_only=True, tag="EvaluationResult"):
-    """What an evaluation of the state of `step` came to."""
+    """The result of an evaluation of the state of `step`."""
 
     name: Name
     step: Count
@@ -366,7 +380,7 @@ class EvaluationResult(Struct, frozen=True, kw_only=True, tag="EvaluationResult"
 
 
 class EvaluationDone(Struct, frozen=True, kw_only=True, tag="EvaluationDone"):
-    """What the newest evaluations came to, oldest first: told by each witness, again with each; its agent keeps it."""
+    """The results of the newest evaluations, oldest first. Each witness sends all of them after each evaluation."""
 
     worker: WorkerId
     generation: Count
@@ -374,10 +388,10 @@ class EvaluationDone(Struct, frozen=True, kw_only=True, tag="EvaluationDone"):
 
 
 class Post(Struct, frozen=True, kw_only=True, tag="Post"):
-    """Rendezvous: all keys that this worker posts for the group of `generation`, for all its members; {} for none.
+    """Rendezvous: all keys that this worker posts for the members of the group of `generation`, or {} if it posts none.
 
-    Each begins with the worker's rank (`key_of`). What it posts nevertheless goes in another one. Its
-    agent sends it on in one bundle with those of its other workers.
+    Each key begins with the worker's rank (`key_of`). Later keys follow in another message. Its agent sends the posts
+    of all its workers in one bundle.
     """
 
     worker: WorkerId
@@ -385,7 +399,7 @@ class Post(Struct, frozen=True, kw_only=True, tag="Post"):
     keys: Annotated[dict[KeyName, KeyValue], Meta(max_length=1024)]
 
 
-#: of a part of a checkpoint, told by the agent of its worker, which may be gone
+#: News of a part of a checkpoint. The agent sends them, for the worker may be gone.
 CheckpointNews = CheckpointWritten | CheckpointUnwritten | CheckpointKept
 WorkerMessage = (
     Attach
