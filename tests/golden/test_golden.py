@@ -30,8 +30,30 @@ WRITTEN: dict[str, dict[str, dict[str, Any]]] = {
 FORMATS = MESSAGES | LINES
 
 
+class Row(list[Any]):
+    """The fields of an array-like struct. A later version may append some."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value as the files have it, with rows for array-like structs."""
+    match value:
+        case msgspec.Struct():
+            config = value.__struct_config__
+            fields = {field.encode_name: plain(getattr(value, field.name)) for field in msgspec.structs.fields(value)}
+            tag = {config.tag_field: config.tag} if config.tag_field else {}
+            return Row((tag | fields).values()) if config.array_like else tag | fields
+        case dict():
+            return {str(msgspec.to_builtins(key)): plain(one) for key, one in value.items()}
+        case list() | tuple() | frozenset():
+            return [plain(one) for one in value]
+        case _:
+            return msgspec.to_builtins(value)
+
+
 def lacks(wanted: Any, found: Any, path: str = "") -> Iterator[str]:
     """Yield the paths of values that are not found, or are others. What is new may be added."""
+    if isinstance(wanted, list) and isinstance(found, Row):
+        found = found[: len(wanted)]
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key, value in wanted.items():
             yield from lacks(value, found.get(key), f"{path}.{key}")
@@ -51,8 +73,7 @@ def test_what_was_written_is_read_with_the_same_values(name: str) -> None:
             if "bytes" in written
             else read_line.decode(written["line"])
         )
-        found = json.loads(msgspec.json.encode(msgspec.to_builtins(value)))
-        assert list(lacks(written["fields"], found)) == [], kind
+        assert list(lacks(written["fields"], plain(value))) == [], kind
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -66,8 +87,7 @@ def test_each_kind_was_written(name: str) -> None:
 def test_what_is_written_today_is_what_was_written(name: str) -> None:
     """The next version can be undone: this one reads what that wrote."""
     for kind, value in examples_of(FORMATS[name]):
-        found = json.loads(msgspec.json.encode(msgspec.to_builtins(value)))
-        assert list(lacks(WRITTEN[name][kind]["fields"], found)) == [], kind
+        assert list(lacks(WRITTEN[name][kind]["fields"], plain(value))) == [], kind
 
 
 def test_a_renamed_tag_is_found() -> None:
@@ -75,6 +95,13 @@ def test_a_renamed_tag_is_found() -> None:
         ".type: 'Hello' is 'Hallo'",
         ".a[1]: 2 is 3",
     ]
+
+
+def test_a_field_may_be_appended_to_an_array_like_struct() -> None:
+    longer = msgspec.defstruct("Longer", [("step", int), ("time", float), ("new", int, 0)], array_like=True)
+    assert list(lacks([[3, 0.5]], plain((longer(3, 0.5),)))) == []
+    assert list(lacks([[3, 0.5]], plain((longer(4, 0.5),)))) == ["[0][0]: 3 is 4"]
+    assert list(lacks([[3, 0.5]], plain(([3, 0.5, 0],)))) == ["[0]: [3, 0.5] is [3, 0.5, 0]"]
 
 
 def test_a_checkpoint_that_was_written_is_whole() -> None:
