@@ -343,6 +343,13 @@ def test_the_map_names_only_files_that_exist() -> None:
             assert any(not name or name in _defined_names(path) for path in found), f"{page}: {named} {name}"
 
 
+def test_all_pages_name_only_files_that_exist() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")):
+        named = re.findall(r"(?<![\w/.-])(?:src|tests|benchmarks|examples|docs)/[\w/.-]+\.\w+", page.read_text())
+        missing = {name for name in named if not (ROOT / name).exists()} - {"tests/FOLDER/test_NAME.py"}
+        assert not missing, f"{page.name} names {missing}"
+
+
 def test_the_map_names_only_folders_that_exist() -> None:
     for page in ("docs/architecture.md", "CONTRIBUTING.md"):
         for named in re.findall(r"`(\w+(?:/\w+)*/?)`", (ROOT / page).read_text()):
