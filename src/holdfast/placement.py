@@ -1,4 +1,4 @@
-"""Where expert replicas live, for inference engines: the public name of `holdfast.planner.placement`."""
+"""Expert placement for inference engines: the public name of `holdfast.planner.placement`."""
 
 from holdfast.planner.placement import RepairedPlacement as RepairedPlacement
 from holdfast.planner.placement import VllmPolicy as VllmPolicy

@@ -7,5 +7,6 @@
 - `reliability.traces`: `fit_trace` fits distributions to recorded failures.
 - `fleet`: `forecast` returns the cost of failures for a job on thousands of nodes over months.
 
-Commands: `holdfast spares` and `holdfast simulate`.
+Commands: `holdfast spares` and `holdfast simulate`. Inference engines call `placement` under the name
+`holdfast.placement`.
 """

@@ -1,1 +1,1 @@
-"""A job's events on the terminal: read from a coordinator or a file, summed up, shown live, followed to the end."""
+"""A job's events in the terminal: read from a coordinator or a file, summarized, and shown live."""

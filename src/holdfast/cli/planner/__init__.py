@@ -1,1 +1,1 @@
-"""Commands for planning: spare nodes, a fleet over months, the placement of experts."""
+"""Commands that plan: spare nodes, fleets over months, expert placement."""

@@ -1,1 +1,1 @@
-"""A node's agent process: its channel to the coordinator, its workers, and the zygote that forks them."""
+"""A node's agent: its connection to the coordinator, its workers, and the zygote that forks them."""

@@ -1,1 +1,1 @@
-"""The coordinator's process: one port, its door, what is served there, and the shell around the machine."""
+"""A job's coordinator: process, HTTP interface, and the shell of its state machine."""

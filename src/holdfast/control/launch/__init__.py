@@ -1,1 +1,1 @@
-"""A whole job on one machine: starts its processes, follows them, and leaves nothing behind."""
+"""A whole job on one machine: start, follow and end its processes."""

@@ -1,1 +1,1 @@
-"""The Unix socket between a worker and its agent: all of control that runtime may import."""
+"""The Unix socket and the shared memory between a worker and its agent. `runtime` imports only this of `control`."""

@@ -1,1 +1,1 @@
-"""The pool's process: the shell around its machine, one coordinator for each of its jobs, what it answers."""
+"""The pool server: the shell of its state machine, and one coordinator for each job."""

@@ -1,1 +1,1 @@
-"""A pool's node: the agent that is its fence, and the processes of the grant that it has."""
+"""A node of a pool: its agent, and the processes of its current grant."""

@@ -1,1 +1,1 @@
-"""What serves a machine that decides, a job's or a pool's: port, doorkeeper, agents' connections, turns, a record."""
+"""The parts of every server: port, connection limits, web server, tokens, transactions, stored record."""

@@ -1,1 +1,1 @@
-"""Where the coordinator keeps its small state: one interface, several stores."""
+"""The coordinator's durable state: one interface, three stores."""

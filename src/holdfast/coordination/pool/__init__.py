@@ -6,5 +6,5 @@ has given the node back, or the node itself reports that none of its processes r
 
 - `share`: the policies. `plans`: when to divide nodes again, and plans made in advance. `places`: racks and zones.
 - `Fence`: a node's side of its grants. It starts a grant once no process of the one before is left.
-- `what_if`: the answer to `holdfast whatif`, computed on a copy.
+- `what_if`: the answer to `holdfast whatif`, computed without a change of the pool.
 """

@@ -1,4 +1,4 @@
-"""torchtitan: its trainer, models and parallel dimensions, on replicas that come and go (docs/torchtitan.md)."""
+"""torchtitan's trainer, models and parallel dimensions, on replicas that join and leave (docs/torchtitan.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's transformers: Mixture-of-Experts models made elastic, and plain again."""
+"""Mixture-of-Experts models of Hugging Face's transformers, converted to elastic experts and back."""
 
 from __future__ import annotations
 

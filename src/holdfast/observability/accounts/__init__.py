@@ -1,1 +1,1 @@
-"""Where a job's time went: its ledger, from events alone."""
+"""The ledger of a job's time, computed from its events alone."""

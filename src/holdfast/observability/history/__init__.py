@@ -1,1 +1,1 @@
-"""A job's events told as what they were part of: recoveries, and why a job stands."""
+"""Explanations of events, from recoveries to why a job waits, and the audit of samples."""

@@ -1,1 +1,1 @@
-"""Thousands of nodes over months: what failures cost a job, from the durations of a recovery's parts."""
+"""The cost of failures for a job on thousands of nodes over months, from the durations of a recovery's parts."""

@@ -1,11 +1,12 @@
-"""Where expert replicas live, for inference engines: EPLB's names and arrays, with failures and moves in mind.
+"""Expert placement for inference engines, with the signature and the arrays of EPLB.
 
-Plain functions of numpy arrays (torch tensors are taken and given, too, and torch is not imported):
+Users import it as `holdfast.placement`. The functions take and return numpy arrays or torch tensors, without importing
+torch.
 
-- `rebalance_experts`: DeepSeek's EPLB's signature and results, and more on request: every expert on several nodes or
-  racks, few moves from the placement there is, some ranks missing.
-- `repair`: what to do at once when ranks are lost; every survivor computes the same, without a word.
-- `VllmPolicy`, `sglang_rebalance_experts`: the forms in which vLLM and SGLang call.
+- `rebalance_experts`: called as DeepSeek's EPLB, and with the same result arrays. The busiest GPU is never busier than
+  with EPLB. Options put each expert on several nodes or racks, limit moves, and leave out lost ranks.
+- `repair`: a placement for the remaining ranks after a loss. All ranks compute the same one, without communication.
+- `VllmPolicy`, `sglang_rebalance_experts`: the interfaces that vLLM and SGLang call.
 """
 
 from holdfast.planner.placement.engines import VllmPolicy as VllmPolicy

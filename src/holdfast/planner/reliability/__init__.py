@@ -1,1 +1,1 @@
-"""Failures, spares, goodput and checkpoints in closed form and by simulation: pure functions."""
+"""Distributions of failures and repairs. Its subpackages compute goodput from them: pure functions."""

@@ -1,1 +1,1 @@
-"""How evenly a placement gives the nodes work, and what evens it out."""
+"""How evenly a placement distributes work, steps that improve it, and a port of EPLB."""

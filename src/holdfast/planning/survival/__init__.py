@@ -1,1 +1,1 @@
-"""How likely a placement survives the loss of nodes, and search guided by that."""
+"""The probability that a placement survives node losses, exact or sampled, and a search guided by it."""

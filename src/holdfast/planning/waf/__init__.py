@@ -1,1 +1,1 @@
-"""Which job has how many nodes: the division by which most weighted achieved FLOP/s come about (Unicron, section 5)."""
+"""Dividing a pool's nodes among jobs by weighted achieved FLOP/s (Unicron, section 5)."""

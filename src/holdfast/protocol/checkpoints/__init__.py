@@ -1,1 +1,1 @@
-"""What a checkpoint is once it is written: names, folders, files with tensors. No torch, no decisions."""
+"""The layout of a checkpoint on disk: names, folders, files with tensors. No torch, no decisions."""

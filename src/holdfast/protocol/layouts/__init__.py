@@ -1,1 +1,1 @@
-"""How a replica of the model is spread over a node, and what the places of a unit tell each other and their agent."""
+"""How the workers of a node divide one copy of the model, and the messages of a replica group (docs/layouts.md)."""

@@ -1,1 +1,1 @@
-"""What a pool of nodes keeps, says and writes down."""
+"""The record, the events and the messages of a pool."""

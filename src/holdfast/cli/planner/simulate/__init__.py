@@ -1,1 +1,1 @@
-"""`holdfast simulate`: what failures will cost a job on a cluster of any size."""
+"""`holdfast simulate`: forecast the cost of failures for a job of any size."""

@@ -1,1 +1,1 @@
-"""The parts of snapshots that a node holds: its own, and copies of other nodes'; given out to whoever may read them."""
+"""Snapshot parts in a node's memory, its own and copies for other nodes: keep, serve, fetch."""

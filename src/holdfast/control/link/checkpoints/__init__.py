@@ -1,1 +1,1 @@
-"""Parts of checkpoints on their way: from a worker to its agent's memory, and from there to where they stay."""
+"""Parts of checkpoints between a worker, its agent and storage."""

@@ -1,1 +1,1 @@
-"""Parts of snapshots: as files that a worker shares with its agent, and as what an agent gives out to others."""
+"""A snapshot part as a file that a worker shares with its agent, and reading it from another node."""

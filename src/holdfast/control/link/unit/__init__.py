@@ -1,1 +1,1 @@
-"""What the places of a unit share: the page on which they agree on what all of them compute (docs/layouts.md)."""
+"""Shared memory in which the workers of a replica group agree on their work (docs/layouts.md)."""

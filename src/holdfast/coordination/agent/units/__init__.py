@@ -1,1 +1,1 @@
-"""Units on a node: which workers make up one replica of the model, and what of a layout cannot be (docs/layouts.md)."""
+"""Which workers of a node form a replica group, and which layouts are refused (docs/layouts.md)."""

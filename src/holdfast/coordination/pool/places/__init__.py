@@ -1,1 +1,1 @@
-"""Which nodes a job of a pool has: those that it is given and gives back, and how jobs are moved together."""
+"""Which nodes each job gets, and moving a pool's jobs into fewer racks and zones."""

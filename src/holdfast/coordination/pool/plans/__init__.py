@@ -1,1 +1,1 @@
-"""When a pool's nodes are divided anew, by what was measured of its jobs; plans made before they are needed."""
+"""When to divide a pool's nodes again, plans made in advance, and the reserve."""

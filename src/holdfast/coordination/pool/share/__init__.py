@@ -1,1 +1,1 @@
-"""How many nodes each job of a pool is to have: policies behind one interface, which nodes is another question."""
+"""How many nodes each job of a pool gets: the policies."""

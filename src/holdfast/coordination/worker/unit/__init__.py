@@ -1,1 +1,1 @@
-"""What the places of a unit do together, and how they agree on it (docs/layouts.md); who is alone is a unit of one."""
+"""Decisions of the workers of a replica group together (docs/layouts.md). Without a layout, it has one worker."""

@@ -1,1 +1,1 @@
-"""Whole pools over months: jobs that share nodes, by ours and others' ways to live through failures."""
+"""Pools over months: jobs that share nodes, with the recovery of holdfast and of other systems (docs/fleet.md)."""

@@ -1,1 +1,1 @@
-"""The same by simulation, and the two beside each other."""
+"""Goodput of sparing strategies by simulation, and its comparison with the closed form."""

@@ -1,1 +1,1 @@
-"""How many spares of which kind give the most goodput, in closed form."""
+"""Goodput by number and kind of spares, in closed form."""

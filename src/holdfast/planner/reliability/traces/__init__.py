@@ -1,1 +1,1 @@
-"""Failures and repairs as recorded: what distributions they follow, and what that changes."""
+"""Distributions fitted to recorded failures and repairs, and how they change the recommended spares."""

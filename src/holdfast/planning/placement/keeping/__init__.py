@@ -1,1 +1,1 @@
-"""Placements that follow what nodes hold already: so that little moves, and at once where that matters."""
+"""Placements that start from the experts that nodes hold already, so that few experts move."""

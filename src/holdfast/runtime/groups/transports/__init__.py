@@ -1,1 +1,1 @@
-"""What carries a group: process groups of torch on gloo or NCCL, and how their sockets are broken."""
+"""What a group runs on: gloo, NCCL, or gloo through host memory; and a measurement of link rates."""

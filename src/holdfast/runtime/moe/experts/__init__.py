@@ -1,1 +1,1 @@
-"""What computes the rows of tokens that have come to this rank's experts, and how long that takes."""
+"""The computation of a rank's experts, the time it takes, and an emulated accelerator."""

@@ -1,1 +1,1 @@
-"""Which experts each token goes to, and with which weight: by a gate, or by a record."""
+"""From router logits, or from a recording, to the experts of each token and their weights."""

@@ -1,1 +1,1 @@
-"""Moving rows of tokens on one device: one interface, by torch or by Triton."""
+"""Permuting rows of tokens on a device: one interface, with torch or Triton."""

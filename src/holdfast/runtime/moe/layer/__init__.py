@@ -1,1 +1,1 @@
-"""The layer that users put into their models: gate, token exchange, expert computation."""
+"""The MoE layer of a model: gate, token exchange, expert computation."""

@@ -1,1 +1,1 @@
-"""The unit that a worker is a place of, where the job has a layout (docs/layouts.md): formed in `holdfast.init()`."""
+"""The replica group of a worker, formed in `holdfast.init()` if the job has a layout (docs/layouts.md)."""
