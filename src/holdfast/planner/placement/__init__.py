@@ -3,8 +3,8 @@
 Users import it as `holdfast.placement`. The functions take and return numpy arrays or torch tensors, without importing
 torch.
 
-- `rebalance_experts`: called as DeepSeek's EPLB, and with the same result arrays. The busiest GPU is never busier than
-  with EPLB. Options put each expert on several nodes or racks, limit moves, and leave out lost ranks.
+- `rebalance_experts`: called as DeepSeek's EPLB, and with the same result arrays. Without options, the busiest GPU is
+  never busier than with EPLB. Options put each expert on several nodes or racks, limit moves, and leave out lost ranks.
 - `repair`: a placement for the remaining ranks after a loss. All ranks compute the same one, without communication.
 - `VllmPolicy`, `sglang_rebalance_experts`: the interfaces that vLLM and SGLang call.
 """
