@@ -25,6 +25,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("holdfast-*.whl"))
 
 
+def test_it_contains_the_package_and_the_examples_alone(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    package = {
+        f"holdfast/{path.relative_to(ROOT / 'src' / 'holdfast')}" for path in _files_in(ROOT / "src" / "holdfast")
+    }
+    examples = {f"holdfast/{path.relative_to(ROOT)}" for path in _files_in(ROOT / "examples")}
+    assert found == package | examples
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
 def test_its_long_description_links_to_nothing_in_the_repository(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
