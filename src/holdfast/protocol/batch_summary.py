@@ -1,4 +1,4 @@
-"""A summary of one numbered micro-batch, by which the data of two nodes are compared."""
+"""A summary of one numbered micro-batch, to compare the data of two nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from holdfast.protocol.names import Struct
 
-#: parts of a micro-batch that are compared, the first ones
+#: most parts of a micro-batch that are compared
 MAX_PARTS = 32
 #: sums of each part of floating point numbers
 MAX_SUMS = 8
@@ -29,5 +29,5 @@ class PartSummary(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Pa
     norm: float = 0.0
 
 
-#: of a whole micro-batch; () if the data cannot be compared
+#: Summary of a micro-batch; () if the data cannot be compared.
 BatchSummary = Annotated[tuple[PartSummary, ...], Meta(max_length=MAX_PARTS)]

@@ -1,10 +1,9 @@
-"""v: what the commit operation of a step returns, the same on every rank in every bit.
+"""The result of a step, which the commit operation returns: equal on all ranks, bit for bit.
 
-Every rank puts in its part, one float64 for each lane, and for each flag, and gets all parts added up in rank order. A
-lane is the sum; a flag is up where every rank raised it, a wish where any did. Lanes are known once the gradients are
-reduced, flags and wishes once the commit operation has returned. A further lane is one more field of Commit, a further
-flag or wish one more member of Flag or Wish. What the script has logged of the step comes another way: every rank that
-is READY has made it of the same notes, and puts it into its v.
+Each rank contributes one float64 for each lane and each flag. All ranks get the sums, added in rank order. The value of
+a lane is the sum. A flag is up if all ranks raise it, a wish if any rank does. Lanes are known after the reduction of
+the gradients, flags and wishes after the commit operation. To add a lane, add a field to `Commit`. To add a flag or a
+wish, add a member to `Flag` or `Wish`. Logged values take another way: each rank computes them from the same notes.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from msgspec import Meta
 
 from holdfast.protocol.names import Struct
 
-#: of one step; so that those of all steps of a job are a number that a message can hold
+#: Most samples of a step, so that the sum over all steps of a job fits into a message.
 MAX_SAMPLES = 1 << 40
-#: of what a step may log: all names and values, and the characters of a name
+#: most bytes of all logged names and values of a step, and most characters of a name
 MAX_METRICS_BYTES = 16 << 10
 MAX_METRIC_NAME = 128
-#: around a name of a metric, with its value
+#: bytes of a metric besides its name
 _METRIC_BYTES = 12
 MAX_METRICS = MAX_METRICS_BYTES // (_METRIC_BYTES + 1)
-#: a step whose metrics take so many bytes counts as one more, wherever steps are counted for the room that they take
+#: Where steps are counted by their size, each of this many bytes of metrics counts as one more step.
 _WEIGHT_BYTES = 256
 
-#: of the reasons in v for which micro-batches were skipped: characters of each, and of all together
+#: most characters of the reason of a skipped micro-batch, and of all reasons of a step
 MAX_REASON = 200
 MAX_REASONS = 4096
 
@@ -40,59 +39,65 @@ Metrics = Annotated[dict[MetricName, float], Meta(max_length=MAX_METRICS)]
 
 
 class Flag(StrEnum):
-    """What all ranks do together at a step boundary, or none."""
+    """An action at a step boundary that all ranks take together, or none."""
 
-    SWAP = "swap"  # armed to swap to the pending group
+    #: swap to the pending group
+    SWAP = "swap"
 
 
 class Wish(StrEnum):
-    """What one rank asks for, and all do once they have applied the step."""
+    """A request of one rank that all ranks carry out after they have applied the step."""
 
-    STOP = "stop"  # leave the loop
-    SAVE = "save"  # a checkpoint
-    SAVE_IF_FREE = "save_if_free"  # a checkpoint, unless the one before is still being written
-    STILL_SAVING = "still_saving"  # no checkpoint that is merely due: a part of the one before is still being written
+    #: leave the loop
+    STOP = "stop"
+    #: write a checkpoint
+    SAVE = "save"
+    #: write a checkpoint, unless the one before is still being written
+    SAVE_IF_FREE = "save_if_free"
+    #: write no checkpoint that is only due, because the one before is still being written
+    STILL_SAVING = "still_saving"
 
 
 class MicroBatchSkip(Struct, frozen=True, kw_only=True, tag="MicroBatchSkip"):
-    """A micro-batch that the script has left out of its step."""
+    """A micro-batch that the script has skipped."""
 
     micro_batch: Annotated[int, Meta(ge=0)]
     reason: Annotated[str, Meta(max_length=MAX_REASON)]
 
 
 class Commit(Struct, frozen=True, kw_only=True, tag="Commit"):
-    """v, or one rank's part of it.
+    """The result of a step, or the contribution of one rank to it."""
 
-    `grad_square`: squared norm of the reduced gradients, before clipping; a rank's part is its shard's. `loss_sum`: of
-    all samples. `samples`: how many were computed or skipped. `skipped_samples`: how many of them the script has left
-    out of the step (`step.skip`). `nonfinite`: how many elements of the gradients are not finite.
-    `sample_hashes`: sum of the hashes of all micro-batches whose gradients are in (step_samples); -1: not known.
-    `place_hashes`: the same sum over the other places of units (layouts), where each place has hashes of its own.
-    `flags`: those that every rank raised; `wishes`: those that any did; of a part, what the rank raises.
-    `unequal_roles`: those whose workers differ in settings or state (`fingerprint`): no worker votes for such a step.
-    `metrics`: what the script has logged, by name in alphabetical order; may be infinite or no number.
-    `skips`: the micro-batches that the script has skipped, with its reasons, as far as there is room for them.
-    `overflow`: the loss scale was too large for this step's gradients, and is lowered. Every rank knows it by itself.
-    """
-
+    #: squared norm of the reduced gradients before clipping; the contribution of a rank is that of its shard
     grad_square: float
+    #: sum over all samples
     loss_sum: float
+    #: number of samples that were computed or skipped
     samples: Annotated[int, Meta(ge=-1, le=MAX_SAMPLES)]
+    #: number of gradient elements that are not finite
     nonfinite: int
+    #: sum of the hashes of all micro-batches in the gradients (step_samples), or -1 if unknown
     sample_hashes: int = 0
+    #: the same sum over the other local ranks of replica groups, each with its own hashes
     place_hashes: int = 0
+    #: number of samples that the script has skipped (`step.skip`)
     skipped_samples: int = 0
+    #: flags that all ranks raised, or that this rank raises
     flags: tuple[Flag, ...] = ()
+    #: wishes that any rank raised, or that this rank raises
     wishes: tuple[Wish, ...] = ()
+    #: logged values by name, sorted by name; may be NaN or infinite
     metrics: Metrics = msgspec.field(default_factory=dict[str, float])
+    #: The loss scale was too large for this step, and is lowered. Each rank computes this itself.
     overflow: bool = False
+    #: roles with workers that differ in settings or state (`fingerprint`); no worker votes for such a step
     unequal_roles: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    #: skipped micro-batches with their reasons, as many as fit
     skips: tuple[MicroBatchSkip, ...] = ()
 
     @property
     def trained_samples(self) -> int:
-        """How many samples the gradients are the mean of."""
+        """Number of samples in the mean of the gradients."""
         return self.samples - self.skipped_samples
 
     @property
@@ -102,7 +107,7 @@ class Commit(Struct, frozen=True, kw_only=True, tag="Commit"):
 
     @property
     def failed(self) -> bool:
-        """Whether the step was skipped although no loss scale explains it. `--max-skipped-steps` counts these."""
+        """Whether the step was skipped, and not to lower a loss scale. `--max-skipped-steps` counts these."""
         return self.skipped and not self.overflow
 
     @property
@@ -115,12 +120,12 @@ class Commit(Struct, frozen=True, kw_only=True, tag="Commit"):
 
     @property
     def mean_loss(self) -> float:
-        """The mean over the samples that were not skipped, NaN if there are none."""
+        """The mean over the samples that were not skipped, or NaN without any."""
         return self.loss_sum / self.trained_samples if self.trained_samples else math.nan
 
 
 def too_many_skipped(in_a_row: int, step: int) -> str:
-    """Return why a job fails whose newest steps, up to `step`, were all skipped."""
+    """Return why a job fails if its newest steps, up to `step`, were all skipped."""
     return (
         f"{in_a_row} steps in a row were skipped because their gradients are NaN or infinite, or because the script "
         f"skipped all of their micro-batches; the last good step is {step - in_a_row}: check the learning rate, and "
@@ -128,31 +133,31 @@ def too_many_skipped(in_a_row: int, step: int) -> str:
     )
 
 
-#: fields of a commit that are not lanes
+#: fields of `Commit` that are not lanes
 _NO_LANES = ("flags", "wishes", "metrics", "overflow", "unequal_roles", "skips")
-#: the lanes and their types (whole numbers are exact up to 2**53), in the order in which they cross the wire
+#: The lanes and their types, in the order on the wire. Whole numbers are exact up to 2**53.
 LANES: tuple[tuple[str, type[float] | type[int]], ...] = tuple(
     (name, get_type_hints(Commit)[name]) for name in Commit.__struct_fields__ if name not in _NO_LANES
 )
 _FLAGS, _WISHES = tuple(Flag), tuple(Wish)
-#: returns the values of all lanes of a commit
+#: Returns the values of all lanes of a commit.
 lanes_of: Callable[[Commit], tuple[float | int, ...]] = attrgetter(*(name for name, _ in LANES))
 
 
 def lane_numbers(part: Commit) -> list[float]:
-    """Return what a rank puts into the sums of the lanes."""
+    """Return the contribution of a rank to the sums of the lanes."""
     return [*map(float, lanes_of(part))]
 
 
 def from_lanes(sums: Sequence[float]) -> Commit:
-    """Return v, without flags, from the sums of what all ranks put in.
+    """Return the step result without flags, from the sums over all ranks.
 
     Raises:
-        ValueError: there are more or fewer than lanes.
+        ValueError: the number of sums is not the number of lanes.
     """
     if len(sums) != len(LANES):
         raise ValueError(f"{len(sums)} sums are not those of {len(LANES)} lanes")
-    # On every step's way: plain loops, which take microseconds.
+    # Every step calls this, so it uses plain loops, which take microseconds.
     lanes: dict[str, Any] = {
         name: value if kind is float else _whole(value) for (name, kind), value in zip(LANES, sums, strict=True)
     }
@@ -160,15 +165,15 @@ def from_lanes(sums: Sequence[float]) -> Commit:
 
 
 def flag_numbers(flags: Collection[Flag], wishes: Collection[Wish]) -> list[float]:
-    """Return what a rank that raises these puts into the commit operation."""
+    """Return the contribution of a rank with these flags and wishes to the commit operation."""
     return [*[float(flag in flags) for flag in _FLAGS], *[float(wish in wishes) for wish in _WISHES]]
 
 
 def with_flags(v: Commit, sums: Sequence[float], world: int) -> Commit:
-    """Return v with the flags that follow from the sums, over `world` ranks, of what each put in.
+    """Return the step result with the flags and wishes that follow from the sums over `world` ranks.
 
     Raises:
-        ValueError: there are more or fewer than flags and wishes.
+        ValueError: the number of sums is not the number of flags and wishes.
     """
     if len(sums) != len(_FLAGS) + len(_WISHES):
         raise ValueError(f"{len(sums)} sums are not those of {len(_FLAGS)} flags and {len(_WISHES)} wishes")
@@ -178,19 +183,19 @@ def with_flags(v: Commit, sums: Sequence[float], world: int) -> Commit:
 
 
 def same_lanes(one: Commit, other: Commit) -> bool:
-    """Tell whether these are v of the same attempt, whatever was raised in it: the same in every other bit."""
-    # (encoded, a NaN equals itself)
+    """Return whether two step results are equal in all bits except for flags and wishes."""
+    # Encoded, because a NaN does not equal itself.
     bits, others = (msgspec.msgpack.encode((lane_numbers(v), v.metrics, v.skips)) for v in (one, other))
     return bits == others
 
 
 def metrics_bytes(metrics: Mapping[str, float]) -> int:
-    """Return how many bytes these take of a message, at the most."""
+    """Return the most bytes that metrics take in a message."""
     return sum(len(name.encode()) + _METRIC_BYTES for name in metrics)
 
 
 def weight(commit: Commit) -> int:
-    """Return as how many steps one with this v counts where there is room for so many: 1 for one that logs little."""
+    """Return as how many steps a step counts where steps are limited by their size: 1 if it logs little."""
     if not (commit.metrics or commit.skips):
         return 1
     reasons = sum(len(skip.reason.encode()) + _METRIC_BYTES for skip in commit.skips)
@@ -198,5 +203,5 @@ def weight(commit: Commit) -> int:
 
 
 def _whole(value: float) -> int:
-    """Return a count; -1 for what is none (infinite, no number): it equals no count, and ends no process."""
+    """Return a count as an integer, or -1 for any other number, which equals no count."""
     return int(value) if value.is_integer() else -1

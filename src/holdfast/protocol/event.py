@@ -1,4 +1,4 @@
-"""What all events have in common (the contract: `protocol.events`)."""
+"""The base class of events (see `protocol.events`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What all events carry."""
+    """The fields of all events."""
 
     time: float
     job: str

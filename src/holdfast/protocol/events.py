@@ -1,6 +1,6 @@
-"""The event contract: what happened, one JSON object a line, for people and other tools.
+"""The events of a job, one JSON object per line, for people and tools.
 
-Every event has `time` (unix seconds), `event`, `job`, `term`, `generation`, and `seq`, its place in the job's journal.
+Each event has `time` (unix seconds), `event`, `job`, `term`, `generation`, and `seq`, its number in the job's journal.
 """
 
 from __future__ import annotations
@@ -29,29 +29,32 @@ from holdfast.protocol.node_events import (
 )
 from holdfast.protocol.plan import FaultThreshold
 
-#: Of what events are called and carry. 2: the names of today; files of 1 cannot be read.
+#: Version of the event names and fields. 2: the names of today. Files of version 1 cannot be read.
 FORMAT = 2
 
 
 class JobStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="job_started"):
-    """The job exists; always the first event. `format`: of these events.
-
-    An emulated accelerator: `emulated_token_s`: seconds per token that expert computation is made to take, 0 for none;
-    `emulated_micro_batch_s`: likewise of a whole micro-batch.
-    `flop_per_sample`: that training on one takes; `peak_flop_per_s`: of one accelerator; 0: the user has not said.
-    """
+    """The job has started; always the first event."""
 
     url: str
     coordinator_pid: int
+    #: version of these events
     format: int = FORMAT
+    #: with an emulated accelerator, seconds of expert computation per token; else 0
     emulated_token_s: float = 0.0
+    #: with an emulated accelerator, seconds of computation per micro-batch; else 0
     emulated_micro_batch_s: float = 0.0
+    #: FLOP of training on a sample, or 0 if the user has not given it
     flop_per_sample: float = 0.0
+    #: peak FLOP/s of one accelerator, or 0 if the user has not given it
     peak_flop_per_s: float = 0.0
 
 
 class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", tag="coordinator_restarted"):
-    """A coordinator took over the job from the store; training went on meanwhile. The rest as of `job_started`."""
+    """Another coordinator has taken over the job from the store.
+
+    Training continued meanwhile. Fields as in `job_started`.
+    """
 
     url: str
     coordinator_pid: int
@@ -60,156 +63,152 @@ class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", 
 
 
 class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="generation_started"):
-    """`members` are node names, `world_size` counts workers.
+    """A generation of the job begins."""
 
-    `reason`: start, failure, join, rebalance, drain, move, replace, rollback, save (the last of a job that is to end).
-
-    `expert_moves`: expert replicas that travel; `fault_threshold`: on how many distinct nodes each expert should live
-    (`asked`) and does (`given`); None for a model without experts.
-
-    `decision`: what becomes of the step that was under way: start, redo, forward, rollback; "" at a step's boundary.
-    `seed`, `micro_batches`, `global_batch`: what the samples of its steps follow from, and how many each step has;
-    None: a journal of before it was said.
-    """
-
+    #: names of the nodes
     members: tuple[str, ...]
+    #: number of workers
     world_size: int
+    #: start, failure, join, rebalance, drain, move, replace, rollback, or save (the last generation of a job that ends)
     reason: str
+    #: decision about the interrupted step: start, redo, forward, rollback; "" if no step was interrupted
     decision: str = ""
+    #: expert replicas that move
     expert_moves: int = 0
+    #: wanted and actual number of distinct nodes per expert; None without experts
     fault_threshold: FaultThreshold | None = None
+    #: The samples of a step follow from `seed`, `micro_batches` and `global_batch`. None in journals of earlier
+    #: versions.
     seed: int | None = None
     micro_batches: int | None = None
     global_batch: int | None = None
 
 
 class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="step_committed"):
-    """Every member applied the step; `time` is the last one's, `step_s` since the step before.
-
-    `skipped`: some gradient was not finite, so that the optimizer was left alone on every replica.
-    `loss`: None for one that is not a number, or that nobody who is left knows.
-    `sample_hashes`: the sum of its micro-batches' hashes, as v had it; None where nobody who is left knows v.
-    `paused_s`: of `step_s`, for how long a script was in `job.pause()`, as far as witnesses tell.
-    `metrics`: what the script has logged of the step, by name; None for what is infinite or no number. Empty as well
-    where nobody who is left knows v.
-    `grad_norm`: of the global batch's gradient, before clipping; None where it is not finite, or not known.
-    `overflow`: the step was skipped because the loss scale was too large for it; the scale was lowered.
-    `skipped_samples`: of `samples`, how many the script has left out of the step (`step.skip`).
-    `last_step`: the step with which the script's loop ends; 0 if it is not known.
-    """
+    """All members have applied the step. `time` is that of the last one."""
 
     step: int
+    #: None if it is NaN or infinite, or if no remaining worker knows it
     loss: float | None
     samples: int
     world_size: int
+    #: seconds since the step before
     step_s: float
+    #: whether some gradient was not finite, or the script skipped all micro-batches, so that no optimizer changed
+    #: anything
     skipped: bool = False
+    #: sum of the hashes of the step's micro-batches, or None if no remaining worker knows it
     sample_hashes: int | None = None
+    #: longest time of `step_s` that a script was in `job.pause()`, as reported by witnesses
     paused_s: float = 0.0
+    #: logged values by name; None for NaN and infinity; empty if no remaining worker knows them
     metrics: dict[str, float | None] = msgspec.field(default_factory=dict[str, float | None])
+    #: norm of the gradient of the global batch before clipping; None if it is not finite, or unknown
     grad_norm: float | None = None
+    #: the loss scale was too large for the step, and was lowered
     overflow: bool = False
+    #: how many of `samples` the script has skipped (`step.skip`)
     skipped_samples: int = 0
+    #: last step of the script's loop, or 0 if unknown
     last_step: int = 0
 
 
 class StepSkipped(Event, frozen=True, kw_only=True, tag_field="event", tag="step_skipped"):
-    """A committed step changed no parameter, and no loss scale explains it. `why`: the reason in words.
-
-    `in_a_row`: how many such steps there are now without a good one between them; see `--max-skipped-steps`.
-    """
+    """A committed step changed no parameter, and no loss scale explains that."""
 
     step: int
     why: str
+    #: number of such steps without a good step between them; see `--max-skipped-steps`
     in_a_row: int
 
 
 class MicroBatchSkipped(Event, frozen=True, kw_only=True, tag_field="event", tag="micro_batch_skipped"):
-    """The script has left a micro-batch out of a committed step (`step.skip`); `reason`: in its words."""
+    """The script has skipped a micro-batch of a committed step (`step.skip`)."""
 
     step: int
     micro_batch: int
+    #: the script's reason
     reason: str
 
 
 class LossNotFinite(Event, frozen=True, kw_only=True, tag_field="event", tag="loss_not_finite"):
-    """The loss of a committed step is infinite or not a number, but its gradients are finite and were applied.
+    """The loss of a committed step is NaN or infinite, but its gradients are finite and were applied.
 
-    `loss`: inf, -inf or nan. The event is not repeated until a step with a finite loss was committed.
+    The event is not repeated until a step with a finite loss was committed.
     """
 
     step: int
+    #: inf, -inf or nan
     loss: str
 
 
 class FlopCounted(Event, frozen=True, kw_only=True, tag_field="event", tag="flop_counted"):
-    """Training on a sample takes `flop_per_sample`, as a round of `step` was counted; nobody had declared it."""
+    """FLOP of training on a sample, counted in a round of `step`, because the user had not given it."""
 
     step: int
     flop_per_sample: float
 
 
 class Evaluated(Event, frozen=True, kw_only=True, tag_field="event", tag="evaluated"):
-    """The state of `step` was evaluated on `samples` samples; once for each step and `name`, unless a roll-back came.
+    """The state of `step` was evaluated on `samples` samples. Once for each step and `name`, except after a roll-back.
 
-    `metrics`: means over them, by name; None for what is infinite or no number. It may come before `step_committed` of
-    its step.
+    The event may come before `step_committed` of its step.
     """
 
     name: str
     step: int
     samples: int
+    #: means by name; None for NaN and infinity
     metrics: dict[str, float | None]
 
 
 class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="failure_detected"):
-    """`kind`: connection_lost, lease_expired, process_exit, exception, hang; `after_s` since the last sign of life.
-
-    `detector`: who saw it: node_health, process, exception, statistics (of what things take), timeout (of a collective,
-    or of a report).
-    `severity`: 1, the node is out; 2, a process starts again; 3, the same members try again.
-    `category`: its class (docs/failures.md), `unknown` where no rule fits; None: not classified.
-    `step`, `phase`, `micro_batch`: where the one that failed stood; None: not known.
-    `tries`: how often that makes on this node, of this severity, within five minutes.
-    """
+    """A failure of a node or a worker."""
 
     node: str
+    #: connection_lost, lease_expired, process_exit, exception or hang
     kind: str
+    #: node_health, process, exception, statistics (of durations), or timeout (of a collective or a report)
     detector: str
+    #: 1: the node is removed; 2: a process restarts; 3: the same members try again
     severity: int
+    #: seconds since the last sign of life
     after_s: float
+    #: failure class (docs/failures.md); unknown if no rule matches, None if it was not classified
     category: str | None = None
+    #: step of the failed worker, or None if unknown
     step: int | None = None
+    #: its phase
     phase: str | None = None
+    #: its micro-batch
     micro_batch: int | None = None
     detail: str = ""
+    #: number of failures of this severity on this node within five minutes
     tries: int = 1
 
 
 class StacksTaken(Event, frozen=True, kw_only=True, tag_field="event", tag="stacks_taken"):
-    """Something hung: where every worker stood, who waited for whom, and at which line of its program each was.
+    """Training hung: activities and stacks of all workers."""
 
-    `of_generation`: the generation that stood still. `suspects`: workers and nodes that held it up. `missing`: workers
-    that are left out, because they have not answered or there were too many.
-    """
-
+    #: the generation that hung
     of_generation: int
+    #: workers and nodes that held it up
     suspects: tuple[str, ...]
     workers: tuple[SeenWorker, ...]
     stacks: tuple[SharedStack, ...]
+    #: workers that are left out, because they have not answered, or there were too many
     missing: int = 0
 
 
 class LimitRaised(Event, frozen=True, kw_only=True, tag_field="event", tag="limit_raised"):
-    """Two nodes were late at the same place of a step: its work takes its time, and nobody is taken out for it.
-
-    `limit_s`: from when on it would count as late elsewhere. `why`: which nodes.
-    """
+    """Two nodes were late at the same place of a step: the work is slow, and no node is removed."""
 
     node: str
     step: int
     phase: str
+    #: the new limit in seconds
     limit_s: float
+    #: the two nodes
     why: str
     micro_batch: int | None = None
 
@@ -217,16 +216,14 @@ class LimitRaised(Event, frozen=True, kw_only=True, tag_field="event", tag="limi
 class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recovered"):
     """The first step after a failure or a join is committed.
 
-    `action`: retry, shrink, grow, rollback, restart_all, layout; `state_source`: live, snapshot, checkpoint, none.
-    Phases: detect, decide, regroup, redo, one after the other; transfer, of the member that took longest, beside them.
-    `micro_batches_kept`: gradients of the interrupted step that survivors kept; `micro_batches_redone`: those
-    that were computed, and are once more. None: no step was interrupted, or not known.
-    `down_s` runs from the failure (else the last sign of life; for a join, the commit before it) to the first step
-    committed after it; for a restart, to the first step that was not committed before it.
-    `why`: where it was chosen, why this and not another.
+    `down_s` runs from the failure (or the last sign of life; for a join, the commit before it) to the first step
+    committed after it. For a restart it runs to the first step that was not committed before it. The phases detect,
+    decide, regroup and redo follow each other; transfer, of the slowest member, overlaps them.
     """
 
+    #: retry, shrink, grow, rollback, restart_all or layout
     action: str
+    #: live, snapshot, checkpoint or none
     state_source: str
     moved_bytes: int
     detect_s: float
@@ -236,45 +233,49 @@ class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recove
     redo_s: float
     down_s: float
     experts_moved: int = 0
+    #: micro-batches of the interrupted step with gradients that survivors kept; None without an interrupted step, or if
+    #: unknown
     micro_batches_kept: int | None = None
+    #: micro-batches that were computed twice; None as above
     micro_batches_redone: int | None = None
+    #: why this action was chosen, if it was a choice
     why: str = ""
 
 
 class JobWaiting(Event, frozen=True, kw_only=True, tag_field="event", tag="job_waiting"):
-    """Training stands still until at least `nodes` more come, with `expert_slots` (0: any) in each MoE layer."""
+    """Training waits for at least `nodes` more nodes."""
 
     nodes: int
+    #: expert slots that they need in each MoE layer; 0: any number
     expert_slots: int
     why: str
 
 
 class RebalanceDecided(Event, frozen=True, kw_only=True, tag_field="event", tag="rebalance_decided"):
-    """A new placement of the experts was computed for the loads after `step`, and `adopted` or not.
-
-    `gain_s`: predicted for the steps until the next one; `cost_s`: of the migration; `moves`: replicas that travel.
-    `why`: the reason, with its numbers.
-    """
+    """A new placement of the experts was computed for the loads after `step`."""
 
     step: int
+    #: whether it is used
     adopted: bool
+    #: predicted gain until the next placement
     gain_s: float
+    #: predicted cost of the migration
     cost_s: float
+    #: replicas that move
     moves: int
+    #: the reason with its numbers
     why: str
 
 
 class Rebalanced(Event, frozen=True, kw_only=True, tag_field="event", tag="rebalanced"):
-    """The step beside which experts moved to a new placement is committed, and they serve there from the next one on.
-
-    `down_s` runs from the commit before it, that step included.
-    `transfer_s`: of the member whose experts took longest to come.
-    """
+    """The step during which experts moved to a new placement is committed. They are used from the next step on."""
 
     step: int
     moved_bytes: int
     experts_moved: int
+    #: seconds of the slowest member
     transfer_s: float
+    #: seconds from the commit before this step to its own commit
     down_s: float
 
 
@@ -286,43 +287,43 @@ class RolledBack(Event, frozen=True, kw_only=True, tag_field="event", tag="rolle
 
 
 class CorruptionFound(Event, frozen=True, kw_only=True, tag_field="event", tag="corruption_found"):
-    """Something was not what it must be, and was refused before it counted.
-
-    `what`: samples (an attempt at `step` did not have each micro-batch once: it is done again with nothing kept);
-    settings, state (workers differ before `step`: which options of the optimizer, or a slice of the state).
-    `likely_cause`: script, or transfer (a worker that differs has received its state since all were equal); "" if
-    nothing is known.
-    """
+    """Wrong data was found, and refused before it counted."""
 
     step: int
+    #: samples (an attempt at `step` did not have each micro-batch once, and is repeated without kept gradients),
+    #: settings (options of the optimizer differ between workers), or state (a slice of it differs)
     what: str
     detail: str
+    #: script, or transfer (a differing worker has received its state since all were equal), or "" if unknown
     likely_cause: str = ""
 
     @property
     def summary(self) -> str:
-        """What was found, in one sentence."""
+        """The finding in one sentence."""
         if self.what == "samples":
             return f"the samples of step {self.step} were not what they must be: {self.detail}"
         return f"workers differed before step {self.step}: {self.detail}"
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_saved"):
-    """A checkpoint counts; writing it took `save_s`, training stood for `stall_s`, the next is due in `period_s`."""
+    """A checkpoint counts."""
 
     step: int
+    #: duration of the writes
     save_s: float
     saved_bytes: int
+    #: seconds in which training stood still
     stall_s: float = 0.0
+    #: seconds until the next one is due
     period_s: float | None = None
-    #: how many checkpoints that were due were left out while this one was being written
+    #: number of due checkpoints that were left out while this one was being written
     left_out: int = 0
 
 
 class CheckpointDelayed(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_delayed"):
     """Checkpoints that were due are left out, because parts of an earlier one are still being written."""
 
-    #: the newest step whose checkpoint was left out
+    #: the newest step without its checkpoint
     step: int
     #: nodes that are still writing, at most 16 of them
     nodes: tuple[str, ...]
@@ -333,22 +334,24 @@ class CheckpointDelayed(Event, frozen=True, kw_only=True, tag_field="event", tag
 
 
 class CheckpointFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_failed"):
-    """No checkpoint of `step` could be written; training goes on. `tries`: that makes so many, one after the other."""
+    """A checkpoint of `step` could not be written. Training continues."""
 
     node: str
     step: int
     why: str
+    #: number of failures in a row
     tries: int
 
 
 class OutputLost(Event, frozen=True, kw_only=True, tag_field="event", tag="output_lost"):
-    """An output file cannot be written, as on a full disk; training goes on. Reported once for each file.
+    """An output file cannot be written, for example on a full disk. Training continues. Reported once for each file.
 
-    `node`: whose file it is, "" for the coordinator's. Events wait in memory, up to a bound; lines of logs are lost.
+    Events wait in memory, up to a bound. Lines of logs are lost.
     """
 
     file: str
     why: str
+    #: the node of the file, or "" for the coordinator's
     node: str = ""
 
 
@@ -360,23 +363,23 @@ class CheckpointRejected(Event, frozen=True, kw_only=True, tag_field="event", ta
 
 
 class SnapshotSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="snapshot_saved"):
-    """A snapshot of a committed step is whole in the memory of the members' nodes; `save_s`: what that took.
-
-    `stall_s`: of that, how long the member that waited longest did not train. `saved_bytes`: of all parts together.
-    `fault_threshold`: on how many distinct nodes each part should lie (`asked`), and is about to (`given`).
-    """
+    """A snapshot of a committed step is complete in the memory of the members' nodes."""
 
     step: int
+    #: its duration
     save_s: float
+    #: bytes of all parts
     saved_bytes: int
+    #: longest time in which a member did not train
     stall_s: float
+    #: wanted and actual number of distinct nodes for each part
     fault_threshold: FaultThreshold
 
 
 class SnapshotFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="snapshot_failed"):
-    """A node had no room for its part of the snapshot of `step`, or could not write it: that one never serves.
+    """A node had no room for its part of the snapshot of `step`, or could not write it. The snapshot is never used.
 
-    Told again only once the reason is another, or one has been written in between.
+    Repeated only if the reason changes, or after a snapshot in between.
     """
 
     node: str
@@ -385,79 +388,88 @@ class SnapshotFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="s
 
 
 class SnapshotRejected(Event, frozen=True, kw_only=True, tag_field="event", tag="snapshot_rejected"):
-    """A copy of a part of a snapshot is of no use, or (`node` is "") the whole snapshot; the next source is used."""
+    """A copy of a part of a snapshot cannot be used. The next source is used."""
 
     step: int
+    #: the node with the copy, or "" if the whole snapshot cannot be used
     node: str
     why: str
 
 
 class StoreReturned(Event, frozen=True, kw_only=True, tag_field="event", tag="store_returned"):
-    """The store answers again, which was away for `away_s`: nothing was decided meanwhile, and training went on."""
+    """The store answers again. No decision was made meanwhile, and training continued."""
 
+    #: seconds without the store
     away_s: float
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="journal_repaired"):
-    """The journal had lost its events `from_seq` to `to_seq`; this one, with number `to_seq`, stands for all of them.
+    """The journal had lost its events `from_seq` to `to_seq`. This event, with number `to_seq`, replaces them.
 
-    `from_step` is where the events before them end, `to_step` where these did: exact, from the coordinator's record,
-    like `samples` (of all steps up to `to_step` that no roll-back undid), `step_samples` (of each step), `loss` and
-    `step_time` of the step that was committed last, and `skipped_in_a_row`. What the lost events said beyond that is
-    gone. `time` is that of the first event after them.
+    Its values are exact, from the coordinator's record. All other contents of the lost events are gone. `time` is that
+    of the first event after them.
     """
 
     from_seq: int
     to_seq: int
+    #: step after the events before the gap
     from_step: int
+    #: step after the lost events
     to_step: int
+    #: samples of all steps up to `to_step` that were not rolled back
     samples: int
+    #: samples of each step
     step_samples: int
+    #: loss of the last committed step
     loss: float | None
+    #: time of the last committed step
     step_time: float
     skipped_in_a_row: int = 0
 
 
 class ActionRequested(Event, frozen=True, kw_only=True, tag_field="event", tag="action_requested"):
-    """Something needs a person. `who`: operator (who runs the job), site (who repairs machines).
+    """A person should act."""
 
-    `command`: what may help, or says more. `about`, `about_seq`: the event that led to this; `why`, in words.
-    """
-
+    #: operator (runs the job) or site (repairs machines)
     who: str
+    #: a command that helps, or shows more
     command: str
     why: str
+    #: event that led to this
     about: str
+    #: its number
     about_seq: int
 
 
 class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_finished"):
-    """The job has ended well. `reason`: completed, stopped (by its script, a person or a signal), time_limit.
+    """The job has ended without failing."""
 
-    `why`: the reason in words, as far as somebody gave one. `resumable`: it was ended from outside, and the same
-    command goes on from its newest checkpoint. `samples`: of the steps after `samples_since`; this is above 0 if the
-    journal does not have the steps before, because the job was resumed from a checkpoint of an earlier run.
-    `final_loss`: None if it is not a number, or if the journal has no step.
-    """
-
+    #: completed, stopped (by its script, a user or a signal) or time_limit
     reason: str
     steps: int
+    #: samples of the steps after `samples_since`
     samples: int
+    #: None if it is NaN or infinite, or if the journal has no step
     final_loss: float | None
+    #: the reason in words, if one was given
     why: str = ""
+    #: whether it was ended from outside; the same command then resumes it
     resumable: bool = False
+    #: Above 0 if the journal lacks the steps before, because the job was resumed from a checkpoint of an earlier run.
     samples_since: int = 0
 
     @property
     def outcome(self) -> str:
-        """What has become of the job: finished, or stopped."""
+        """Outcome of the job: finished, or stopped."""
         return "stopped" if self.resumable else "finished"
 
 
 class JobFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="job_failed"):
-    """The job cannot go on; `why` says what was lost. `traceback`: of the script's exception, if that is the cause."""
+    """The job cannot continue."""
 
+    #: the loss or the cause
     why: str
+    #: of the script's exception, if that is the cause
     traceback: str = ""
 
 
@@ -509,8 +521,9 @@ AnyEvent = (
     | JobFailed
 )
 
-#: Events that come only with a change of the record, which is written before them: a record that does not know of one
-#: in the journal is older than the job. Others, such as committed steps, may be in the journal alone.
+#: Events that come only with a change of the record, which is written before them. If the journal has one that the
+#: record does not know, the record is older than the job. Other events, such as committed steps, may be in the journal
+#: alone.
 RECORDED = (
     JobStarted,
     CoordinatorRestarted,
@@ -522,21 +535,22 @@ RECORDED = (
     JobFailed,
 )
 
-#: all events by the name that they have in JSON
+#: All events by their names in JSON.
 EVENTS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
 
 
 class OtherEvent(Event, frozen=True, kw_only=True):
-    """An event that this version does not know: a newer one wrote it. `fields`: all that it carries, as it stands."""
+    """An event of a newer version."""
 
     event: str
+    #: all its fields, as they are in the file
     fields: dict[str, Any]
 
 
-#: what a reader meets
+#: any event in a file
 ReadEvent = AnyEvent | OtherEvent
 
 
 def name_of(event: ReadEvent) -> str:
-    """Return the name that an event has in JSON."""
+    """Return the name of an event in JSON."""
     return event.event if isinstance(event, OtherEvent) else str(event.__struct_config__.tag)

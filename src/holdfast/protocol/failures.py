@@ -1,5 +1,4 @@
-"""The kinds of failure that are told apart, who sees them, what they take out of the job, how they are classed; what is
-seen of workers that hang."""
+"""Kinds, detectors, severities and classes of failures; observations of workers that hang."""
 
 from __future__ import annotations
 
@@ -13,72 +12,85 @@ from holdfast.protocol.names import Struct
 
 
 class FailureKind(StrEnum):
-    CONNECTION_LOST = "connection_lost"  # to the agent; or between workers, where nothing says whose fault it is
-    LEASE_EXPIRED = "lease_expired"  # no sign of life from the agent
-    PROCESS_EXIT = "process_exit"  # a worker's process ended
-    EXCEPTION = "exception"  # the script, or the optimizer, raised
-    HANG = "hang"  # the agent lives, but a worker does not answer, or does not go on
+    #: to the agent; or between workers, if no worker can be blamed
+    CONNECTION_LOST = "connection_lost"
+    #: no sign of life from the agent
+    LEASE_EXPIRED = "lease_expired"
+    #: a worker's process has ended
+    PROCESS_EXIT = "process_exit"
+    #: the script or the optimizer has raised an exception
+    EXCEPTION = "exception"
+    #: the agent lives, but a worker does not answer or continue
+    HANG = "hang"
 
 
 class Detector(StrEnum):
-    """Who saw a failure."""
+    """The detector of a failure."""
 
     NODE_HEALTH = "node_health"  # the coordinator: an agent's connection or its lease
     PROCESS = "process"  # an agent: its workers' processes
     EXCEPTION = "exception"  # a worker: the script or a collective raised
-    STATISTICS = "statistics"  # what usually takes a moment has taken far longer, while others wait
-    TIMEOUT = "timeout"  # a collective, or a report, that was waited for in vain
+    #: the coordinator: an activity took far longer than usual, while other workers waited
+    STATISTICS = "statistics"
+    #: a collective or a report did not come in time
+    TIMEOUT = "timeout"
 
 
 class Severity(IntEnum):
-    """What a failure takes out of the job."""
+    """The part of the job that a failure removes."""
 
-    NODE = 1  # it is out; its agent may bring it back
-    PROCESS = 2  # it starts again on its node
-    RETRY = 3  # nothing: the same members try again
+    #: the node is removed; its agent may connect again
+    NODE = 1
+    #: the process restarts on its node
+    PROCESS = 2
+    #: the same members try again
+    RETRY = 3
 
 
-#: rules of one site: all of them are told to every agent in one message
+#: most rules of a site; each agent gets all of them in one message
 MAX_RULES = 256
 
 
 class FailureRule(Struct, frozen=True, kw_only=True, tag="FailureRule"):
-    r"""One line of the table of failures (Unicron, Table 1): what it is that says so, and how bad that is.
+    """One row of the table of failure classes (Unicron, Table 1)."""
 
-    pattern: a regular expression, looked for in `KIND: DETAIL`, upper and lower case alike. status: the class; `\1` in
-    it stands for what the first group of the pattern has found. detector: only what was seen so; "": however.
-    """
-
+    #: a regular expression that is searched for in `KIND: DETAIL`, ignoring case
     pattern: Annotated[str, Meta(min_length=1, max_length=500)]
+    #: The class. A backslash with a digit stands for that group of the pattern.
     status: Annotated[str, Meta(pattern=r"^[a-z0-9_\\]{1,64}$(?!\n)")]
     severity: Severity
+    #: only failures with this detector, or None for all
     detector: Detector | None = None
 
 
 class SeenWait(msgspec.Struct, frozen=True, kw_only=True):
-    """One of a worker's newest waits in a collective of `size` ranks; `took_s` None: it was not over."""
+    """A recent wait of a worker in a collective of `size` ranks."""
 
     what: str
     size: int
     bytes: int
-    began_s: float  # ago
+    #: seconds since it began
+    began_s: float
+    #: duration, or None if it was not over
     took_s: float | None
 
 
 class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker's training thread stood, and for how long; `waits`: for the others, in a collective."""
+    """The activity of a worker's training thread."""
 
     worker: str
     step: int
     phase: str
+    #: its duration in seconds
     for_s: float
+    #: whether it waits in a collective
     waits: bool
     micro_batch: int | None
     collectives: tuple[SeenWait, ...]
 
 
 class SharedStack(msgspec.Struct, frozen=True, kw_only=True):
-    """Threads of these workers as Python's faulthandler has them, a line each; the same for all of them."""
+    """Stacks of threads, equal for all these workers, as Python's faulthandler prints them."""
 
     workers: tuple[str, ...]
     lines: tuple[str, ...]

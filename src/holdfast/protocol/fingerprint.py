@@ -1,8 +1,8 @@
-"""What workers of one role compare in every step: the settings that they train with, and at times a slice of the state.
+"""Comparison of workers with the same role in every step: their training settings, and sometimes a slice of the state.
 
-Each worker puts two numbers into the sums of v: a hash of at most 20 bits, and its square. By Cauchy-Schwarz
-`n * sum(h * h) == sum(h) ** 2` holds if and only if all n hashes are equal. All workers have the same sums, so all come
-to the same result. Numbers are exact in float64 as long as `n * 2**(2 * bits)` is at most 2**53.
+Each worker adds two numbers to the sums of the step result: a hash of at most 20 bits, and its square. By
+Cauchy-Schwarz `n * sum(h * h) == sum(h) ** 2` holds if and only if all n hashes are equal. All workers have the same
+sums, so they all reach the same verdict. Numbers are exact in float64 as long as `n * 2**(2 * bits)` is at most 2**53.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from msgspec import Meta
 
 from holdfast.protocol.names import Count, Struct
 
-#: raised whenever the same settings lead to another hash
+#: Raised whenever the hash of the same settings changes.
 VERSION = 1
 MAX_BITS = 20
 _EXACT_BITS = 53
 _Hash = Annotated[int, Meta(ge=0, lt=1 << 62)]
-#: settings that are reported in words, and the characters of each
+#: most settings that are reported in words, and most characters of each
 MAX_SHOWN, MAX_SHOWN_CHARACTERS = 16, 80
 
 
@@ -45,12 +45,14 @@ def hash_of(data: bytes) -> int:
 
 
 def compared_numbers(fingerprint: Fingerprint, place: int, places: int, world: int) -> list[float]:
-    """Return what a worker puts into the sums: two numbers for each role, zero for the roles of others.
+    """Return a worker's contribution to the sums: two numbers for each role, which are 0 for other roles.
 
     The step is part of the hash, so two settings that collide at one step differ at the next.
 
     Args:
-        place: this worker's role. places: how many roles there are. world: how many workers.
+        place: this worker's role.
+        places: number of roles.
+        world: number of workers.
     """
     one = fingerprint
     whole = hash_of(f"{one.version} {one.step} {one.settings} {one.state}".encode())
@@ -61,13 +63,13 @@ def compared_numbers(fingerprint: Fingerprint, place: int, places: int, world: i
 
 
 def unequal_roles(sums: Sequence[float], world: int) -> tuple[int, ...]:
-    """Return the roles whose workers do not all have the same hash, from the sums over all workers."""
+    """Return the roles with workers of different hashes, from the sums over all workers."""
     places = len(sums) // 2
     workers = world // places
     return tuple(
         place
         for place in range(places)
-        # Sums that are not finite come from a worker that put in nonsense.
+        # A sum that is not finite comes from an invalid contribution.
         if not all(map(_is_whole, sums[2 * place : 2 * place + 2]))
         or workers * int(sums[2 * place + 1]) != int(sums[2 * place]) ** 2
     )

@@ -1,4 +1,4 @@
-"""A job as its user describes it. What is declared here is a key of job.toml, what an option sets, and the schema."""
+"""The description of a job: the keys of job.toml, which options set as well, and from which the schema is made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.protocol.names import NAME_PATTERN
 from holdfast.storage import is_url
 from holdfast.units import WorkTime, parse_work_time
 
-#: for the reader: text that is a number with a unit, or a path that counts from the file's folder
+#: For the reader of job.toml: a number with a unit, or a path relative to the file's folder.
 SECONDS = {"unit": "seconds"}
 PER_WORK = {"unit": "per work"}
 PER_SECOND = {"unit": "bytes per second"}
@@ -24,25 +24,25 @@ RESTART_ALL = "restart-all"
 AUTO = "auto"
 #: the library that exchanges CUDA tensors between workers
 Backend = Literal["auto", "nccl", "gloo"]
-#: of a node's processes, within `coordination.failures.budget.WINDOW_S`
+#: restarts of a node's processes within `coordination.failures.budget.WINDOW_S`
 MAX_RESTARTS = 5
 #: steps in a row with gradients that are not finite, before the job fails
 MAX_SKIPPED_STEPS = 10
-#: of every whole number here: whatever keeps and sends it has room for that
+#: Largest whole number. It fits into all formats and messages.
 MOST = 1_000_000_000
-#: FLOP of a sample, FLOP/s: more is a slip, and what is reckoned from it has to stay a number
+#: Most FLOP of a sample, and most FLOP/s. A larger number is a mistake, and could make results infinite.
 MOST_FLOP = 1e30
-#: what takes less, and is not 0, was not measured
+#: A shorter step time that is not 0 cannot have been measured.
 LEAST_STEP_S = 1e-9
-#: so often nodes tell how long they compute: they say who is slow, and nobody waits for that
+#: Seconds between two reports of a node's compute times, from which slow nodes are found.
 OWN_TIMES_S = 5.0
 
-#: a name, or none; (Python's $ would let a newline follow)
+#: A name, or "". The lookahead is needed because $ in Python also matches before a newline.
 _NAME_OR_NONE = f"^$(?!\\n)|{NAME_PATTERN}(?!\\n)"
 
 
 class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and how often the job's state is saved."""
+    """Checkpoints and snapshots."""
 
     dir: Annotated[
         str,
@@ -61,7 +61,7 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ExpertSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the experts of MoE layers live."""
+    """Placement of the experts of MoE layers."""
 
     slots: Annotated[int, Meta(ge=1, le=65535, description="Expert replicas per node and MoE layer.")] = 6
     placement: Annotated[
@@ -74,7 +74,7 @@ class ExpertSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What becomes of the job when nodes fail and come."""
+    """Reactions to failures and to joining nodes."""
 
     on_node_failure: Annotated[
         Literal["auto", "standby", "shrink", "wait", "restart-all"],
@@ -152,27 +152,27 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def restarts_all(self) -> bool:
-        """Whether all workers start anew at every change."""
+        """Whether all workers restart at every change."""
         return self.on_node_failure == RESTART_ALL
 
     @property
     def uses_standbys(self) -> bool:
-        """Whether a standby takes the place of a node that is lost."""
+        """Whether a standby replaces a lost node."""
         return self.on_node_failure in ("auto", "standby", "wait")
 
     @property
     def waits_for_nodes(self) -> bool:
-        """Whether the others wait for another node where one is lost."""
+        """Whether the job waits for another node if one is lost."""
         return self.on_node_failure == "wait"
 
     @property
     def holds_ranks(self) -> bool:
-        """Whether the others wait for a process that is started again."""
+        """Whether the job waits for a process that restarts."""
         return self.on_process_failure == "hold"
 
 
 class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the job leaves behind for people to read."""
+    """Output files, printed output and alerts."""
 
     events: Annotated[str, Meta(description="File for the job's events, as JSON lines.", extra=PATH)] = ""
     metrics_file: Annotated[
@@ -204,7 +204,7 @@ class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PaceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long the job's steps take by its number of nodes, where that was measured before (`holdfast calibrate`)."""
+    """Measured step times by number of nodes (`holdfast calibrate`)."""
 
     step_s: Annotated[
         tuple[Annotated[float, Meta(ge=0, le=1e9)], ...],
@@ -219,7 +219,7 @@ class PaceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def known(self) -> dict[int, float]:
-        """What was measured, by number of nodes."""
+        """Measured seconds of a step, by number of nodes."""
         return {nodes: seconds for nodes, seconds in enumerate(self.step_s, 1) if seconds}
 
     def check(self) -> None:
@@ -237,7 +237,7 @@ class PaceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def slower(self) -> dict[int, int]:
-        """Numbers of nodes with which a step takes longer than with fewer, by each the fastest of those."""
+        """Numbers of nodes with which a step takes longer than with fewer, each with the fastest smaller number."""
         found: dict[int, int] = {}
         fastest = 0
         for nodes, seconds in enumerate(self.step_s, 1):
@@ -249,7 +249,7 @@ class PaceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Baselines, emulation and checks; nothing that training needs."""
+    """Baselines, emulation and checks. Training does not need them."""
 
     static_experts: Annotated[
         bool,
@@ -287,20 +287,20 @@ class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def emulated(self) -> WorkTime:
-        """What takes a stated time, and which; 0 seconds: nothing does."""
+        """The emulated work and its duration; 0 seconds without emulation."""
         return parse_work_time(self.emulate_compute or "0")
 
     @property
     def emulated_seconds(self) -> dict[str, float]:
-        """The same as a job's first event tells it, by the event's names."""
+        """The same as fields of `job_started`."""
         emulated = self.emulated
         return {"emulated_token_s": emulated.of("token"), "emulated_micro_batch_s": emulated.of("micro-batch")}
 
 
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One job: what it trains, on how many nodes, and how it lives through failures.
+    """One job: its script, its nodes, and its reactions to failures.
 
-    Made by commands from a file, `--set` and options; passed on as it is to coordinator, agents and workers.
+    Commands make it from a file, `--set` and options. Coordinator, agents and workers get it unchanged.
     """
 
     format: Annotated[Literal[1], Meta(description="The layout of this file.")] = 1
@@ -371,14 +371,14 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def nodes_to_begin(self) -> int:
-        """Nodes that have to come before the first step."""
+        """Nodes that must join before the first step."""
         return self.min_nodes or self.max_nodes
 
     def settled(self, folder: str) -> JobSpec:
-        """Return it with a name, the script's where none was given, and with paths that do not depend on a folder.
+        """Return the job with a name (by default that of its script), and with absolute paths.
 
         Args:
-            folder: absolute; where paths begin that are not.
+            folder: absolute; relative paths are relative to it.
         """
 
         def absolute(path: str) -> str:

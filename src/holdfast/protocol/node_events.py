@@ -1,4 +1,4 @@
-"""The events that tell of nodes: who comes, goes, waits, takes whose place; and of what follows from their number."""
+"""Events about nodes: joins, departures, standbys, moves, and changes that follow from the number of nodes."""
 
 from __future__ import annotations
 
@@ -26,127 +26,127 @@ class WorkersChanged(Event, frozen=True, kw_only=True, tag_field="event", tag="w
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag_field="event", tag="node_left"):
-    """`reason`: failed, drained, quarantined, finished. `detail`: why it is quarantined, or has no tries left."""
+    """A node has left the job."""
 
     node: str
+    #: failed, drained, quarantined or finished
     reason: str
+    #: why it is quarantined, or that it has no restarts left
     detail: str = ""
 
 
 class NodeRefused(Event, frozen=True, kw_only=True, tag_field="event", tag="node_refused"):
-    """A node may not join: the other nodes cannot reach it, it cannot reach them, or it does not fit the job.
-
-    `address`: the address that it advertises. `why`: what failed or differs, and what to do.
-    """
+    """A node may not join: the other nodes cannot reach it, it cannot reach them, or it does not fit the job."""
 
     node: str
+    #: the failed check or the difference, with a remedy
     why: str
+    #: the address that it advertises
     address: str
 
 
 class NodeRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="node_repaired"):
-    """A node that had failed trains again, after `repair_s`.
-
-    `repair`: automatic (it came back by itself), or ticket (it was quarantined, and somebody has let it come back).
-    """
+    """A node that had failed trains again."""
 
     node: str
+    #: automatic (it came back), or ticket (it was quarantined, and a user has let it return)
     repair: str
+    #: seconds since the failure
     repair_s: float
 
 
 class StandbyReady(Event, frozen=True, kw_only=True, tag_field="event", tag="standby_ready"):
-    """A standby is warm: from here on it can take the place of any node at once.
-
-    `roles`: how many of its workers are warm, each for a model's whole replica; `warm_s`: what the slowest took.
-    """
+    """A standby is warm, and can replace a node at once."""
 
     node: str
+    #: number of its workers that are warm, each for a whole replica of the model
     roles: int
+    #: seconds that the slowest of them took
     warm_s: float
 
 
 class StandbyFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="standby_failed"):
-    """A standby is not warm, or gone. `tries`: so often it was told to warm up; `again`: it will be told once more."""
+    """A standby is not warm, or is gone."""
 
     node: str
     why: str
+    #: how often it was ordered to warm up
     tries: int
+    #: whether it will be ordered once more
     again: bool
 
 
 class StragglerFound(Event, frozen=True, kw_only=True, tag_field="event", tag="straggler_found"):
-    """A node computes slower than the others. `factor`: times their median; `action`: move, fewer, told."""
+    """A node is slower than the others."""
 
     node: str
+    #: its time divided by the median of the others
     factor: float
+    #: move, fewer or told
     action: str
     why: str
 
 
 class NodeMoved(Event, frozen=True, kw_only=True, tag_field="event", tag="node_moved"):
-    """A node has taken another's place. `reason`: failure, drain, move. `down_s`, `moved_bytes`: of the whole recovery.
-
-    `detail`: why it was this one, and where it is not where the other was.
-    """
+    """A node has replaced another node."""
 
     from_node: str
     to_node: str
+    #: failure, drain or move
     reason: str
+    #: seconds of the whole recovery
     down_s: float
+    #: bytes of the whole recovery
     moved_bytes: int
+    #: why this node was chosen, and whether its rack or zone differs
     detail: str = ""
 
 
 class NodeStayed(Event, frozen=True, kw_only=True, tag_field="event", tag="node_stayed"):
-    """A node that was to give its place to a standby keeps it.
-
-    `reason`: no_standby (none that is here will ever be warm), job_ended. `detail`: why, and what to do.
-    """
+    """A node that waited for a replacement keeps its place."""
 
     node: str
+    #: no_standby (no standby will ever be warm) or job_ended
     reason: str
+    #: why, with a remedy
     detail: str
 
 
 class MemorySampled(Event, frozen=True, kw_only=True, tag_field="event", tag="memory_sampled"):
-    """What workers held and moved around a change of the members: of leavers, joiners and one that stayed.
+    """Memory and traffic of leavers, joiners and one stayer around a change of the members."""
 
-    `since_generation`: the one in force before it. The samples' `ago_s` count back from the event's `time`.
-    """
-
+    #: generation before the change
     since_generation: int
+    #: samples; their `ago_s` count back from the time of this event
     nodes: tuple[MemoryOfNode, ...]
 
 
 class JobAtRisk(Event, frozen=True, kw_only=True, tag_field="event", tag="job_at_risk"):
-    """The loss of any process would end the job, or all that it has done: `why`, and what to do about it.
+    """The loss of any process would end the job, or lose all its progress. Sent once as long as that lasts."""
 
-    Said when a generation begins in which it is so, once as long as it stays so.
-    """
-
+    #: the reason, with a remedy
     why: str
 
 
 class LayoutChanged(Event, frozen=True, kw_only=True, tag_field="event", tag="layout_changed"):
-    """Replicas lie over the workers of a node in another way from here on, since there are so many `nodes`; `why`.
-
-    `step`: whose state was put into memory, and read from there. `down_s` runs from the stop after it to the first step
-    committed under the new layout. `moved_bytes`: what came from other nodes.
-    """
+    """The workers of a node share replicas in another way, because the number of nodes has changed."""
 
     from_layout: str
     to_layout: str
     nodes: int
+    #: step of the state that was stashed and read again
     step: int
     why: str
+    #: seconds from the stop after that step to the first step committed under the new layout
     down_s: float
+    #: bytes from other nodes
     moved_bytes: int
 
 
 class LayoutKept(Event, frozen=True, kw_only=True, tag_field="event", tag="layout_kept"):
-    """The layout stays what it is although there are `nodes` now: `why` no other one is better, or could not come."""
+    """The layout stays, although the number of nodes has changed."""
 
     layout: str
     nodes: int
+    #: why no other layout is better or possible
     why: str

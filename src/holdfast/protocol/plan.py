@@ -1,4 +1,4 @@
-"""What a generation is: its members, what becomes of the step before it, and where its experts live."""
+"""The plan of a generation: its members, the decision about the interrupted step, and the placement of the experts."""
 
 from __future__ import annotations
 
@@ -13,75 +13,92 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId, node_of
 from holdfast.protocol.state import LiveSource, SnapshotPart, StateSource, seal_of
 
-#: Steps over which loads are taken where nobody ever looks at the placement again (Lazarus, 6.1: looks every 200).
+#: Steps over which loads are averaged if the placement is never reconsidered (Lazarus, 6.1, does so every 200 steps).
 LOADS_WINDOW = 200
 
 
 class Phase(StrEnum):
-    """Where a worker stands inside a step (DESIGN.md 3.1)."""
+    """The phase of a worker within a step."""
 
-    IDLE = "idle"  # in no generation yet
-    ENTERING = "entering"  # building the group, settling the decision, moving state
-    FORWARD = "forward"  # as part of that: the step that a generation before has left is applied
-    ADOPTING = "adopting"  # as part of that: a state that has come whole takes the place of what was here
+    #: in no generation yet
+    IDLE = "idle"
+    #: builds the group, carries out the decision, moves state
+    ENTERING = "entering"
+    #: while entering: applies the step that an earlier generation has left
+    FORWARD = "forward"
+    #: while entering: replaces its state by a received one
+    ADOPTING = "adopting"
     COMPUTE = "compute"
     REDUCING = "reducing"
-    READY = "ready"  # every local reduction has returned, and v is known, but for its flags
-    VOTED = "voted"  # the commit operation is issued
-    ABANDONED = "abandoned"  # it was left, or failed: perhaps it passed elsewhere
-    REFUSED = "refused"  # the reductions have led to a v whose samples are not those of the step
-    PASSED = "passed"  # the commit operation returned
-    APPLYING = "applying"  # the optimizer changes the state
-    FINISHED = "finished"  # no step left to do
+    #: Every local reduction has returned, and the step result is known, but for its flags.
+    READY = "ready"
+    #: The commit operation is issued.
+    VOTED = "voted"
+    #: The commit operation was left, or failed. It may have passed on other workers.
+    ABANDONED = "abandoned"
+    #: The step result has wrong samples, or workers differ.
+    REFUSED = "refused"
+    #: The commit operation returned.
+    PASSED = "passed"
+    #: The optimizer changes the state.
+    APPLYING = "applying"
+    #: No step is left.
+    FINISHED = "finished"
 
 
 class Passed(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Passed"):
-    """A step that has passed, with its v; the generation in which it was applied and its world, 0 where not known."""
+    """A step that has passed its vote, with its result."""
 
     step: Count
     commit: Commit
+    #: generation in which it was applied, or 0 if unknown
     generation: Count = 0
+    #: world size of that generation, or 0 if unknown
     world: Count = 0
 
 
-#: of so many of the newest steps a worker knows v (of fewer where they log much); it gives them with its state
+#: Step results that a worker keeps, and sends with its state. Fewer if the steps log many values.
 MAX_PASSED = 512
 PassedSteps = Annotated[tuple[Passed, ...], Meta(max_length=MAX_PASSED)]
 
 
 class DecisionKind(StrEnum):
-    START = "start"  # the initial state of one worker becomes everybody's
+    #: All workers begin with the initial state of one of them.
+    """Decision about the step that the end of a generation interrupted. See docs/protocol.md."""
+
+    START = "start"
     REDO = "redo"
     FORWARD = "forward"
     ROLLBACK = "rollback"
 
 
 class Decision(Struct, frozen=True, kw_only=True, tag="Decision"):
-    """What becomes of the step that a generation's end interrupted.
-
-    `applied` is the step whose state every member holds once the decision is carried out; the next step is one more.
-    FORWARD carries v. `source`, of ROLLBACK: where all members get that state from.
-    """
+    """The decision about the step that the end of a generation interrupted."""
 
     kind: DecisionKind
+    #: the step of the state that every member holds once the decision is carried out
     applied: Count
+    #: the step result, for FORWARD
     commit: Commit | None = None
+    #: the source of the state for all members, for ROLLBACK
     source: StateSource | None = None
 
 
 class Role(Struct, frozen=True, kw_only=True, tag="Role"):
-    """Which part of a model replica a worker is: a stage of it, and there a place in its node; both 0-based."""
+    """The part of a model replica that a worker has."""
 
+    #: stage of the pipeline, 0-based
     stage: Count = 0
+    #: local rank within the replica group, 0-based
     place: Count = 0
 
 
-#: The role of a worker that has a whole replica; the same object wherever it is meant: so it takes no room in messages.
+#: The role of a worker that has a whole replica. Always this object, so that messages leave it out.
 WHOLE_REPLICA = Role()
 
 
 class Member(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Member"):
-    """One worker of a generation; its rank is its place in the plan."""
+    """One worker of a generation. Its rank is its position in the plan."""
 
     worker: WorkerId
     host: Text
@@ -95,101 +112,107 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Member"
 
 
 class ExpertShape(Struct, frozen=True, kw_only=True, tag="ExpertShape"):
-    """The experts of a model, and this node's room for them in each layer."""
+    """The number of experts of a model, and of expert slots on this node."""
 
     layers: Annotated[int, Meta(ge=1, le=4096)]
-    experts: Annotated[int, Meta(ge=1, le=65534)]  # per layer
-    slots: Annotated[int, Meta(ge=1, le=65535)]  # of the node, per layer
+    #: per MoE layer
+    experts: Annotated[int, Meta(ge=1, le=65534)]
+    #: of the node, per MoE layer
+    slots: Annotated[int, Meta(ge=1, le=65535)]
 
 
 class JoinedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that has joined, and its processes; `worker_pids` by index on the node.
-
-    `clock_off_s`: how far its clock was ahead of the coordinator's; 0 if that is less than the measurement's own
-    uncertainty, or not known yet. Nothing is decided by it.
-    """
+    """A node that has joined, and its processes."""
 
     node: str
     agent_pid: int
+    #: by index on the node
     worker_pids: tuple[int, ...]
+    #: Seconds by which its clock is ahead of the coordinator's. 0 if that is less than the uncertainty of the
+    #: measurement, or unknown. No decision uses it.
     clock_off_s: float = 0.0
 
 
 class FaultThreshold(msgspec.Struct, frozen=True, kw_only=True):
-    """On how many distinct nodes each expert, or each part of a snapshot, should live (asked), and does (given)."""
+    """Number of distinct nodes that hold each expert, or each part of a snapshot."""
 
+    #: the wanted number
     asked: int
+    #: the actual number
     given: int
 
 
 class ExpertPlan(Struct, frozen=True, kw_only=True, tag="ExpertPlan"):
-    """Where every expert replica lives, one blob per rank (see coordination.experts).
-
-    `held`: what each rank holds on entering, `placement`: what it is to hold. `asked` and `given`: on how many distinct
-    nodes each expert should live, and does. `moves`: experts that travel between workers. `window`: over about so many
-    steps the loads of the next placement are to be taken. `repaired`: what was held has stayed where it was, and only
-    what was missing has moved; nobody has looked for a better placement yet. `beside`: where the generation begins by
-    a swap, experts travel while its first step is computed, for which whoever holds them on entering serves them.
-    """
+    """The placement of all expert replicas: one blob per rank (see coordination.experts)."""
 
     layers: int
     experts: int
+    #: the experts that each rank will hold
     placement: tuple[Blob, ...]
+    #: the experts that each rank holds when it enters
     held: tuple[Blob, ...]
+    #: number of experts that move between workers
     moves: int
+    #: wanted number of distinct nodes for each expert
     asked: int
+    #: actual number of distinct nodes for each expert
     given: int
+    #: steps over which the loads for the next placement are averaged
     window: Annotated[int, Meta(ge=1)] = LOADS_WINDOW
+    #: whether only missing experts have moved, and no better placement was computed yet
     repaired: bool = False
+    #: Whether experts move during the first step after a swap. Ranks that held them before compute them for that step.
     beside: bool = False
 
 
 class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True, tag="GenerationPlan"):
-    """A numbered configuration. `sources` says where members that lack the state get it, where it is not the decision's
-    source.
+    """A numbered configuration of the job.
 
-    `witnesses`: the ranks of those that tell of a step as it passes, ascending. `last`: nothing is computed in it. Its
-    members save what they have, where they save anything, and finish. `counts`: how many micro-batches of a step each
-    unit computes, () for as many as the others, or one more. A unit is one member, unless the job has a layout: then
-    it is those that have a replica between them, in a row, by their places (docs/layouts.md). `counts_flop`: it is to
-    be counted what a round takes. `puts_away`: nothing is computed in it either. Its members put the state into the
-    memory of their nodes, from where workers under another layout read it.
+    With a layout, a replica group is several consecutive members that have one replica of the model together
+    (docs/layouts.md). Else each member is a replica group.
     """
 
     term: Count
     generation: Count
     members: tuple[Member, ...]
+    #: sources of the state for members that lack it, if they differ from the decision's source
     sources: dict[str, StateSource] = field(default_factory=dict[str, StateSource])
     expert_plan: ExpertPlan | None = None
     secret: Annotated[bytes, Meta(max_length=64)] = b""
+    #: ranks that report each step as it passes, ascending
     witnesses: tuple[Count, ...] = ()
+    #: whether the job ends: its members compute nothing, save their state if they save any, and finish
     last: bool = False
+    #: micro-batches of a step for each replica group; () for equal shares
     counts: tuple[Count, ...] = ()
+    #: whether members count the FLOP of a round
     counts_flop: bool = False
+    #: Whether the layout changes: its members compute nothing, and stash their state in the memory of their nodes, from
+    #: where workers under another layout read it.
     puts_away: bool = False
 
     def rank(self, worker: str) -> int | None:
-        """Return the rank of a worker, None where it is no member."""
+        """Return the rank of a worker, or None if it is not a member."""
         return self._ranks.get(worker)
 
     def is_witness(self, worker: str) -> bool:
-        """Tell whether a worker tells of a step as it passes."""
+        """Return whether a worker reports each step as it passes."""
         return self.rank(worker) in self.witnesses
 
     def is_counting(self, worker: str) -> bool:
-        """Tell whether a worker is to count what a round takes: one has its own; with experts all have parts of it."""
+        """Return whether a worker counts the FLOP of a round: rank 0, or with experts all ranks."""
         return self.counts_flop and (self.expert_plan is not None or self.rank(worker) == 0)
 
     def source_of(self, worker: str, decision: Decision | None) -> StateSource | None:
-        """Return where a member gets the state from with which the generation begins, None where it has it.
+        """Return the source of a member's state when the generation begins, or None if the member has the state.
 
         Args:
-            decision: what the generation begins with, None after a swap.
+            decision: the decision that the generation begins with, or None after a swap.
         """
         return self.sources.get(worker) or (decision.source if decision is not None else None)
 
     def snapshot_part(self, rank: int, step: int) -> SnapshotPart:
-        """Return which part of the snapshot of a step a member has, where that was applied under this plan."""
+        """Return the part of a snapshot that a member has of a step that was applied under this plan."""
         return SnapshotPart(
             term=self.term,
             generation=self.generation,
@@ -200,14 +223,14 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True, tag="Generati
         )
 
     def kept_part(self, rank: int, step: int) -> SnapshotPart | None:
-        """Return which part of a step's state a member puts away, its experts apart; None: another unit of its node."""
+        """Return the part of the dense state that a member stashes, or None if its node stashes another copy."""
         first = next(other for other, member in enumerate(self.members) if member.node == self.members[rank].node)
         if self.unit_of(first) != self.unit_of(rank):
             return None
         return self._put_away(rank % self.places, step)
 
     def kept_experts(self, rank: int, step: int) -> SnapshotPart | None:
-        """Return in which part of the state of a step a member puts its experts away; None: the model has none."""
+        """Return the part in which a member stashes its experts, or None if the model has no experts."""
         return self._put_away(self.places + rank, step) if self.expert_plan is not None else None
 
     def _put_away(self, part: int, step: int) -> SnapshotPart:
@@ -216,34 +239,34 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True, tag="Generati
 
     @cached_property
     def places(self) -> int:
-        """How many members have one replica of the model between them: a unit; 1 where each has a whole one."""
+        """Number of members in a replica group."""
         return 1 + max((member.role.place for member in self.members), default=0)
 
     @property
     def units(self) -> int:
-        """How many replicas of the model there are."""
+        """Number of replica groups."""
         return len(self.members) // self.places
 
     def unit_of(self, rank: int) -> int:
-        """Return the number of the unit that a rank is of: units follow each other, each by its places."""
+        """Return the number of a rank's replica group. Ranks of a group are consecutive."""
         return rank // self.places
 
     @property
     def unit_heads(self) -> tuple[str, ...]:
-        """The first worker of each unit, by unit."""
+        """The first worker of each replica group."""
         return self.workers[:: self.places]
 
     def senders(self, worker: str) -> tuple[str, ...]:
-        """Return the members that send a member its state, from their memory."""
+        """Return the members that send a member its state."""
         source = self.sources.get(worker)
         return source.members if isinstance(source, LiveSource) else ()
 
     def receivers(self, worker: str) -> tuple[str, ...]:
-        """Return the members that a member sends the state to, from its memory."""
+        """Return the members to which a member sends the state."""
         return self._receivers.get(worker, ())
 
     def domain_of(self, worker: str) -> tuple[int, ...]:
-        """Return the ranks of all members of a member's role, its own among them, ascending."""
+        """Return the ranks of all members with the same role as a member, including its own."""
         roles = [member.role for member in self.members]
         mine = next(member.role for member in self.members if member.worker == worker)
         return tuple(rank for rank, role in enumerate(roles) if role == mine)

@@ -1,4 +1,4 @@
-"""Where a job stands by its events, one sum for its coordinator, its record and readers; and who holds it up."""
+"""The position of a job, computed from its events by coordinator and readers alike; and workers that a job awaits."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from holdfast.protocol.names import Struct
 
 
 class Position(Struct, frozen=True, kw_only=True, tag="Position"):
-    """What all events up to `seq` add up to.
-
-    `step` is the newest committed one that no roll-back undid, `samples` the sum over all of those. `step_time` (unix
-    seconds) and `loss` are those of the step that was committed last, undone or not; `step_samples` is how many samples
-    each step has, the same for all of a job, 0 before the first. `skipped_in_a_row` counts the newest steps that were
-    skipped without a good one between them, but for those that a loss scale explains.
-    """
+    """The sum of all events up to `seq`."""
 
     seq: int = 0
+    #: newest committed step that was not rolled back
     step: int = 0
+    #: time of the last committed step, rolled back or not, in unix seconds
     step_time: float = 0.0
+    #: samples of all steps up to `step`
     samples: int = 0
+    #: loss of the last committed step
     loss: float = 0.0
+    #: samples of each step, or 0 before the first
     step_samples: int = 0
+    #: newest steps that were skipped in a row, except for steps that a loss scale explains
     skipped_in_a_row: int = 0
 
     def after(self, event: ReadEvent) -> Position:
-        """Return where the job stands after one more event."""
+        """Return the position after one more event."""
         match event:
             case StepCommitted():
                 return Position(
@@ -42,7 +42,7 @@ class Position(Struct, frozen=True, kw_only=True, tag="Position"):
                     skipped_in_a_row=self.skipped_in_a_row + (not event.overflow) if event.skipped else 0,
                 )
             case RolledBack(to_step=step):
-                # (It may go beyond the job's own first step, to a checkpoint of the one before, which never counted.)
+                # A roll-back can go to a step before this run, which this sum does not contain.
                 undone = max(0, self.step - step) * self.step_samples
                 samples = max(0, self.samples - undone)
                 return replace(self, seq=event.seq, step=step, samples=samples, skipped_in_a_row=0)
@@ -62,15 +62,17 @@ class Position(Struct, frozen=True, kw_only=True, tag="Position"):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Awaited:
-    """Who is waited for. `who`: a worker or a node, as people name it; `what`: what it is to do.
+    """A worker or node that the job waits for."""
 
-    since_s: for how long; None: not known. at: where its training thread is (activity, step, micro-batch); for_whom:
-    who waits for it; stack: its Python frames, the innermost last. These three are empty where nobody has told.
-    """
-
+    #: its name
     who: str
+    #: the action that it has not completed
     what: str
+    #: seconds of waiting, or None if unknown
     since_s: float | None = None
+    #: activity, step and micro-batch of its training thread, or ""
     at: str = ""
+    #: workers that wait for it, if known
     for_whom: tuple[str, ...] = ()
+    #: its Python frames, the innermost last, if known
     stack: tuple[str, ...] = ()

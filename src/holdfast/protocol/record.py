@@ -1,4 +1,4 @@
-"""What the coordinator keeps in the store: small, complete, replaced as a whole by compare-and-swap."""
+"""The coordinator's record in the store: small, complete, and replaced as a whole by compare-and-swap."""
 
 from __future__ import annotations
 
@@ -18,85 +18,90 @@ from holdfast.protocol.pool.held import Held
 from holdfast.protocol.position import Position
 from holdfast.protocol.state import SnapshotSource
 
-#: Raised with every change after which a coordinator would misread what one of before wrote, or the other way round.
-#: 2: `position` and `passed` count; a record without them says nothing of where the job stands.
+#: Raised whenever an older and a newer coordinator would misread each other's records.
+#: 2: `position` and `passed` are required.
 #: 3: events of format 2 in the outbox; the outcome is `finished`, not `done`.
-#: 4: v has the sum of its micro-batches' hashes.
-#: 5: v has what the script has logged.
-#: 6: `layout` says which workers are one replica.
-#: 7: `change` says that another layout is on its way, and in which plan's memory the state lies.
+#: 4: step results have the sum of the hashes of their micro-batches.
+#: 5: step results have logged values.
+#: 6: `layout`.
+#: 7: `change`.
 SCHEMA = 7
-#: lineages that are remembered: snapshots of older ones are of no use
+#: lineages that are kept; snapshots of older ones cannot be used
 MAX_BASES = 8
-#: The record is written as a whole, and etcd takes 1.5 MB at a time. So every list that a member can add to is bounded:
-#: evaluations whose newest step is known
+#: The record is written as a whole, and etcd accepts 1.5 MB. So each list that members can add to is bounded.
+#: Most evaluations with a known newest step.
 MAX_EVALUATIONS = 256
-#: nodes that are quarantined, and nodes that are given up: the newest of each
+#: Most quarantined nodes, and most nodes that are given up. The newest are kept.
 MAX_LISTED = 512
-#: nodes that have left in good order, and standbys: the newest of each
+#: Most drained nodes, and most standbys. The newest are kept.
 MAX_NODES_KEPT = 2048
-#: characters of a reason, and of a place in a script
+#: most characters of a reason, and of a place in a script
 MAX_REASON = 300
 
 
 class KnownCheckpoint(Struct, frozen=True, kw_only=True, tag="KnownCheckpoint"):
-    """A checkpoint on the decided lineage, under its final name in the checkpoint directory.
-
-    `term` and `generation` are those in which it was written, 0 for one of an earlier version.
-    """
+    """A checkpoint on the decided lineage."""
 
     step: int
+    #: its folder in the checkpoint directory
     name: str
+    #: term in which it was written, or 0 if an earlier version wrote it
     term: int = 0
+    #: generation in which it was written, or 0
     generation: int = 0
 
 
 class Saving(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Saving"):
-    """What is known of saving this job, in this run: from it follows how often that is done.
+    """The cost of checkpoints in this run, from which their period follows."""
 
-    `saved_at`: when the newest checkpoint was kept, unix seconds. `cost_s`: what `saves` of them have cost training, on
-    the average. `losses`: how often the job has gone back to one, or lacked one.
-    """
-
+    #: when the newest checkpoint was kept, unix seconds
     saved_at: float = 0.0
+    #: mean seconds that a checkpoint has cost training
     cost_s: float = 0.0
+    #: number of checkpoints in that mean
     saves: int = 0
+    #: how often the job has gone back to a checkpoint, or lacked one
     losses: int = 0
 
 
 class Refusal(Struct, frozen=True, kw_only=True, tag="Refusal"):
-    """v of an attempt at `step` was refused: until it is applied, every attempt begins with nothing held.
+    """The result of an attempt at `step` was refused.
 
-    `clean_from`: the first generation that has begun so. Only the refusal of an attempt from there on is another one.
+    Until the step is applied, each attempt begins without kept gradients.
     """
 
     step: int
+    #: first generation that began without them; only refusals from there on count as another one
     clean_from: int
 
 
 class RaisedBefore(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="RaisedBefore"):
-    """A script raised there: `place` is the exception's type with file and line, `time` unix seconds."""
+    """An exception of the script."""
 
     worker: str
+    #: type of the exception, with file and line
     place: str
+    #: unix seconds
     time: float
     step: int | None = None
     micro_batch: int | None = None
 
 
 class Quarantined(Struct, frozen=True, kw_only=True, tag="Quarantined"):
-    """A node that may not come back, nor another on its `host` ("": others are there, too). `since`: unix seconds."""
+    """A node that may not return."""
 
     node: str
+    #: No other node on this host may return either. "" if other nodes run there.
     host: str
     why: str
+    #: unix seconds
     since: float
 
 
 class GivenUp(Struct, frozen=True, kw_only=True, tag="GivenUp"):
-    """A node on which nothing is tried any more; it is quarantined once the others have committed `step` without it.
+    """A node without restarts left. It is quarantined once the others have committed `step` without it.
 
-    If they never do, it was not the node's fault. `host`, `why`, `since` as in `Quarantined`.
+    If they do not, the failures were not its fault. The other fields are as in `Quarantined`.
     """
 
     node: str
@@ -107,169 +112,184 @@ class GivenUp(Struct, frozen=True, kw_only=True, tag="GivenUp"):
 
 
 class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Departure"):
-    """A node that was asked to leave in good order, or that has left so. `since`: when it was asked, unix seconds.
-
-    `stays`: it gives its place to a standby, and is one itself from then on; `to`: to this one ("": to any).
-    `closes`: nobody takes its place: the job is to have one node fewer.
-    `until`: it ends then, whatever the others do, unix seconds (0: it leaves when it can).
-    `beside`: the standby that takes its place: it joins next to the node, or once the node has left ("": none does).
-    `owed`: its workers, from the decision that does without them, which was for `step`, until it is proven that nobody
-    needs anything of theirs any more.
-    """
+    """A node that drains, or that was drained."""
 
     node: str
+    #: when the drain was requested, unix seconds
     since: float
+    #: whether it remains as a standby after a standby has taken its place
     stays: bool = False
+    #: the standby that takes its place, or "" for any
     to: str = ""
+    #: The standby that takes its place: it joins next to the node, or after it has left. "" if none does.
     beside: str = ""
+    #: whether it leaves without a replacement
     closes: bool = False
+    #: when the node ends in any case, unix seconds, or 0 if it has no limit
     until: float = 0.0
+    #: Its workers, kept from the decision without them until their state is certainly no longer needed. Empty before
+    #: that decision.
     owed: tuple[str, ...] = ()
+    #: step of that decision
     step: int = 0
 
 
 class SlowNode(Struct, frozen=True, kw_only=True, tag="SlowNode"):
-    """A node that took `factor` times as long as the others: it takes nobody's place `until` then, in unix seconds."""
+    """A node that is slower than the others. It replaces no other node until its time is over."""
 
     node: str
+    #: its time divided by that of the others
     factor: float
+    #: unix seconds
     until: float
 
 
 class Standby(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Standby"):
-    """A node that was started as a standby, by its agent's process. `tries`: how often it was told to warm up.
-
-    `ready`: warm, as far as was told. `promoted`: it is a node like any other from here on.
-    """
+    """A node that was started as a standby."""
 
     node: str
+    #: process of its agent
     agent_pid: int
+    #: how often it was ordered to warm up
     tries: int = 0
+    #: whether it is warm
     ready: bool = False
+    #: whether it has become an ordinary node
     promoted: bool = False
 
 
 class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="LastWill"):
-    """How the job is to end once what it has led to is saved: with this exit code, and cause.
-
-    `reason`: as of `job_finished`, where it does not fail. `failed`: for good; else it can be taken up again.
-    `renew`: it does not end, all workers are started again.
-    """
+    """How the job ends once its state is saved."""
 
     why: str
     exit_code: int
+    #: as in `job_finished`, if the job does not fail
     reason: str = "stopped"
+    #: whether the job has failed; else it can be resumed
     failed: bool = False
+    #: whether the job does not end, and all workers restart
     renew: bool = False
     traceback: str = ""
 
 
 class Record(Struct, frozen=True, kw_only=True, tag="Record"):
-    """The coordinator's durable state.
-
-    `generation` is the highest number ever given, a pending plan's included. `lineage` is the generation of the last
-    START or ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and
-    that were not in the journal when it was taken, with their v. `script_digest`, `config` and `layouts` are those of
-    the first worker, `layout` is the one in force. `data`: a summary of the data that all workers of this run have.
-    `change`: to another one. `layout_s`: what a micro-batch took under
-    layouts that were in force, by their names. `too_large`: those that have not fitted memory. `failed_layouts`:
-    those under which the script failed.
-    `outbox` holds the events of the transition that wrote this record, `position` is where the job stood before them:
-    what the journal lacks of either after a crash is appended at the restart. `seed`,
-    `micro_batches` and `global_batch` say which samples a step has; `refusal` is of the step in progress.
-    `checkpoints`, oldest first, are those that the job can go back to; those whose names are in `superseded` may be
-    removed from the directory.
-    `evaluated`: of each evaluation the newest step that was told.
-    `raised`: the newest exceptions of the script, oldest first. `will`: given while the last plan is in force.
-    `stopped`: the step after which a script has asked all to stop, with its v, until it is done without that.
-    `run_since`: when this run was begun, unix seconds, whoever coordinates it now. `born`: when the first was.
-    `leaving`: nodes that go once they are not needed; `drained`: those that have gone so, and may not come back by
-    themselves. `standbys`: of those that have come, and have not been followed by another of their name.
-    `slow`: those that were moved away, or would have been, because they were slow.
-    `relieved`: nodes that are slow and that nobody can take the place of, by how many times as long as the others they
-    take: they are given fewer micro-batches.
-    `wanted`: how many nodes the job has had at the most, less those that were drained.
-    `places`: rack and zone of the world's nodes and of those that it misses, if they named any; the newest lost last.
-    `costs`: what was measured last of starts, warm-ups and moves, by what it is.
-    `flop_per_sample`: that training on one takes, as it was counted; 0 before that.
-    `held`: what it has of the pool that it runs in, None outside of pools.
-    `bases`: the newest lineages, oldest first: the generation in which each began, and the step that it began with.
-    """
+    """The coordinator's durable state."""
 
     schema: int
     job: str
     term: int
+    #: highest generation so far, including that of a pending plan
     generation: int = 0
     plan: GenerationPlan | None = None
     decision: Decision | None = None
+    #: a plan with a group that is being built
     pending: GenerationPlan | None = None
+    #: generation of the last START or ROLLBACK; steps of earlier generations do not count
     lineage: int = 0
+    #: digest of the first worker's script
     script_digest: str = ""
+    #: configuration of the first worker
     config: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    #: summary of the data that all workers of this run have
     data: BatchSummary = ()
+    #: samples of a step
     global_batch: int = 0
     micro_batches: int = 0
     seed: int = 0
+    #: a refused result of the step in progress
     refusal: Refusal | None = None
     expert_shape: ExpertShape | None = None
+    #: the layout in force
     layout: Layout = WHOLE
+    #: the layouts of the first worker
     layouts: Layouts = ()
+    #: a change of the layout that is in progress
     change: LayoutChange | None = None
+    #: seconds of a micro-batch under layouts that were in force, by their names
     layout_s: Mapping[str, float] = msgspec.field(default_factory=dict[str, float])
+    #: layouts that did not fit into memory
     too_large: tuple[Layout, ...] = ()
+    #: layouts under which the script failed
     failed_layouts: tuple[FailedLayout, ...] = ()
+    #: checkpoints to which the job can go back, oldest first
     checkpoints: tuple[KnownCheckpoint, ...] = ()
+    #: names of checkpoints that may be removed
     superseded: tuple[str, ...] = ()
     saving: Saving = Saving()
-    saves: bool = False  # the workers were given a directory for checkpoints
-    saves_in_time: bool = False  # and nobody has said after how many steps
-    unreadable: int = 0  # checkpoints that counted, until they could not be read
+    #: whether the workers have a checkpoint directory
+    saves: bool = False
+    #: whether the coordinator chooses when to write checkpoints
+    saves_in_time: bool = False
+    #: number of checkpoints that counted, until they could not be read
+    unreadable: int = 0
+    #: steps on which `decision` rests, and that were not in the journal when it was made
     passed: tuple[Passed, ...] = ()
+    #: position of the job before the events in `outbox`
     position: Position = Position()
+    #: Events of the transition that wrote this record. After a crash, the next coordinator appends those that the
+    #: journal lacks.
     outbox: tuple[AnyEvent, ...] = ()
+    #: newest exceptions of the script, oldest first
     raised: tuple[RaisedBefore, ...] = ()
+    #: newest step of each evaluation
     evaluated: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])
+    #: set while the last plan is in force
     will: LastWill | None = None
+    #: the step after which a script has asked to stop, with its result, until the job has stopped
     stopped: Passed | None = None
+    #: when this run began, unix seconds
     run_since: float = 0.0
+    #: when the first run began, unix seconds
     born: float = 0.0
+    #: newest lineages, oldest first: the generation in which each began, and its first step
     bases: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_BASES)] = ()
     quarantined: tuple[Quarantined, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
+    #: nodes that drain
     leaving: tuple[Departure, ...] = ()
+    #: nodes that were drained, and may not return unless a user allows it
     drained: tuple[Departure, ...] = ()
+    #: standbys that have come; only the last of each name
     standbys: tuple[Standby, ...] = ()
+    #: nodes that were replaced because they were slow, or would have been
     slow: tuple[SlowNode, ...] = ()
+    #: Slow nodes without a replacement, with their time divided by that of the others. They get fewer micro-batches.
     relieved: Mapping[str, float] = msgspec.field(default_factory=dict[str, float])
+    #: most nodes that the job has had, without drained ones
     wanted: int = 0
+    #: rack and zone of the members and of missing nodes, if they have any; the newest lost last
     places: Mapping[str, tuple[str, str]] = msgspec.field(default_factory=dict[str, tuple[str, str]])
+    #: last measurements of starts, warm-ups and moves, by kind
     costs: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict[str, tuple[float, ...]])
+    #: counted FLOP of training on a sample, or 0 before that
     flop_per_sample: float = 0.0
+    #: the grants of the pool, or None outside of pools
     held: Held | None = None
-    #: A random name that the job keeps for life. Agents report it, so that jobs of the same name are told apart.
+    #: A random name that the job keeps forever. Agents report it, so that jobs with the same name are distinguished.
     identity: str = ""
-    #: Where the coordinator of this term serves; "" if an earlier version wrote this.
+    #: URL of the coordinator of this term; "" if an earlier version wrote this
     url: str = ""
+    #: "", finished or failed
     outcome: str = ""  # "", finished, failed
 
     def beside(self, nodes: Collection[str]) -> dict[str, str]:
-        """Return which of these nodes are here for the places of others of them, that have not gone, with those."""
+        """Return the replacements among these nodes, each with the draining node among them that it replaces."""
         going = {one.node for one in self.leaving}
         pairs = {one.beside: one.node for one in self.leaving if not one.owed}
         return {name: whose for name, whose in pairs.items() if {name, whose} <= {*nodes} and name not in going}
 
     @property
     def newest_event(self) -> int:
-        """The number of the newest event that the record knows of."""
+        """The number of the newest event in the record."""
         return self.outbox[-1].seq if self.outbox else self.position.seq
 
     @property
     def in_memory(self) -> int:
-        """The step whose state was put away for another layout, and is nowhere else yet; 0: there is none."""
+        """The step of a state that exists only as a stash for another layout, or 0."""
         return self.change.kept[2] if self.change is not None and self.change.kept is not None else 0
 
     @property
     def in_memory_of(self) -> tuple[str, ...]:
-        """The nodes that have put away what `in_memory` says: nobody else has it."""
+        """The nodes that hold that stash."""
         source = self.decision.source if self.in_memory and self.decision is not None else None
         return tuple(keeper.node for keeper in source.keepers) if isinstance(source, SnapshotSource) else ()

@@ -1,4 +1,4 @@
-"""Boxes: which elements of a tensor a file has, or a worker. Pure."""
+"""Boxes: the elements of a tensor that a file or a worker has. Pure."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from typing import NamedTuple
 
 
 class Box(NamedTuple):
-    """Some elements of a tensor: along each dimension, the first one and how many."""
+    """A box of elements of a tensor: the first element and the number of elements along each dimension."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
     @classmethod
     def all_of(cls, shape: Sequence[int]) -> Box:
-        """Return that of a whole tensor."""
+        """Return the box of a whole tensor."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def end(self) -> tuple[int, ...]:
-        """Along each dimension, what follows the last one."""
+        """The index after the last element, along each dimension."""
         return tuple(first + size for first, size in zip(self.offset, self.shape, strict=True))
 
     def within(self, whole: Sequence[int]) -> bool:
-        """Tell whether a tensor of this shape has it."""
+        """Return whether the box lies within a tensor of this shape."""
         return len(whole) == len(self.shape) and all(end <= size for end, size in zip(self.end, whole, strict=True))
 
     def common(self, other: Box) -> Box | None:
-        """Return what both have of one tensor, None where that is nothing."""
+        """Return the common elements of two boxes, or None if there are none."""
         offset = tuple(map(max, self.offset, other.offset))
         shape = tuple(min(ends) - first for first, *ends in zip(offset, self.end, other.end, strict=True))
         return Box(offset, shape) if all(size > 0 for size in shape) else None
 
     def seen_from(self, other: Box) -> tuple[slice, ...]:
-        """Return where it lies in what another one has, which has all of it."""
+        """Return its position within another box that contains it."""
         starts = [first - base for first, base in zip(self.offset, other.offset, strict=True)]
         return tuple(slice(start, start + size) for start, size in zip(starts, self.shape, strict=True))
 
 
 def slabs(boxes: Sequence[Box], dimension: int) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield the ranges of a dimension between two edges of boxes, from the first edge to the last, and who is in each.
+    """Yield the ranges of a dimension between consecutive edges of boxes, with the indices of the boxes in each.
 
-    Those are given by their numbers, in the boxes' order.
+    The ranges go from the first edge to the last.
     """
     begin: dict[int, list[int]] = {}
     leave: dict[int, list[int]] = {}
@@ -64,7 +64,7 @@ def slabs(boxes: Sequence[Box], dimension: int) -> Iterator[tuple[int, int, list
 
 
 def make_up(boxes: Sequence[Box], whole: Sequence[int]) -> bool:
-    """Tell whether boxes, all of them within a tensor, are all of it, each element once."""
+    """Return whether boxes within a tensor cover it, each element once."""
     if not math.prod(whole):
         return bool(boxes)
     some = [box for box in boxes if box.size]

@@ -1,7 +1,7 @@
-"""What a checkpoint directory looks like, and whether a checkpoint in it is whole. Knows files only, no torch.
+"""The checkpoint directory: find, write, verify and remove checkpoints. Without torch.
 
-Each checkpoint is a folder (`names`). Its `manifest.json` lists every file with size and SHA-256, so that one that was
-cut short is recognised. It is written last: a folder without one is no checkpoint yet, or never became one.
+Each checkpoint is a folder (`names`). Its `manifest.json` lists all files with size and SHA-256, so that a truncated
+file is noticed. It is written last: a folder without it does not count as a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DamagedCheckpointError(HoldfastError):
 
 
 def find_checkpoints(storage: Storage) -> list[CheckpointName]:
-    """Return all checkpoints that count, oldest first; whether they are whole is not looked at.
+    """Return all checkpoints that count, oldest first. They are not verified.
 
     Raises:
         OSError: the directory cannot be listed.
@@ -48,7 +48,7 @@ def folders(storage: Storage) -> list[tuple[CheckpointName, bool]]:
 
 
 def intact_checkpoints(storage: Storage, damaged: Callable[[DamagedCheckpointError], None]) -> list[CheckpointName]:
-    """Return those that can be used, on one lineage, oldest first; tell of each that is damaged, newest first.
+    """Return the usable checkpoints of one lineage, oldest first. Call `damaged` for each damaged one, newest first.
 
     Raises:
         OSError: the directory cannot be listed.
@@ -65,10 +65,10 @@ def intact_checkpoints(storage: Storage, damaged: Callable[[DamagedCheckpointErr
 
 
 def write_file(storage: Storage, checkpoint: str, name: str, chunks: Iterable[Chunk]) -> StoredFile:
-    """Write one file of a checkpoint, and return what its manifest is to say of it.
+    """Write one file of a checkpoint, and return its entry for the manifest.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     digest, size = hashlib.sha256(), 0
 
@@ -86,14 +86,14 @@ def write_file(storage: Storage, checkpoint: str, name: str, chunks: Iterable[Ch
 def seal(
     storage: Storage, name: CheckpointName, files: Sequence[StoredFile], moved: Callable[[], None] = lambda: None
 ) -> None:
-    """All files of a checkpoint are written: from now on it counts. Repeating it does no harm.
+    """Write the manifest, after all files were written: the checkpoint counts. May be repeated.
 
     Args:
-        moved: called again and again while it is read.
+        moved: called repeatedly while the files are read.
 
     Raises:
         OSError: the manifest cannot be written.
-        DamagedCheckpointError: the files are not what was written.
+        DamagedCheckpointError: the files do not match the manifest.
     """
     listed = {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in sorted(files, key=lambda f: f.name)}
     text = json.dumps({"format": FORMAT, "step": name.step, "files": listed}, indent=1)
@@ -107,10 +107,11 @@ def verify(
     """Check a checkpoint against its manifest and return its step.
 
     Args:
-        contents: read all of it; else sizes are looked at. moved: called again and again meanwhile.
+        contents: read all files; else only their sizes are checked.
+        moved: called repeatedly meanwhile.
 
     Raises:
-        DamagedCheckpointError: a file is missing, of another size, or has other content; or the manifest itself.
+        DamagedCheckpointError: the manifest or a file is missing, or differs in size or content.
     """
     step, files = read_manifest(storage, checkpoint)
     for file in files:
@@ -132,7 +133,7 @@ def read_manifest(storage: Storage, checkpoint: str) -> tuple[int, tuple[StoredF
     """Return the step of a checkpoint, and its files.
 
     Raises:
-        DamagedCheckpointError: the manifest is missing, or is none.
+        DamagedCheckpointError: the manifest is missing or malformed.
     """
     try:
         value = json.loads(storage.read(f"{checkpoint}/{MANIFEST}", _MAX_MANIFEST_BYTES))
@@ -151,26 +152,26 @@ def read_manifest(storage: Storage, checkpoint: str) -> tuple[int, tuple[StoredF
 
 
 def remove(storage: Storage, names: Iterable[str]) -> None:
-    """Remove these checkpoints, sealed or not; one that is gone already is no error.
+    """Remove these checkpoints, sealed or not. A missing one is ignored.
 
     Raises:
-        ValueError: one is no name of a checkpoint; nothing was removed.
-        OSError: one cannot be removed.
+        ValueError: a name is not the name of a checkpoint; nothing was removed.
+        OSError: a checkpoint cannot be removed.
     """
     names = list(names)
     for name in names:
         parse_name(name)
     for name in names:
-        # (the manifest first: half of a checkpoint must not look like a whole one)
+        # The manifest first: a part of a checkpoint must not look complete.
         storage.remove(f"{name}/{MANIFEST}")
         storage.remove(name)
 
 
 def remove_unfinished(storage: Storage, before: CheckpointName) -> None:
-    """Remove what was never sealed and is older than a checkpoint that is.
+    """Remove unsealed checkpoints that are older than a sealed one.
 
     Raises:
-        OSError: the directory cannot be listed, or something not removed.
+        OSError: the directory cannot be listed, or a folder cannot be removed.
     """
     for name, complete in folders(storage):
         if name < before and not complete:

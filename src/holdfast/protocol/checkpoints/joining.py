@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint made whole again from its parts, for a file of their own; without torch."""
+"""Join the parts of a checkpoint into one file with whole tensors. Without torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from holdfast.protocol.checkpoints.tensor_files import ITEM_BYTES, SUFFIX, Store
 from holdfast.storage import Storage, said
 
 _READ_BYTES = 4 << 20
-#: what else than the model's is in a checkpoint, by how it begins
+#: prefixes of tensors that do not belong to the model
 OPTIMIZER, EXTRA, EXPERTS = "optimizer:", "extra:", "experts:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """A box of a tensor, and where its bytes lie, one row after the other: path, and offset there."""
+    """A box of a tensor, with the file and the offset of its bytes, which are stored row by row."""
 
     box: Box
     path: str
@@ -28,24 +28,24 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeTensor:
-    """A tensor, and what it is made of."""
+    """A tensor with its pieces."""
 
     piece: StoredPiece
     placed: tuple[Placed, ...]
 
 
 def is_models(name: str) -> bool:
-    """Tell whether a tensor belongs to the model, rather than to its optimizer or to what a script has added."""
+    """Return whether a tensor belongs to the model, and not to its optimizer or to the script's extra state."""
     if name.startswith(EXPERTS):
-        return name.count(".") == 2  # layer, expert, weight; what the optimizer keeps of it has one more
+        return name.count(".") == 2  # layer, expert, weight; the optimizer's tensors have one more
     return not name.startswith((OPTIMIZER, EXTRA))
 
 
 def whole_tensors(storage: Storage, checkpoint: str) -> list[WholeTensor]:
-    """Return all tensors of a checkpoint, those whose elements take most bytes first, then by name.
+    """Return all tensors of a checkpoint, sorted by bytes per element (most first), then by name.
 
     Raises:
-        DamagedCheckpointError: a part is missing, or holds what it should not.
+        DamagedCheckpointError: a part is missing or malformed.
     """
     _, files = read_manifest(storage, checkpoint)
     found: dict[str, list[tuple[StoredPiece, Placed]]] = {}
@@ -80,10 +80,10 @@ def _joined(checkpoint: str, found: list[tuple[StoredPiece, Placed]]) -> WholeTe
 def joined_file(
     storage: Storage, checkpoint: str, wanted: Callable[[str], bool]
 ) -> tuple[list[StoredPiece], Iterator[bytes]]:
-    """Return what a file with these tensors holds, and its content: a header, then all bytes.
+    """Return the pieces of a file with these tensors, and its content: a header, then all bytes.
 
     Raises:
-        DamagedCheckpointError: as `whole_tensors`; while the content is read, too.
+        DamagedCheckpointError: as `whole_tensors`; also while the content is read.
     """
     tensors = [tensor for tensor in whole_tensors(storage, checkpoint) if wanted(tensor.piece.name)]
     described: list[StoredPiece] = []
@@ -101,7 +101,7 @@ def joined_file(
 
 
 def _content(storage: Storage, tensor: WholeTensor) -> Iterator[bytes]:
-    """Yield the bytes of a whole tensor, one row after the other."""
+    """Yield the bytes of a whole tensor, row by row."""
     item, placed = ITEM_BYTES[tensor.piece.code], [one for one in tensor.placed if one.box.size]
     boxes = [one.box for one in placed]
     if not tensor.piece.box.shape:
@@ -115,7 +115,7 @@ def _content(storage: Storage, tensor: WholeTensor) -> Iterator[bytes]:
 
 
 class _Beside:
-    """Pieces of a tensor that have some rows in common, each another part of them."""
+    """Pieces of a tensor that have different columns of the same rows."""
 
     def __init__(self, placed: Sequence[Placed], item: int) -> None:
         self._placed = placed
@@ -124,7 +124,7 @@ class _Beside:
         self.row_bytes = sum(self._bytes)
 
     def rows(self, storage: Storage, first: int, count: int) -> Iterator[bytes]:
-        """Yield so many rows, from one on; of several pieces these are in memory at once."""
+        """Yield `count` rows. If there are several pieces, all these rows are in memory at once."""
         found = [
             _bytes_of(storage, one.path, one.offset + (first - one.box.offset[0]) * size, count * size)
             for one, size in zip(self._placed, self._bytes, strict=True)
@@ -142,15 +142,16 @@ class _Beside:
 
     @cached_property
     def _runs(self) -> list[tuple[int, int, int]]:
-        """What a row consists of, in its order: of which piece's row, from where on, how many bytes."""
+        """The parts of a row, in order: the index of the piece, the offset in its row, and the number of bytes."""
         runs = _runs([one.box for one in self._placed], list(range(len(self._placed))), 1)
         return [(number, start * self._item, length * self._item) for number, start, length in runs]
 
 
 def _runs(boxes: Sequence[Box], numbers: Sequence[int], dimension: int) -> Iterator[tuple[int, int, int]]:
-    """Yield in their order the elements of boxes that make up all from a dimension on, in runs: whose, which, how many.
+    """Yield the elements of boxes in order, in runs: number of the box, first element, number of elements.
 
-    `numbers`: of the boxes. Which: counted in what one box has from that dimension on.
+    The boxes cover everything from `dimension` on. `numbers`: the numbers of the boxes. The first element is counted
+    within the box, from `dimension` on.
     """
     for start, stop, inside in slabs(boxes, dimension):
         inner = [math.prod(boxes[number].shape[dimension + 1 :]) for number in inside]

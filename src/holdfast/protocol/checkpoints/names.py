@@ -1,8 +1,8 @@
 """The names in a checkpoint directory.
 
-A checkpoint is a folder, `step-STEP-tTERM-gGENERATION-NONCE`, which counts from when its manifest lies in it: no two
-lineages ever have a name in common, so that a writer that was expelled and wakes up touches nothing but its own. Names
-without term and generation are those of earlier versions, older than all others.
+A checkpoint is a folder, `step-STEP-tTERM-gGENERATION-NONCE`, and counts once it has a manifest. Different lineages
+never have the same name, so a removed writer that wakes up changes only its own files. Names without term and
+generation come from earlier versions, and count as older than all others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class StoredFile(Struct, frozen=True, kw_only=True, tag="StoredFile"):
-    """One file of a checkpoint, as it was written; `name` is no path."""
+    """One file of a checkpoint. Its name is not a path."""
 
     name: FileName
     bytes: Count
@@ -32,15 +32,14 @@ class StoredFile(Struct, frozen=True, kw_only=True, tag="StoredFile"):
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class CheckpointName:
-    """What the name of a checkpoint says: whose it is; they are in the order in which a job's lineages follow.
+    """The name of a checkpoint, ordered by the lineages of a job."""
 
-    `term` and `generation` are those of the writers' plan, 0 where an earlier version wrote it. `nonce`: hex, new for
-    each run, "" likewise.
-    """
-
+    #: term of the writers' plan, or 0 if an earlier version wrote the checkpoint
     term: int
+    #: generation of the writers' plan, or 0
     generation: int
     step: int
+    #: hexadecimal; another one for each run; "" if an earlier version wrote the checkpoint
     nonce: str = ""
 
     @property
@@ -51,10 +50,10 @@ class CheckpointName:
 
 
 def parse_name(name: str) -> CheckpointName:
-    """Return what a name that came from elsewhere says, if it is one of ours: never a path.
+    """Parse a name from a message or a directory. A path is refused.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not the name of a checkpoint.
     """
     match = _NAME.fullmatch(name)
     if match:
@@ -62,14 +61,14 @@ def parse_name(name: str) -> CheckpointName:
         found = CheckpointName(term=int(term or 0), generation=int(generation or 0), step=int(step), nonce=nonce or "")
         if name == found.folder:
             return found
-    raise ValueError(f"{name!r} is no name of a checkpoint")
+    raise ValueError(f"{name!r} is not the name of a checkpoint")
 
 
 def on_one_lineage(names: Iterable[CheckpointName]) -> list[CheckpointName]:
-    """Return those of kept checkpoints that can lie on one lineage, the newest one's, in its order.
+    """Return the checkpoints that are on the newest lineage, oldest first.
 
-    A later term or generation that has a checkpoint of the same or of an earlier step has gone back there: what the
-    earlier one had beyond was abandoned.
+    If a later term or generation has a checkpoint of the same or an earlier step, the job has rolled back to it, and
+    later steps of the earlier generation are not on the lineage.
     """
     found: list[CheckpointName] = []
     for name in sorted(names, reverse=True):

@@ -1,9 +1,9 @@
-"""Tensors in files, as safetensors has them: the length of a header, the header in JSON, then nothing but bytes.
+"""Files of tensors in the safetensors format: the length of the header, the header in JSON, then the bytes.
 
-Whatever reads safetensors reads these files. A file may hold a box only of a tensor, some rows, or some columns of some
-rows: then it says where that begins, in the words of `torch.distributed.checkpoint`, whose HuggingFaceStorageReader
-reads a folder of them as one state. Of a tensor that was spread over several workers of a node (a layout) it says the
-whole shape, too. Nothing in them is ever run; what the header says is checked before anybody believes it.
+All readers of safetensors can read these files. A file may have only a box of a tensor: some rows, or some columns of
+some rows. Then its header contains the offset in the format of `torch.distributed.checkpoint`, so that its
+HuggingFaceStorageReader reads a folder of such files as one state. If several workers of a node share a tensor (a
+layout), the header also contains the whole shape. No content is executed, and the header is checked before use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 
 SUFFIX = ".safetensors"
-#: bytes of an element, by the format's names of types
+#: bytes of an element, by the type names of the format
 ITEM_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -30,7 +30,7 @@ ITEM_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
-#: those names, of the types of torch that have one
+#: the type names of the format, by type of torch
 CODES = {
     "float64": "F64",
     "float32": "F32",
@@ -47,7 +47,7 @@ CODES = {
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 64
-#: where torch looks for the first element, by name of the tensor
+#: keys under which torch finds the offset of each tensor
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 #: whole shapes, by name of the tensor
 _WHOLE = "holdfast whole shapes"
@@ -97,14 +97,14 @@ def header_of(pieces: Sequence[StoredPiece]) -> bytes:
 
 
 def read_header(file: BinaryIO, size: int, name: str) -> tuple[tuple[StoredPiece, ...], int]:
-    """Return what a file of so many bytes holds, and where its bytes begin.
+    """Return the pieces of a file with `size` bytes, and the offset of its first tensor.
 
     Args:
-        name: what complaints call it.
+        name: the file's name in error messages.
 
     Raises:
-        DamagedCheckpointError: it is no such file, or holds something that does not fit.
-        OSError: it cannot be read.
+        DamagedCheckpointError: the file is not in this format, or is inconsistent.
+        OSError: the file cannot be read.
     """
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     start = _LENGTH_BYTES + length

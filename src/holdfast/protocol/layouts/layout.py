@@ -1,4 +1,4 @@
-"""How one replica of the model is spread over the processes of a node: the public `holdfast.Layout`."""
+"""How the processes of a node share one replica of the model: the public `holdfast.Layout`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from msgspec import Meta
 from holdfast.errors import BadInputError
 from holdfast.protocol.plan import WHOLE_REPLICA, Role
 
-#: the dimensions of a node's places, the slowest first: neighbours share a tensor
+#: The dimensions of a replica group within a node, the slowest first: neighbours share a tensor.
 SHARD, TENSOR = "shard", "tensor"
 DIMENSIONS = (SHARD, TENSOR)
-#: along each dimension
+#: most workers along a dimension
 MAX_SIZE = 1024
 Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)]
 
 
 class _Sized(msgspec.StructMeta):
-    """Looks at the names that a script gives: msgspec's own complaint is a TypeError that names no other."""
+    """Checks the names of arguments. The TypeError of msgspec suggests no other name."""
 
     def __call__(cls, *args: Any, **sizes: Any) -> Any:
         known = cls.__struct_fields__
@@ -37,21 +37,23 @@ class _Sized(msgspec.StructMeta):
 
 
 class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=_Sized):
-    """One replica's dimensions (docs/layouts.md): within a node `shard` x `tensor` places, and `stages` of a pipeline.
+    """The dimensions of one replica (docs/layouts.md): `shard` x `tensor` workers of a node, in `stages` of a pipeline.
 
-    shard: FSDP2: so many places share the parameters of each module, and the samples of each micro-batch. tensor: so
-    many share each matrix product, on the same samples. Places are numbered with `tensor` running fastest.
+    Local ranks are numbered with `tensor` running fastest.
     """
 
+    #: FSDP2: this many workers share the parameters of each module, and the samples of each micro-batch
     shard: Size = 1
+    #: this many workers share each matrix product, on the same samples
     tensor: Size = 1
+    #: stages of a pipeline
     stages: Size = 1
 
     def __post_init__(self) -> None:
-        """Look at the sizes.
+        """Check the sizes.
 
         Raises:
-            BadInputError: one is no number from 1 to 1024.
+            BadInputError: one is not a whole number from 1 to 1024.
         """
         for name, size in (("shard", self.shard), ("tensor", self.tensor), ("stages", self.stages)):
             if type(size) is not int or not 1 <= size <= MAX_SIZE:
@@ -59,35 +61,35 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     @property
     def places(self) -> int:
-        """How many processes of a node are one replica of the model (of a stage of it)."""
+        """Number of processes of a node that share one replica of the model, or of a stage."""
         return self.shard * self.tensor
 
     @property
     def roles(self) -> int:
-        """How many workers a replica has, of all its stages."""
+        """Number of workers of a replica, in all stages."""
         return self.stages * self.places
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By the names of the dimensions of a node's places."""
+        """Size of each dimension within a node, by name."""
         return {SHARD: self.shard, TENSOR: self.tensor}
 
     def rank(self, stage: int, place: int) -> int:
-        """Return a role's rank within the replica, as torch sees it: places first, then stages.
+        """Return the rank of a role within the replica: local ranks first, then stages.
 
         Raises:
-            ValueError: there is no such role.
+            ValueError: the role does not exist.
         """
         if not (0 <= stage < self.stages and 0 <= place < self.places):
             raise ValueError(f"a replica of {self} has no stage {stage} with a place {place}")
         return stage * self.places + place
 
     def coordinates(self, place: int) -> dict[str, int]:
-        """Return where a place lies along each dimension."""
+        """Return the coordinate of a local rank along each dimension."""
         return {SHARD: self.shard_of(place), TENSOR: self.tensor_of(place)}
 
     def beside(self, place: int, dimension: str) -> tuple[int, ...]:
-        """Return the places that differ from this one along a dimension alone, with itself, in their order."""
+        """Return the local ranks that differ from this one only along one dimension, including itself, ascending."""
         stride = math.prod(self.sizes[later] for later in DIMENSIONS[DIMENSIONS.index(dimension) + 1 :])
         first = place - place // stride % self.sizes[dimension] * stride
         return tuple(first + stride * number for number in range(self.sizes[dimension]))
@@ -95,31 +97,31 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     def role_of(self, index: int) -> Role:
         """Return the role of the worker with this index on its node."""
         place = index % self.places
-        return Role(place=place) if place else WHOLE_REPLICA  # (which takes no room in messages)
+        return Role(place=place) if place else WHOLE_REPLICA  # Messages leave this object out.
 
     def shard_of(self, place: int) -> int:
-        """Return which part of a micro-batch's samples a place has, 0-based: the same along `tensor`."""
+        """Return the part of a micro-batch's samples that a local rank has, 0-based; equal along `tensor`."""
         return place // self.tensor
 
     def tensor_of(self, place: int) -> int:
-        """Return which part of each matrix product a place has, 0-based."""
+        """Return the part of each matrix product that a local rank has, 0-based."""
         return place % self.tensor
 
     def __str__(self) -> str:
-        """As people would say it."""
+        """The layout in words."""
         named = {"shard": self.shard, "tensor": self.tensor, "stages": self.stages}
         return " x ".join(f"{name} {size}" for name, size in named.items() if size > 1) or "a whole replica per worker"
 
 
-#: each worker has a whole replica
+#: Each worker has a whole replica.
 WHOLE = Layout()
 
 
 def hash_of_role(place: int, state_hash: str) -> str:
-    """Return how the hash of a part of the state is told: those of different places are of different parts."""
+    """Return the hash of a part of the state with its local rank: other local ranks have other parts."""
     return f"{place}:{state_hash}"
 
 
 def of_one_role(one: str, other: str) -> bool:
-    """Tell whether two hashes, as they were told, are of the same part of the state."""
+    """Return whether two results of `hash_of_role` are of the same part of the state."""
     return one.rpartition(":")[0] == other.rpartition(":")[0]

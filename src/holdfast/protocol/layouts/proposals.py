@@ -1,4 +1,4 @@
-"""What the places of a unit agree on before they do it together (docs/layouts.md, rules 4 and 9)."""
+"""Proposals on which the workers of a replica group agree before they act together (docs/layouts.md, rules 4 and 9)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class ProposalKind(IntEnum):
-    """What is to be done: something to be computed, or a state that has come to be taken."""
+    """The proposed action: a computation, or the use of a received state."""
 
     MICRO_BATCH = 0
     EVALUATION = 1
@@ -16,7 +16,7 @@ class ProposalKind(IntEnum):
 
 
 class Proposal(NamedTuple):
-    """What a place is about to do: a micro-batch, a shard of an evaluation, a shadow step's micro-batch; `adoption`."""
+    """The next action of a worker: a micro-batch, a shard of an evaluation, a shadow step, or an `adoption`."""
 
     generation: int
     step: int
@@ -25,5 +25,5 @@ class Proposal(NamedTuple):
 
 
 def adoption(generation: int) -> Proposal:
-    """Return what a place proposes that has a whole state which is to take the place of the one it keeps, or has."""
+    """Return the proposal of a worker to replace its state by a complete received one."""
     return Proposal(generation, 0, 0, ProposalKind.STATE)

@@ -1,4 +1,4 @@
-"""Several layouts of one job, of which one is in force: which ones it lists, and a change from one to another."""
+"""Jobs with several layouts, of which one is in force: the list, and changes between them."""
 
 from __future__ import annotations
 
@@ -12,58 +12,61 @@ from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.names import Blob, Count, Struct, Text
 from holdfast.protocol.state import SnapshotKey
 
-#: that a job may list
+#: most layouts of a job
 MAX_LAYOUTS = 16
 
 
 class ListedLayout(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A layout that a job may have. `nodes`: from so many nodes on, as the script says; 0: holdfast chooses."""
+    """A layout that a job may use."""
 
     layout: Layout
+    #: least number of nodes for it, as the script gives it; 0: holdfast chooses
     nodes: Count = 0
 
 
-#: all that a job may have, () where it has one alone: in the order of preference, or of the nodes that are told
+#: The layouts of a job, in order of preference or of their node counts. () if the job has only one layout.
 Layouts = Annotated[tuple[ListedLayout, ...], Meta(max_length=MAX_LAYOUTS)]
 
 
 class LayoutChange(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="LayoutChange"):
-    """A change of layout that is under way, since when (unix seconds), because of how many nodes, and why.
-
-    `kept`: all members have put that state into the memory of their nodes, and `after` is in force; None: not yet.
-    `experts`: which ones each of those members has put away.
-    """
+    """A change of the layout that is in progress."""
 
     before: Layout
     after: Layout
     why: Text
+    #: number of nodes that led to it
     nodes: Count
+    #: when it began, unix seconds
     since: float
+    #: The stashed state, once all members have stashed it and `after` is in force; None before that.
     kept: SnapshotKey | None = None
+    #: the experts that each member has stashed
     experts: tuple[Blob, ...] = ()
 
 
 class FailedLayout(Struct, frozen=True, kw_only=True, tag="FailedLayout"):
-    """The script failed under it before a step was committed, `tries` times in a row; `until` then it is not tried."""
+    """A layout under which the script failed before a step was committed."""
 
     layout: Layout
+    #: it is not tried again before this time, unix seconds
     until: float
+    #: failures in a row
     tries: int = 1
 
 
 def are_told(layouts: Layouts) -> bool:
-    """Tell whether the script says which layout belongs to how many nodes."""
+    """Return whether the script gives a node count for each layout."""
     return any(one.nodes for one in layouts)
 
 
 def layout_for(layouts: Layouts, nodes: int) -> Layout:
-    """Return what a job with so many nodes begins with: what it is told for them, else the first that it lists."""
+    """Return the layout with which a job begins: the one for this number of nodes, or the first."""
     fitting = [one for one in layouts if one.nodes <= nodes] if are_told(layouts) else []
     return max(fitting, key=lambda one: one.nodes).layout if fitting else layouts[0].layout
 
 
 def places_by_nodes(layouts: Layouts) -> tuple[int, ...]:
-    """Return how many places a replica has with 1, 2, ... nodes, until it is the same for all more; () for one."""
+    """Return the workers of a replica with 1, 2, ... nodes, up to the last change; () if there is only one layout."""
     most = max((one.nodes for one in layouts), default=0)
     return tuple(layout_for(layouts, nodes).places for nodes in range(1, most + 1))
 
@@ -76,7 +79,7 @@ def said_of(layouts: Layouts) -> str:
 
 
 def said_so(layout: Layout) -> str:
-    """Return a layout in words, as a part of a sentence."""
+    """Return a layout in words."""
     return "one place" if layout == WHOLE else str(layout)
 
 

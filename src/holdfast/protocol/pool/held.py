@@ -1,4 +1,4 @@
-"""What a job's own record has of its pool: a part of that record; `coordination.tenancy` changes it."""
+"""The part of a job's record about its pool. `coordination.tenancy` changes it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Held
     """A grant that a job holds."""
 
     number: int
-    #: when the job heard of it, unix seconds
+    #: when the job learned of it, unix seconds
     since: float
-    #: the node has joined by it
+    #: whether the node has joined
     came: bool = False
-    #: the pool wants the node back, in good order
+    #: whether the pool wants the node back
     leaving: bool = False
-    #: the node waits as a standby; otherwise it counts as one that trains
+    #: whether the node waits as a standby
     standby: bool = False
     #: the version of the pool's newest decision on `standby` that the job has followed
     role_version: int = 0
 
 
 class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Held"):
-    """What a job's record has of its pool: grants by node, and those given back of which the pool still speaks.
-
-    `failure_rate`: how often a node of the pool fails, per second; 0 before it has said so.
-    `anew`: it was suspended and keeps no checkpoints: until it trains again nothing is left of what it had done.
-    `term`, `heard`: of the newest shares that were heard. `standing`, `why`: what the pool is told of the job.
-    """
+    """The grants of a job, by node."""
 
     submission: int
+    #: term of the newest shares that the job has seen
     term: int = 0
+    #: version of the newest shares that the job has seen
     heard: int = 0
     grants: dict[str, HeldGrant] = msgspec.field(default_factory=dict[str, HeldGrant])
+    #: grants that were returned, and that the pool still lists
     returned: frozenset[int] = frozenset()
     wish: PoolWish = "run"
+    #: the job's state, which the pool is told
     standing: JobStanding = "going"
+    #: the reason, which the pool is told
     why: str = ""
+    #: failures of a node of the pool per second; 0 before the pool has sent it
     failure_rate: float = 0.0
+    #: Whether it was suspended and keeps no checkpoints: until it trains again, all its progress is lost.
     anew: bool = False
-    #: how many nodes train by the pool's newest word; None before the first one
+    #: number of nodes that train by the newest shares, or None before the first
     places: int | None = None
 
     @property
@@ -52,15 +54,15 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Held"):
 
     @property
     def waiting(self) -> frozenset[int]:
-        """The grants held by whose nodes no place is filled."""
+        """The grants of nodes that wait as standbys."""
         return frozenset(grant.number for grant in self.grants.values() if grant.standby)
 
     @property
     def training(self) -> int:
-        """The number of grants whose nodes count as ones that train, without those that the pool wants back."""
+        """The number of grants of nodes that train, without grants that the pool wants back."""
         return sum(not (grant.standby or grant.leaving) for grant in self.grants.values())
 
     @property
     def to_leave(self) -> tuple[str, ...]:
-        """The nodes to give back, in good order."""
+        """The nodes that the job returns to the pool."""
         return tuple(node for node, grant in self.grants.items() if grant.leaving)

@@ -1,4 +1,4 @@
-"""What a node needs to start what belongs to a grant."""
+"""The data with which a node starts a job of the pool."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from holdfast.protocol.names import Count, Struct, Text
 
 
 class PooledLaunch(Struct, frozen=True, kw_only=True, tag="PooledLaunch"):
-    """A job as its nodes start it. `token`: what its coordinator is shown; `address`: the path below the pool's URL."""
+    """A job as its nodes start it."""
 
     submission: Count
     spec: JobSpec
+    #: secret for the coordinator of the job
     token: Text
-    #: (a path, so that nothing in it makes another host of the pool's URL)
+    #: The path below the pool's URL. Its pattern prevents that it changes the host of the URL.
     address: Annotated[str, Meta(pattern=r"^/[A-Za-z0-9._/-]{1,200}$")]

@@ -1,4 +1,4 @@
-"""What the pool keeps in the store, under `pool/record`: the only truth about who owns a node."""
+"""The record of a pool in the store, under `pool/record`. It alone decides which job has a node."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from holdfast.protocol.names import Struct
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.sharing import JobPace
 
-#: Raised with every change after which a pool would misread what one of before wrote, or the other way round.
+#: Raised whenever an older and a newer pool would misread each other's records.
 POOL_SCHEMA = 2
 
-#: what a pool knows of a job: in the queue; nodes are given to it; on its way out of its nodes; without any; over
+#: State of a job: in the queue; with nodes; leaving its nodes; without nodes; leaving its nodes to end; the rest:
+#: ended.
 PooledState = Literal["queued", "admitted", "suspending", "suspended", "stopping", "finished", "stopped", "failed"]
-#: those of jobs that are over
+#: states of ended jobs
 OVER: frozenset[PooledState] = frozenset(("finished", "stopped", "failed"))
 
 
@@ -28,7 +29,7 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Grant"):
     node: str
     session: str
     job: str
-    #: the version of the record in which the pool last decided `standby`: with the grant, or when it called the node
+    #: version of the record in which the pool last decided `standby`: with the grant, or when it called the node
     version: int
     #: the job must leave the node, in good order
     recalled: bool = False
@@ -39,76 +40,81 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Grant"):
 
 
 class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="PoolNode"):
-    """A node of the pool, connected or not. `session`: of its agent's process that came last.
-
-    `drained`: a person has it looked after: no job is given it. `passing`: its name is of its agent's process alone.
-    """
+    """A node of the pool, connected or not."""
 
     name: str
+    #: session of its newest agent
     session: str
     rack: str = ""
     zone: str = ""
+    #: whether a user drains it, so that no job gets it
     drained: bool = False
+    #: whether its name belongs to its agent's process alone
     passing: bool = False
 
 
 class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="PooledJob"):
-    """A job of the pool; times are unix seconds.
-
-    `submission`: its number, which no other ever has. `admitted_at`: when it was begun last. `share`: how many nodes it
-    was to have when that was decided last; `grew_at`: when that was raised last. `preempted`: it leaves its nodes, or
-    has left them, for other jobs. `wished_at`: the version of the record in which what it is to do with its nodes
-    changed last. `why`: it is in the queue, or over, for this reason. `unsaved`: it is to end at once, without being
-    saved. `pace`: how fast it trains, all that was ever measured of it.
-    """
+    """A job of the pool. Times are unix seconds."""
 
     name: str
+    #: its number; no other job ever has the same
     submission: int
     spec: JobSpec
     state: PooledState = "queued"
     submitted_at: float = 0.0
+    #: when it last got nodes
     admitted_at: float = 0.0
+    #: nodes that it should have by the last plan
     share: int = 0
+    #: when its share last grew
     grew_at: float = 0.0
+    #: whether other jobs took its nodes
     preempted: bool = False
+    #: version of the record in which its wish last changed
     wished_at: int = 0
+    #: why it is in the queue, or has ended
     why: str = ""
+    #: all measurements of its step times
     pace: JobPace | None = None
+    #: whether it ends at once, without being saved
     unsaved: bool = False
 
     @property
     def told_state(self) -> str:
-        """Its state as users are told: one that others' weights have taken out of its nodes is waiting."""
+        """The state for users: a job that has lost its nodes to the weights of other jobs is waiting."""
         starved = self.state == "queued" and self.preempted and not self.spec.preemptible
         return "waiting" if starved else self.state
 
 
 class PoolRecord(Struct, frozen=True, kw_only=True, tag="PoolRecord"):
-    """The pool's durable state, replaced as a whole by compare-and-swap.
-
-    `version` counts its changes: what jobs and nodes are told carries it. `last_grant`, `last_submission`: the highest
-    numbers ever given. `grants`: those in force, by node: a node has one or none. `seq`: of the newest event;
-    `outbox`: the events of the transition that wrote this record. `failures`: so often a job has lost a node since the
-    pool was first begun, `began_at` (unix seconds). `reserve`: nodes kept back, where the pool decides how many;
-    `repairs`: for how long nodes were away that had failed, seconds, the newest last.
-    """
+    """The durable state of the pool, replaced as a whole by compare-and-swap."""
 
     schema: int
     pool: str
     term: int = 0
+    #: Number of changes. Messages to jobs and nodes carry it.
     version: int = 0
+    #: highest number of a grant so far
     last_grant: int = 0
+    #: highest number of a job so far
     last_submission: int = 0
     nodes: Mapping[str, PoolNode] = msgspec.field(default_factory=dict[str, PoolNode])
+    #: grants in force, by node; a node has at most one
     grants: Mapping[str, Grant] = msgspec.field(default_factory=dict[str, Grant])
     jobs: Mapping[str, PooledJob] = msgspec.field(default_factory=dict[str, PooledJob])
+    #: number of the newest event
     seq: int = 0
+    #: events of the transition that wrote this record
     outbox: tuple[AnyPoolEvent, ...] = ()
+    #: nodes that jobs have lost since `began_at`
     failures: int = 0
+    #: when the pool first began, unix seconds
     began_at: float = 0.0
+    #: nodes that are kept back, if the pool chooses the number
     reserve: int = 0
+    #: seconds for which failed nodes were away, the newest last
     repairs: tuple[float, ...] = ()
-    #: Where the server of this term serves; "" if an earlier version wrote this.
+    #: URL of the server of this term; "" if an earlier version wrote this
     url: str = ""
-    #: A random name that the pool keeps for life. Nodes report it, so that pools of the same name are told apart.
+    #: A random name that the pool keeps forever. Nodes report it, so that pools with the same name are distinguished.
     identity: str = ""

@@ -1,4 +1,4 @@
-"""What the pool and a job's coordinator tell each other: how things stand, by their records, never what has changed."""
+"""Messages between a pool and the coordinator of a job. They contain whole states, never changes."""
 
 from __future__ import annotations
 
@@ -12,90 +12,96 @@ from holdfast.protocol.job_spec import MOST_FLOP
 from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.names import Count, Name, Seconds, Struct, Text
 
-#: what a job is to do with its nodes: train; save its state and leave them; save it and end; end at once
+#: What a job should do: train; save its state and leave its nodes; save it and end; end at once.
 PoolWish = Literal["run", "suspend", "stop", "stop_now"]
-#: how a job stands by its own record; the last three: it is over
+#: the state of a job by its own record
 JobStanding = Literal["going", "suspended", "finished", "stopped", "failed"]
 
 
 class JobShares(Struct, frozen=True, kw_only=True, tag="JobShares"):
-    """A job's grants by the pool's record, by node; `leaving`: those of them that it is to give back, in good order.
+    """The grants of a job by the pool's record, by node."""
 
-    `standbys`: those of nodes that wait to take the place of one that is lost.
-    `role_versions`: by node, the version of the record in which the pool last decided whether the node waits. The job
-    follows a decision once, when its version is newer than the last one that it followed. Else the job's word counts.
-    `failure_rate`: how often a node fails, per second, as the pool has seen it; 0: it has said nothing of that.
-    `stranded`: so many nodes of the pool are of no use to the job that it cannot be begun on the others.
-    `term`, `version`: of that record; an older one than was heard counts no more.
-    """
-
+    #: term of the record; older records than one seen before are ignored
     term: Count
+    #: version of the record
     version: Count
     submission: Count
     grants: Mapping[Name, Count] = msgspec.field(default_factory=dict[str, int])
+    #: grants that the job must return
     leaving: frozenset[Count] = frozenset()
+    #: grants of nodes that wait as standbys
     standbys: frozenset[Count] = frozenset()
+    #: By node, the version of the record in which the pool last decided whether the node waits. The job follows each
+    #: decision once, if its version is newer than the last one that it followed. Otherwise the job's own choice counts.
     role_versions: Mapping[Name, Count] = msgspec.field(default_factory=dict[str, int])
     wish: PoolWish = "run"
+    #: whether too few nodes of the pool are usable for the job
     stranded: bool = False
+    #: failures of a node per second, or 0 if unknown
     failure_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
 class NodeUnfit(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="NodeUnfit"):
-    """A job would not take a node, and why. `grant`: by which it came; 0: not before a person lets it come back."""
+    """A node that a job refuses."""
 
+    #: The grant by which it came. 0: refused until a user allows it.
     grant: Count = 0
     why: Text = ""
 
 
 class JobPace(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="JobPace"):
-    """How fast a job trains, as far as it was measured: with how many nodes a step took how long, and what it is.
+    """Measured step times of a job."""
 
-    `micro_batches`, `samples`: of a step. `workers`: of a node. `flop_per_sample`: that training on one takes, 0 where
-    nobody has said it. `layouts`: from how many nodes on which one belongs to them; () where each worker has the whole
-    model. `experts`: of a layer, 0 where it has none; `slots`: of a node for them.
-    """
-
+    #: seconds of a step, by number of nodes
     step_s: Mapping[Annotated[int, Meta(ge=1, le=1 << 20)], Seconds] = msgspec.field(default_factory=dict[int, float])
+    #: of a step
     micro_batches: Count = 0
+    #: of a step
     samples: Count = 0
+    #: of a node
     workers: Count = 0
+    #: FLOP of training on a sample, or 0 if unknown
     flop_per_sample: Annotated[float, Meta(ge=0.0, le=MOST_FLOP)] = 0.0
+    #: layouts with the number of nodes from which each is used; () if each worker has the whole model
     layouts: Layouts = ()
+    #: experts of a layer, or 0
     experts: Count = 0
+    #: expert slots of a node
     slots: Count = 0
 
 
 class JobCosts(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="JobCosts"):
-    """What failures have cost a job, as measured, in seconds beside a usual step; 0 for what was not.
+    """Measured costs of failures of a job, in seconds beyond a usual step; 0 if unknown."""
 
-    `hit_s`: it has lost a node, and gone on without; `replaced_s`: a standby took the place; `rolled_back_s`: it has
-    gone back to what it had saved, what was done again among it. `saves_every_s`: how long it lets pass between saves.
-    """
-
+    #: loss of a node without a replacement
     hit_s: Seconds = 0.0
+    #: loss of a node that a standby replaced
     replaced_s: Seconds = 0.0
+    #: roll-back to a checkpoint, with the repeated steps
     rolled_back_s: Seconds = 0.0
+    #: seconds between checkpoints
     saves_every_s: Seconds = 0.0
 
 
 class JobStands(Struct, frozen=True, kw_only=True, tag="JobStands"):
-    """What a job holds by its own record. A grant that it was told of, and does not hold, it never takes again.
-
-    `heard`: the version of the newest shares that are in its record. `standbys`: of those held, by which nodes wait;
-    `trains`: by which they are members of its plan. `refuses`: nodes that it would not take. `move_s`: what it costs of
-    its training that a node joins and another leaves, as far as that was measured. `costs`: what failures have cost.
-    `pace`: None before steps were.
-    """
+    """The state of a job by its own record."""
 
     submission: Count
+    #: version of the newest shares in its record
     heard: Count
+    #: Grants that it holds. A grant that it has seen, and does not hold, is never used again.
     held: frozenset[Count] = frozenset()
+    #: held grants of nodes that wait
     standbys: frozenset[Count] = frozenset()
+    #: held grants of members of its plan
     trains: frozenset[Count] = frozenset()
     standing: JobStanding = "going"
     why: Annotated[Text, Meta(description="of one that is over")] = ""
+    #: nodes that it refuses
     refuses: Mapping[Name, NodeUnfit] = msgspec.field(default_factory=dict[str, NodeUnfit])
+    #: seconds of training that one node costs that joins while another leaves; None if unknown
     move_s: Seconds | None = None
+    #: costs of failures
     costs: JobCosts = JobCosts()
+    #: None before any step was measured
     pace: JobPace | None = None
