@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.protocol.commit import Commit, from_lanes, lane_numbers
+from holdfast.protocol.commit import Commit, commit_from_sums, lane_contribution
 from holdfast.step_samples import MAX_MICRO_BATCHES, StepSamples, place_hash
 
 SAMPLES = StepSamples(seed=3, micro_batches=6, micro_batch=4)
@@ -76,7 +76,7 @@ def test_whatever_goes_wrong_with_one_micro_batch_is_wrong(
         Commit(grad_square=0.0, loss_sum=0.0, samples=2 * len(own), nonfinite=0, sample_hashes=sum(own))
         for own in ranks
     ]
-    summed = from_lanes([sum(column) for column in zip(*map(lane_numbers, parts), strict=True)])
+    summed = commit_from_sums([sum(column) for column in zip(*map(lane_contribution, parts), strict=True)])
     right = mistake == "none" or (mistake == "swapped" and micro_batches == 1)
     assert (said_of(samples, step, summed) == "") is right
 

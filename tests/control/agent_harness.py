@@ -118,7 +118,7 @@ class FakeCoordinator:
             self.hellos.append(message)
             if self.welcome is not None:
                 await connection.send(msgspec.msgpack.encode(self.welcome))
-        if isinstance(message, Leave) and message.waits:
+        if isinstance(message, Leave) and message.awaits_answer:
             await connection.send(msgspec.msgpack.encode(EndNode(exit_code=EXIT_FAILED, why=message.detail)))
         async with self._changed:
             self.heard.append(message)

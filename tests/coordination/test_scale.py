@@ -13,7 +13,7 @@ from holdfast.coordination.lateness.pace import PATIENCE_S
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.messages.progress import Activity, Probe, Stand, Whereabouts
+from holdfast.protocol.messages.progress import Activity, Probe, ProbeAnswer, ThreadActivity
 from holdfast.protocol.plan import Phase
 
 SMALL, LARGE = 4, 64
@@ -95,12 +95,12 @@ def test_an_answer_where_everybody_stands_costs_the_same_whatever_the_world_s_si
 
     def cost(nodes: int) -> int:
         job = Job(nodes=nodes).start()
-        late = Stand(worker=w("n0"), generation=1, step=1, activity=Activity.COMPUTE, for_s=1.0, limit_s=0.5)
+        late = ThreadActivity(worker=w("n0"), generation=1, step=1, activity=Activity.COMPUTE, for_s=1.0, limit_s=0.5)
         job.tell("n0", msg.Late(stand=late))
         (probe, *_) = job.sent(Probe)
         job.now += 2 * PATIENCE_S
         answers = [job.heard(msg.Begun(worker=w(f"n{index}"), generation=1)) for index in range(nodes - 1)]
-        told = [Received(event.connection, Whereabouts(number=probe.number, stands=())) for event in answers]
+        told = [Received(event.connection, ProbeAnswer(number=probe.number, stands=())) for event in answers]
         costs = [calls(lambda event=event: job.take(job.machine.handle(event, job.now))) for event in told]
         assert all(type(one) is not Broadcast for one in job.last)
         return max(costs[1:])

@@ -13,7 +13,7 @@ LAYOUT_MUTANTS = (
         name="workers_of_the_layout_before_stay",
         module=CHANGING,
         qualname="LayoutChanges.replace_all",
-        old="self._absences.replace_workers(list(turn.members.nodes), f'another layout: {said_so(layout)}')",
+        old="self._absences.replace_workers(list(turn.members.nodes), f'another layout: {describe_layout(layout)}')",
         new="pass",
         why="their models are spread in another way",
     ),

@@ -27,8 +27,8 @@ MOVE_MUTANTS = (
         name="standby_has_the_last_rank",
         module=PLANNER,
         qualname="_seats",
-        old="[seat_of(worker) for worker in before.workers if node_of(worker) not in stand_ins]",
-        new="[seat_of(worker) for worker in before.workers]",
+        old="[node_and_index_of(worker) for worker in before.workers if node_of(worker) not in stand_ins]",
+        new="[node_and_index_of(worker) for worker in before.workers]",
         why="whoever takes a place has its rank, also where it was a member already",
     ),
     Mutant(

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.checkpoints import directory
-from holdfast.protocol.checkpoints.boxes import Box, make_up, slabs
-from holdfast.protocol.checkpoints.joining import joined_file
+from holdfast.protocol.checkpoints.boxes import Box, cover_exactly, split_into_slabs
+from holdfast.protocol.checkpoints.joining import join_into_file
 from holdfast.protocol.checkpoints.names import CheckpointName
-from holdfast.protocol.checkpoints.tensor_files import StoredPiece, header_of
+from holdfast.protocol.checkpoints.tensor_files import StoredPiece, make_header
 from holdfast.storage import LocalStorage
 
 NAME = CheckpointName(term=1, generation=1, step=1, nonce="ab")
@@ -26,7 +26,7 @@ shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 def cut_up(draw: st.DrawFn, least: int = 0) -> tuple[tuple[int, ...], list[Box]]:
     """Draw a shape, and boxes that are all of it: each cut goes through one of those before it."""
     shape = tuple(draw(st.lists(st.integers(least, 5), min_size=min(least, 1), max_size=4)))
-    boxes = [Box.all_of(shape)]
+    boxes = [Box.of_whole(shape)]
     for _ in range(draw(st.integers(0, 6)) if shape else 0):
         box = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
         dimension = draw(st.integers(0, len(shape) - 1))
@@ -45,7 +45,7 @@ def counted(boxes: list[Box], whole: tuple[int, ...]) -> np.ndarray:
     """Return how many boxes have each element."""
     times = np.zeros(whole, dtype=int)
     for box in boxes:
-        times[box.seen_from(Box.all_of(whole))] += 1
+        times[box.slices_in(Box.of_whole(whole))] += 1
     return times
 
 
@@ -63,7 +63,7 @@ def strewn(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
 @given(cut_up())
 def test_what_a_tensor_is_cut_into_makes_it_up(case: tuple[tuple[int, ...], list[Box]]) -> None:
     whole, boxes = case
-    assert make_up(boxes, whole)
+    assert cover_exactly(boxes, whole)
 
 
 @given(st.one_of(strewn(), cut_up()), st.data())
@@ -78,7 +78,7 @@ def test_boxes_make_up_a_tensor_if_each_element_is_in_one(
         elif boxes:
             boxes.append(data.draw(st.sampled_from(boxes)))
     each_once = bool((counted(boxes, whole) == 1).all())
-    assert make_up(boxes, whole) == (each_once if np.prod(whole) else bool(boxes))
+    assert cover_exactly(boxes, whole) == (each_once if np.prod(whole) else bool(boxes))
 
 
 @given(strewn())
@@ -89,13 +89,13 @@ def test_what_two_boxes_have_in_common(case: tuple[tuple[int, ...], list[Box]]) 
             both = counted([one, other], whole) == 2
             if one is other:
                 both = counted([one], whole) == 1
-            common = one.common(other)
+            common = one.intersect(other)
             assert np.array_equal(counted([common] if common else [], whole) == 1, both)
 
 
 def test_slabs_are_between_edges() -> None:
     boxes = [Box((0, 0), (2, 4)), Box((2, 0), (3, 2)), Box((2, 2), (1, 2)), Box((3, 2), (2, 2))]
-    assert list(slabs(boxes, 0)) == [(0, 2, [0]), (2, 3, [1, 2]), (3, 5, [1, 3])]
+    assert list(split_into_slabs(boxes, 0)) == [(0, 2, [0]), (2, 3, [1, 2]), (3, 5, [1, 3])]
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +112,13 @@ def test_pieces_of_any_boxes_are_joined(folder: Callable[[], Path], case: tuple[
     for part in range(len(boxes)):  # (a tensor is in each file once)
         box = boxes[part]
         piece = StoredPiece(name="w", code="I16", box=box, whole=whole)
-        data = np.ascontiguousarray(values[box.seen_from(Box.all_of(whole))]).tobytes()
+        data = np.ascontiguousarray(values[box.slices_in(Box.of_whole(whole))]).tobytes()
         name = f"part-{part:05d}-of-{len(boxes):05d}.safetensors"
-        files.append(directory.write_file(storage, NAME.folder, name, [header_of([piece]), data]))
+        files.append(directory.write_file(storage, NAME.folder, name, [make_header([piece]), data]))
     directory.seal(storage, NAME, files)
-    (described,), content = joined_file(storage, NAME.folder, lambda _: True)
-    assert (described.box, described.whole) == (Box.all_of(whole), ())
-    assert b"".join(content) == header_of([described]) + values.tobytes()
+    (described,), content = join_into_file(storage, NAME.folder, lambda _: True)
+    assert (described.box, described.whole) == (Box.of_whole(whole), ())
+    assert b"".join(content) == make_header([described]) + values.tobytes()
 
 
 def test_a_dense_jobs_header_is_what_it_has_always_been() -> None:
@@ -132,7 +132,7 @@ def test_a_dense_jobs_header_is_what_it_has_always_been() -> None:
         '\\"s\\": {\\"saved_offsets\\": []}}"},"w":{"dtype":"F32","shape":[1,3],"data_offsets":[0,12]},'
         '"s":{"dtype":"F32","shape":[],"data_offsets":[12,16]}}'
     )
-    header = header_of(pieces)
+    header = make_header(pieces)
     assert header[8:].decode().rstrip() == text
     assert int.from_bytes(header[:8], "little") == len(header) - 8
     assert len(header) % 8 == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
-from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile, on_one_lineage
+from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile, newest_lineage
 from holdfast.storage import LocalStorage
 
 FILES = {"a.bin": b"a" * 1000, "b.bin": b"b" * 10, "empty": b""}
@@ -73,7 +73,7 @@ def test_writers_of_two_lineages_never_touch_each_others_files(tmp_path: Path) -
     seal(tmp_path, abandoned)
     checkpoint_dir.remove_unfinished(LocalStorage(tmp_path), abandoned)
     assert {path: path.read_bytes() for path in (tmp_path / decided.folder).rglob("*") if path.is_file()} == before
-    assert checkpoint_dir.intact_checkpoints(LocalStorage(tmp_path), pytest.fail) == [decided]
+    assert checkpoint_dir.find_intact_checkpoints(LocalStorage(tmp_path), pytest.fail) == [decided]
 
 
 def test_what_is_damaged_before_it_is_kept_is_told(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_checkpoints_are_in_the_order_of_their_lineages(tmp_path: Path) -> None:
 def test_checkpoints_of_earlier_versions_are_found(tmp_path: Path) -> None:
     for step in (10, 20):
         of_today(tmp_path, step)
-    found = checkpoint_dir.intact_checkpoints(LocalStorage(tmp_path), pytest.fail)
+    found = checkpoint_dir.find_intact_checkpoints(LocalStorage(tmp_path), pytest.fail)
     assert [name.folder for name in found] == ["step-00000010", "step-00000020"]
 
 
@@ -111,7 +111,10 @@ def test_damaged_ones_are_told_and_stand_in_nobodys_way(tmp_path: Path) -> None:
         if step > 50:
             os.truncate(path / "a.bin", 10)
     told: list[DamagedCheckpointError] = []
-    assert [name.step for name in checkpoint_dir.intact_checkpoints(LocalStorage(tmp_path), told.append)] == [10, 20]
+    assert [name.step for name in checkpoint_dir.find_intact_checkpoints(LocalStorage(tmp_path), told.append)] == [
+        10,
+        20,
+    ]
     assert ["step-00000100" in str(error) for error in told] == [True, False]
 
 
@@ -151,7 +154,7 @@ def test_what_a_later_generation_went_back_behind_is_abandoned() -> None:
         return CheckpointName(term=1, generation=generation, step=step)
 
     names = [name(1, 10), name(1, 20), name(1, 30), name(2, 20), name(2, 25), name(3, 40)]
-    assert on_one_lineage(names) == [name(1, 10), name(2, 20), name(2, 25), name(3, 40)]
+    assert newest_lineage(names) == [name(1, 10), name(2, 20), name(2, 25), name(3, 40)]
 
 
 def test_only_what_is_named_is_removed_and_what_was_left_unfinished_before_it(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.protocol.fingerprint import MAX_BITS, Fingerprint, compared_numbers, unequal_roles
+from holdfast.protocol.fingerprint import MAX_BITS, Fingerprint, find_unequal_roles, fingerprint_contribution
 
 
 def sums(settings: Sequence[int], *, places: int = 1, step: int = 3, state: int = 0) -> list[float]:
     """Return the sums of workers with these settings, by rank."""
     world = len(settings)
     rows = [
-        compared_numbers(Fingerprint(step=step, settings=one, state=state), rank % places, places, world)
+        fingerprint_contribution(Fingerprint(step=step, settings=one, state=state), rank % places, places, world)
         for rank, one in enumerate(settings)
     ]
     return [sum(column) for column in zip(*rows, strict=True)]
@@ -24,30 +24,30 @@ def sums(settings: Sequence[int], *, places: int = 1, step: int = 3, state: int 
 @given(st.lists(st.integers(0, (1 << 62) - 1), min_size=1, max_size=4), st.integers(1, 2000), st.integers(1, 1 << 40))
 def test_equal_settings_are_equal_and_one_other_is_found(values: list[int], workers: int, step: int) -> None:
     same = [values[0]] * workers
-    assert unequal_roles(sums(same, step=step), workers) == ()
+    assert find_unequal_roles(sums(same, step=step), workers) == ()
     other = [*same, values[0] ^ 1]
     # A hash of 20 bits misses one difference in a million at one step, and not at the next.
-    assert any(unequal_roles(sums(other, step=step + later), workers + 1) for later in range(3))
+    assert any(find_unequal_roles(sums(other, step=step + later), workers + 1) for later in range(3))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8191, 8192, 8193, 30_000])
 def test_sums_of_many_workers_are_exact(workers: int) -> None:
-    row = compared_numbers(Fingerprint(step=1, settings=(1 << 62) - 1), 0, 1, workers)
+    row = fingerprint_contribution(Fingerprint(step=1, settings=(1 << 62) - 1), 0, 1, workers)
     assert row[0] < 1 << MAX_BITS
     assert row[1] * workers <= 2.0**53
-    assert unequal_roles([row[0] * workers, row[1] * workers], workers) == ()
-    assert unequal_roles([row[0] * workers + 1, row[1] * workers], workers) == (0,)
+    assert find_unequal_roles([row[0] * workers, row[1] * workers], workers) == ()
+    assert find_unequal_roles([row[0] * workers + 1, row[1] * workers], workers) == (0,)
 
 
 def test_roles_are_compared_each_with_its_own() -> None:
-    assert unequal_roles(sums([1, 2, 1, 2, 1, 2], places=2), 6) == ()
-    assert unequal_roles(sums([1, 2, 1, 3, 1, 2], places=2), 6) == (1,)
-    assert unequal_roles(sums([1, 2, 4, 3, 1, 2], places=2), 6) == (0, 1)
+    assert find_unequal_roles(sums([1, 2, 1, 2, 1, 2], places=2), 6) == ()
+    assert find_unequal_roles(sums([1, 2, 1, 3, 1, 2], places=2), 6) == (1,)
+    assert find_unequal_roles(sums([1, 2, 4, 3, 1, 2], places=2), 6) == (0, 1)
 
 
 def test_step_state_and_version_are_compared() -> None:
     row = [
-        compared_numbers(one, 0, 1, 2)
+        fingerprint_contribution(one, 0, 1, 2)
         for one in (
             Fingerprint(step=1, settings=5),
             Fingerprint(step=2, settings=5),
@@ -60,4 +60,4 @@ def test_step_state_and_version_are_compared() -> None:
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.5])
 def test_nonsense_in_the_sums_is_unequal(wrong: float) -> None:
-    assert unequal_roles([wrong, 1.0], 2) == (0,)
+    assert find_unequal_roles([wrong, 1.0], 2) == (0,)

@@ -15,13 +15,13 @@ from holdfast.protocol.commit import (
     Commit,
     Flag,
     Wish,
-    flag_numbers,
-    from_lanes,
-    lane_numbers,
+    commit_from_sums,
+    flag_contribution,
+    have_same_lanes,
+    lane_contribution,
     lanes_of,
     metrics_bytes,
-    same_lanes,
-    weight,
+    step_weight,
     with_flags,
 )
 
@@ -49,16 +49,16 @@ def test_the_lanes_are_the_fields_of_v_in_the_order_of_the_wire() -> None:
     )
     part = msgspec.structs.replace(part, flags=(Flag.SWAP,), wishes=(Wish.SAVE,))
     assert lanes_of(part) == (1.5, 2.5, 3, 4, 5, 6, 7)
-    assert lane_numbers(part) == [1.5, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0]
-    assert flag_numbers(part.flags, part.wishes) == [1.0, 0.0, 1.0, 0.0, 0.0]
+    assert lane_contribution(part) == [1.5, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert flag_contribution(part.flags, part.wishes) == [1.0, 0.0, 1.0, 0.0, 0.0]
 
 
 @given(st.lists(PARTS, min_size=1, max_size=6))
 def test_lanes_add_up_flags_need_everybody_and_wishes_anybody(parts: list[Commit]) -> None:
-    lanes = [sum(column) for column in zip(*map(lane_numbers, parts), strict=True)]
-    raised = [sum(column) for column in zip(*(flag_numbers(p.flags, p.wishes) for p in parts), strict=True)]
-    v = with_flags(from_lanes(lanes), raised, len(parts))
-    assert same_lanes(v, from_lanes(lanes))
+    lanes = [sum(column) for column in zip(*map(lane_contribution, parts), strict=True)]
+    raised = [sum(column) for column in zip(*(flag_contribution(p.flags, p.wishes) for p in parts), strict=True)]
+    v = with_flags(commit_from_sums(lanes), raised, len(parts))
+    assert have_same_lanes(v, commit_from_sums(lanes))
     for name, kind in LANES:
         assert getattr(v, name) == sum(getattr(part, name) for part in parts)
         assert type(getattr(v, name)) is kind
@@ -68,7 +68,7 @@ def test_lanes_add_up_flags_need_everybody_and_wishes_anybody(parts: list[Commit
 
 def test_sums_of_another_version_are_refused() -> None:
     with pytest.raises(ValueError, match="8 sums are not those of 7 lanes"):
-        from_lanes([0.0] * (len(LANES) + 1))
+        commit_from_sums([0.0] * (len(LANES) + 1))
     with pytest.raises(ValueError, match="6 sums are not those of 1 flags and 4 wishes"):
         with_flags(v_with({}), [0.0] * (len(Flag) + len(Wish) + 1), 1)
 
@@ -76,7 +76,7 @@ def test_sums_of_another_version_are_refused() -> None:
 @pytest.mark.parametrize("sum_", [float("nan"), float("inf"), -float("inf"), 0.5])
 def test_a_count_that_is_none_equals_no_count(sum_: float) -> None:
     """A rank that puts in nonsense must not end all others: they refuse v."""
-    v = from_lanes([1.0, 1.0, sum_, 0.0, sum_, sum_, 0.0])
+    v = commit_from_sums([1.0, 1.0, sum_, 0.0, sum_, sum_, 0.0])
     assert (v.samples, v.sample_hashes, v.place_hashes) == (-1, -1, -1)
 
 
@@ -94,14 +94,14 @@ def v_with(metrics: dict[str, float]) -> Commit:
 
 def test_what_is_logged_is_no_lane_and_crosses_the_wire_in_every_bit() -> None:
     v = v_with({"a": 0.1 + 0.2, "b": float("inf"), "ü" * MAX_METRIC_NAME: float("nan")})
-    assert lane_numbers(v) == lane_numbers(v_with({}))
+    assert lane_contribution(v) == lane_contribution(v_with({}))
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(v), type=Commit)
     assert repr(back.metrics) == repr(v.metrics)
 
 
 def test_a_step_counts_for_more_the_more_it_logs() -> None:
     few, many = {"loss": 1.0}, {f"{number:020}": 1.0 for number in range(MAX_METRICS_BYTES // 32)}
-    assert (weight(v_with({})), weight(v_with(few)), weight(v_with(many))) == (1, 1, 65)
+    assert (step_weight(v_with({})), step_weight(v_with(few)), step_weight(v_with(many))) == (1, 1, 65)
     for metrics in (few, many):
         assert len(msgspec.msgpack.encode(metrics)) <= metrics_bytes(metrics) <= MAX_METRICS_BYTES
 
@@ -116,7 +116,7 @@ def test_a_message_that_logs_more_than_a_step_may_is_refused(metrics: dict[str, 
 
 def test_v_of_an_attempt_is_known_by_all_that_is_not_raised() -> None:
     one = v_with({"a": float("nan")})
-    assert same_lanes(one, msgspec.structs.replace(one, flags=(Flag.SWAP,), wishes=(Wish.STOP,)))
+    assert have_same_lanes(one, msgspec.structs.replace(one, flags=(Flag.SWAP,), wishes=(Wish.STOP,)))
     for other in ({"loss_sum": -2.0}, {"sample_hashes": 1}, {"metrics": {"a": 1.0}}, {"grad_square": float("nan")}):
-        assert not same_lanes(one, msgspec.structs.replace(one, **other))
-    assert same_lanes(*[msgspec.structs.replace(one, grad_square=float("nan"))] * 2)
+        assert not have_same_lanes(one, msgspec.structs.replace(one, **other))
+    assert have_same_lanes(*[msgspec.structs.replace(one, grad_square=float("nan"))] * 2)

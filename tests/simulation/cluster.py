@@ -9,7 +9,7 @@ from holdfast.coordination.failures.suspects import TRANSFER_TRIES
 from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Undrain
 from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol.messages.agent import CoordinatorMessage
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 from holdfast.protocol.record import Record
 from tests.simulation.durable import SimJournal
 from tests.simulation.faults.ends import barred
@@ -365,7 +365,7 @@ class SimCluster:
         """How many writes coordinators have made."""
         return self._writes
 
-    def pool_told(self, shell: CoordinatorShell, stands: JobStands) -> None:
+    def pool_told(self, shell: CoordinatorShell, stands: JobState) -> None:
         """A coordinator tells its pool how the job stands."""
         if self.pool is not None:
             self.pool.told(stands)

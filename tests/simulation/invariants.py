@@ -18,7 +18,7 @@ from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from holdfast.observability.history.audit import audit_events
 from holdfast.protocol import events as ev
-from holdfast.protocol.commit import Commit, same_lanes
+from holdfast.protocol.commit import Commit, have_same_lanes
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.agent import CoordinatorMessage, HeardGeneration
 from holdfast.protocol.plan import DecisionKind
@@ -261,7 +261,7 @@ class Checker:
             self._commits = {step: commit for step, commit in self._commits.items() if step <= kept}
         if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
             known = self._commits.get(decision.applied, decision.commit)
-            if not same_lanes(known, decision.commit):
+            if not have_same_lanes(known, decision.commit):
                 self._fail(f"FORWARD({decision.applied}) carries {decision.commit}, {known} was applied")
             self._commits[decision.applied] = decision.commit
         if decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied < self._committed:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec.structs import replace
 
 from holdfast.protocol.pool.held import Held, HeldGrant
-from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStanding, JobStands, NodeUnfit
+from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStanding, JobState, NodeUnfit
 
 
 def hear(held: Held, shares: JobShares, now: float) -> Held:
@@ -126,13 +126,13 @@ def report(
     move_s: float | None = None,
     pace: JobPace | None = None,
     costs: JobCosts | None = None,
-) -> JobStands:
+) -> JobState:
     """Return what the pool is told.
 
     Args:
         members: of its plan. move_s: what a move costs, None where that is not known yet. pace, costs: likewise.
     """
-    return JobStands(
+    return JobState(
         submission=held.submission,
         heard=held.heard,
         held=held.numbers,

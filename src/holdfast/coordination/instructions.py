@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.agent import CoordinatorMessage
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 from holdfast.protocol.record import Record
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class PlanExperts:
 class TellPool:
     """Tell the pool in which the job runs how the job stands; where nobody can be told it is said again."""
 
-    stands: JobStands
+    stands: JobState
 
 
 Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | StopOutdated | PlanExperts | TellPool

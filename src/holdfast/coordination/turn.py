@@ -27,7 +27,7 @@ from holdfast.protocol.messages.agent import CoordinatorMessage, NodeOrder, ToWo
 from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints, WorkerOrder
 from holdfast.protocol.messages.worker import Complaint
 from holdfast.protocol.names import index_of, node_of
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 
@@ -195,7 +195,7 @@ class Turn:
         """End this coordinator, not the job: the store is older than the job, as `newer` shows."""
         self._sends.append(StopOutdated(newer))
 
-    def tell_pool(self, stands: JobStands) -> None:
+    def tell_pool(self, stands: JobState) -> None:
         """Tell the job's pool how it stands."""
         self._sends.append(TellPool(stands))
 

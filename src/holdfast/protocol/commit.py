@@ -124,7 +124,7 @@ class Commit(Struct, frozen=True, kw_only=True, tag="Commit"):
         return self.loss_sum / self.trained_samples if self.trained_samples else math.nan
 
 
-def too_many_skipped(in_a_row: int, step: int) -> str:
+def describe_too_many_skipped(in_a_row: int, step: int) -> str:
     """Return why a job fails if its newest steps, up to `step`, were all skipped."""
     return (
         f"{in_a_row} steps in a row were skipped because their gradients are NaN or infinite, or because the script "
@@ -144,12 +144,12 @@ _FLAGS, _WISHES = tuple(Flag), tuple(Wish)
 lanes_of: Callable[[Commit], tuple[float | int, ...]] = attrgetter(*(name for name, _ in LANES))
 
 
-def lane_numbers(part: Commit) -> list[float]:
+def lane_contribution(part: Commit) -> list[float]:
     """Return the contribution of a rank to the sums of the lanes."""
     return [*map(float, lanes_of(part))]
 
 
-def from_lanes(sums: Sequence[float]) -> Commit:
+def commit_from_sums(sums: Sequence[float]) -> Commit:
     """Return the step result without flags, from the sums over all ranks.
 
     Raises:
@@ -159,12 +159,12 @@ def from_lanes(sums: Sequence[float]) -> Commit:
         raise ValueError(f"{len(sums)} sums are not those of {len(LANES)} lanes")
     # Every step calls this, so it uses plain loops, which take microseconds.
     lanes: dict[str, Any] = {
-        name: value if kind is float else _whole(value) for (name, kind), value in zip(LANES, sums, strict=True)
+        name: value if kind is float else _as_count(value) for (name, kind), value in zip(LANES, sums, strict=True)
     }
     return Commit(**lanes)
 
 
-def flag_numbers(flags: Collection[Flag], wishes: Collection[Wish]) -> list[float]:
+def flag_contribution(flags: Collection[Flag], wishes: Collection[Wish]) -> list[float]:
     """Return the contribution of a rank with these flags and wishes to the commit operation."""
     return [*[float(flag in flags) for flag in _FLAGS], *[float(wish in wishes) for wish in _WISHES]]
 
@@ -182,10 +182,10 @@ def with_flags(v: Commit, sums: Sequence[float], world: int) -> Commit:
     return msgspec.structs.replace(v, flags=flags, wishes=wishes) if flags or wishes else v
 
 
-def same_lanes(one: Commit, other: Commit) -> bool:
+def have_same_lanes(one: Commit, other: Commit) -> bool:
     """Return whether two step results are equal in all bits except for flags and wishes."""
     # Encoded, because a NaN does not equal itself.
-    bits, others = (msgspec.msgpack.encode((lane_numbers(v), v.metrics, v.skips)) for v in (one, other))
+    bits, others = (msgspec.msgpack.encode((lane_contribution(v), v.metrics, v.skips)) for v in (one, other))
     return bits == others
 
 
@@ -194,7 +194,7 @@ def metrics_bytes(metrics: Mapping[str, float]) -> int:
     return sum(len(name.encode()) + _METRIC_BYTES for name in metrics)
 
 
-def weight(commit: Commit) -> int:
+def step_weight(commit: Commit) -> int:
     """Return as how many steps a step counts where steps are limited by their size: 1 if it logs little."""
     if not (commit.metrics or commit.skips):
         return 1
@@ -202,6 +202,6 @@ def weight(commit: Commit) -> int:
     return 1 + (metrics_bytes(commit.metrics) + reasons) // _WEIGHT_BYTES
 
 
-def _whole(value: float) -> int:
+def _as_count(value: float) -> int:
     """Return a count as an integer, or -1 for any other number, which equals no count."""
     return int(value) if value.is_integer() else -1

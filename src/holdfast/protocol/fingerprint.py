@@ -44,7 +44,7 @@ def hash_of(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 2
 
 
-def compared_numbers(fingerprint: Fingerprint, place: int, places: int, world: int) -> list[float]:
+def fingerprint_contribution(fingerprint: Fingerprint, place: int, places: int, world: int) -> list[float]:
     """Return a worker's contribution to the sums: two numbers for each role, which are 0 for other roles.
 
     The step is part of the hash, so two settings that collide at one step differ at the next.
@@ -56,13 +56,13 @@ def compared_numbers(fingerprint: Fingerprint, place: int, places: int, world: i
     """
     one = fingerprint
     whole = hash_of(f"{one.version} {one.step} {one.settings} {one.state}".encode())
-    value = whole >> (62 - _bits(world // places))
+    value = whole >> (62 - _comparable_bits(world // places))
     numbers = [0.0] * (2 * places)
     numbers[2 * place : 2 * place + 2] = float(value), float(value * value)
     return numbers
 
 
-def unequal_roles(sums: Sequence[float], world: int) -> tuple[int, ...]:
+def find_unequal_roles(sums: Sequence[float], world: int) -> tuple[int, ...]:
     """Return the roles with workers of different hashes, from the sums over all workers."""
     places = len(sums) // 2
     workers = world // places
@@ -75,7 +75,7 @@ def unequal_roles(sums: Sequence[float], world: int) -> tuple[int, ...]:
     )
 
 
-def _bits(workers: int) -> int:
+def _comparable_bits(workers: int) -> int:
     """Return how many bits of a hash can be compared between this many workers."""
     return min(MAX_BITS, (_EXACT_BITS - (workers - 1).bit_length()) // 2)
 

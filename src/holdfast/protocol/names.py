@@ -61,7 +61,7 @@ def node_of(worker: str) -> str:
     return worker.split("/", 1)[0]
 
 
-def seat_of(worker: str) -> str:
+def node_and_index_of(worker: str) -> str:
     """Return the node and the index of a worker, which remain when its process is replaced."""
     return worker.rpartition("/")[0]
 

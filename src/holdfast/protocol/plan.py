@@ -222,18 +222,18 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True, tag="Generati
             seal=seal_of(self.secret),
         )
 
-    def kept_part(self, rank: int, step: int) -> SnapshotPart | None:
+    def stash_part(self, rank: int, step: int) -> SnapshotPart | None:
         """Return the part of the dense state that a member stashes, or None if its node stashes another copy."""
         first = next(other for other, member in enumerate(self.members) if member.node == self.members[rank].node)
         if self.unit_of(first) != self.unit_of(rank):
             return None
-        return self._put_away(rank % self.places, step)
+        return self._stash_part_of(rank % self.places, step)
 
-    def kept_experts(self, rank: int, step: int) -> SnapshotPart | None:
+    def expert_stash_part(self, rank: int, step: int) -> SnapshotPart | None:
         """Return the part in which a member stashes its experts, or None if the model has no experts."""
-        return self._put_away(self.places + rank, step) if self.expert_plan is not None else None
+        return self._stash_part_of(self.places + rank, step) if self.expert_plan is not None else None
 
-    def _put_away(self, part: int, step: int) -> SnapshotPart:
+    def _stash_part_of(self, part: int, step: int) -> SnapshotPart:
         parts = self.places + (len(self.members) if self.expert_plan is not None else 0)
         return msgspec.structs.replace(self.snapshot_part(0, step), part=part, parts=parts, everywhere=True)
 

@@ -272,7 +272,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="Record"):
     #: "", finished or failed
     outcome: str = ""  # "", finished, failed
 
-    def beside(self, nodes: Collection[str]) -> dict[str, str]:
+    def replacements_among(self, nodes: Collection[str]) -> dict[str, str]:
         """Return the replacements among these nodes, each with the draining node among them that it replaces."""
         going = {one.node for one in self.leaving}
         pairs = {one.beside: one.node for one in self.leaving if not one.owed}
@@ -284,12 +284,12 @@ class Record(Struct, frozen=True, kw_only=True, tag="Record"):
         return self.outbox[-1].seq if self.outbox else self.position.seq
 
     @property
-    def in_memory(self) -> int:
+    def stashed_step(self) -> int:
         """The step of a state that exists only as a stash for another layout, or 0."""
         return self.change.kept[2] if self.change is not None and self.change.kept is not None else 0
 
     @property
-    def in_memory_of(self) -> tuple[str, ...]:
+    def stash_nodes(self) -> tuple[str, ...]:
         """The nodes that hold that stash."""
-        source = self.decision.source if self.in_memory and self.decision is not None else None
+        source = self.decision.source if self.stashed_step and self.decision is not None else None
         return tuple(keeper.node for keeper in source.keepers) if isinstance(source, SnapshotSource) else ()

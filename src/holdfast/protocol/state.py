@@ -122,7 +122,7 @@ class CheckpointSource(Struct, frozen=True, kw_only=True, tag="checkpoint"):
 StateSource = LiveSource | SnapshotSource | CheckpointSource
 
 
-def kind_of(source: StateSource | None) -> str:
+def source_kind(source: StateSource | None) -> str:
     """Return the kind of a source as events name it: live, snapshot, checkpoint, none."""
     return "none" if source is None else str(source.__struct_config__.tag)
 

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from holdfast.control.api_types import MAX_BODY_BYTES
-from holdfast.protocol.messages.pool import NodeAlive, NodeGrant, NodeStands, PoolRefusal
+from holdfast.protocol.messages.pool import NodeAlive, NodeGrant, NodeState, PoolRefusal
 from holdfast.protocol.names import MAX_MESSAGE_BYTES, PROTOCOL
 
 
@@ -186,7 +186,7 @@ def test_nobody_takes_the_name_of_a_node_that_is_here(pool: PoolProcess) -> None
         assert pool.ask("POST", "/jobs", a_job("held")).status_code == 200
         grant = until_grant(node, "held").grant
         with pool.node() as thief:
-            say(thief, hello("mine", "b", stands=NodeStands(ended=grant)))
+            say(thief, hello("mine", "b", stands=NodeState(ended=grant)))
             assert "a node of the name mine is here already: give the other one another (--node-name)" in refused(thief)
         (found,) = (one for one in pool.ask("GET", "/pool").json()["nodes"] if one["node"] == "mine")
         assert (found["grant"], found["here"]) == (grant, True)
@@ -210,7 +210,7 @@ def test_a_hello_that_is_played_again_gives_nobody_more_than_the_record_says(poo
 
 def test_grants_that_nobody_gave_are_not_over(pool: PoolProcess) -> None:
     with pool.node() as node:
-        say(node, hello("liar", stands=NodeStands(ended=2**63)))
+        say(node, hello("liar", stands=NodeState(ended=2**63)))
         assert f"node liar knows grant {2**63} of a pool pool that this one does not" in refused(node)
     with pool.node() as node:
         say(node, hello("liar", term=99))
@@ -218,7 +218,7 @@ def test_grants_that_nobody_gave_are_not_over(pool: PoolProcess) -> None:
     with running(pool, "still"), pool.node() as node:
         say(node, hello("liar"))
         assert isinstance(hear(node), NodeGrant)
-        say(node, NodeStands(runs=2**63, ended=2**63))
+        say(node, NodeState(runs=2**63, ended=2**63))
         assert "knows grant" in refused(node)
         assert pool.ask("GET", "/jobs/still").json()["nodes"] == ["of-still"]
 
@@ -227,7 +227,7 @@ def test_a_node_that_floods_holds_up_no_other(pool: PoolProcess) -> None:
     with pool.node() as node:
         say(node, hello("loud"))
         assert isinstance(hear(node), NodeGrant)
-        word = msgspec.msgpack.encode(NodeStands())
+        word = msgspec.msgpack.encode(NodeState())
         for _ in range(20_000):
             node.send(word)
         began = time.monotonic()

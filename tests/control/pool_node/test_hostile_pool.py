@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from holdfast.protocol.job_spec import JobSpec
-from holdfast.protocol.messages.pool import FromNode, NodeGrant, NodeStands, PoolHello, PoolRefusal
+from holdfast.protocol.messages.pool import FromNode, NodeGrant, NodeState, PoolHello, PoolRefusal
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.pool.launch import PooledLaunch
 
@@ -45,7 +45,7 @@ class FakePool:
     def __init__(self) -> None:
         self.url = ""
         self.hellos: list[PoolHello] = []
-        self.stands: list[NodeStands] = []
+        self.stands: list[NodeState] = []
         self.launch: bytes = b"{}"
         self.headers: dict[str, str] = {}
         self.status = HTTPStatus.OK
@@ -77,7 +77,7 @@ class FakePool:
             if isinstance(message, PoolHello):
                 self.hellos.append(message)
                 self._nodes.put_nowait(connection)
-            elif isinstance(message, NodeStands):
+            elif isinstance(message, NodeState):
                 self.stands.append(message)
             self._changed.notify_all()
 
@@ -167,7 +167,7 @@ def test_a_pool_that_does_not_speak_our_language_is_none(tmp_path: Path, data: b
         first = await pool.node()
         await first.send(data)
         await pool.node()
-        assert [hello.stands for hello in pool.hellos] == [NodeStands()] * 2
+        assert [hello.stands for hello in pool.hellos] == [NodeState()] * 2
         assert pool.hellos[0].session == pool.hellos[1].session
         assert node.poll() is None
         assert pool.asked == []
@@ -206,7 +206,7 @@ def test_what_does_not_belong_to_the_grant_is_not_started(
         assert children(node) == []
         assert in_use(node) - before < MOST_GROWTH
         await say(connection, grant(0, version=2))
-        await pool.until(lambda: NodeStands(ended=1) in pool.stands, "the grant's end")
+        await pool.until(lambda: NodeState(ended=1) in pool.stands, "the grant's end")
         assert node.poll() is None
 
     run(tmp_path, test)
@@ -276,9 +276,9 @@ def test_a_node_says_that_a_script_has_come_for_which_it_was_of_no_use(tmp_path:
         await say(connection, grant(1))
         await pool.until(lambda: pool.asked, "the question what to start")
         await say(connection, grant(0, version=2))
-        await pool.until(lambda: NodeStands(ended=1) in pool.stands, "the grant's end")
+        await pool.until(lambda: NodeState(ended=1) in pool.stands, "the grant's end")
         script.write_text("")
-        await pool.until(lambda: NodeStands(ended=1, changes=1) in pool.stands, "that it has come")
+        await pool.until(lambda: NodeState(ended=1, changes=1) in pool.stands, "that it has come")
         assert node.poll() is None
 
     run(tmp_path, test)

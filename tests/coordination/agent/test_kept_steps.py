@@ -39,7 +39,7 @@ def test_a_step_is_kept_once_with_the_time_of_the_last_who_applied_it() -> None:
     kept.note(applied(A, 1, 1), 5.0)
     kept.note(applied(B, 1, 1), 7.0)
     ((step,),) = [page.steps for page in pages(kept)]
-    assert (step.step, step.generation, step.world, step.time, step.commit.v) == (1, 1, 3, 7.0, commit())
+    assert (step.step, step.generation, step.world, step.time, step.commit.as_commit) == (1, 1, 3, 7.0, commit())
     assert kept.odd == ()
 
 
@@ -196,7 +196,7 @@ def test_pages_of_steps_that_log_much_fit_into_a_message() -> None:
     for step in range(1, last + 1):
         kept.note(applied(A, 1, step, msgspec.structs.replace(commit(), metrics={**much, "step": float(step)})), 1.0)
     assert max(len(msgspec.msgpack.encode(page)) for page in pages(kept)) < MAX_MESSAGE_BYTES // 4
-    said = [(step.step, step.commit.v.metrics["step"]) for page in pages(kept) for step in page.steps]
+    said = [(step.step, step.commit.as_commit.metrics["step"]) for page in pages(kept) for step in page.steps]
     assert said == [(step, float(step)) for step in range(1, last + 1)]
     assert [step.step for page in kept.after(last - 20, {A: last}) for step in page.steps] == [
         *range(last - 19, last + 1)

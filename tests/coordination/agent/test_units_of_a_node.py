@@ -371,7 +371,7 @@ def test_a_unit_is_whole_or_not_there(layout: Layout, events: list[tuple[str, in
             out = node.machine.hear(Replace(worker=worker), node.now)
         else:
             out = node.die(worker, 0 if event == "break" else -9, final=event == "break")
-        dead += [each.worker for each in told(out) if not each.left]
+        dead += [each.worker for each in told(out) if not each.has_left_loop]
         replaced = started(out)
         if replaced:
             assert all(mate not in node.workers for mate in mates if mate)

@@ -60,11 +60,13 @@ def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
         job.step(step)
     job.tick(0.3)
     (probe, *_) = job.sent(msg.Probe)
-    stand = msg.Stand(worker=w("n1"), generation=1, step=8, activity=msg.Activity.COMPUTE, for_s=0.25, micro_batch=2)
-    job.tell("n1", msg.Whereabouts(number=probe.number, stands=(stand,)))
+    stand = msg.ThreadActivity(
+        worker=w("n1"), generation=1, step=8, activity=msg.Activity.COMPUTE, for_s=0.25, micro_batch=2
+    )
+    job.tell("n1", msg.ProbeAnswer(number=probe.number, stands=(stand,)))
     assert waits(job) == []
     there = msgspec.structs.replace(stand, worker=w("n0"), activity=msg.Activity.REDUCING, micro_batch=None, waits=True)
-    job.tell("n0", msg.Whereabouts(number=probe.number, stands=(there,)))
+    job.tell("n0", msg.ProbeAnswer(number=probe.number, stands=(there,)))
     job.now += 0.5
     (one,) = awaited_by(job.machine.parts, job.now)
     assert (one.who, one.what) == ("rank 1 on n1", "to be done with its part of step 8")

@@ -985,7 +985,7 @@ def test_what_a_script_did_that_left_counts_no_more_where_the_others_went_on_wit
         workers={w("n0"): 2},
         steps=(
             msg.KeptStep(
-                step=2, generation=1, world=3, time=1.0, commit=msg.Lanes(**msgspec.structs.asdict(commit(1.0)))
+                step=2, generation=1, world=3, time=1.0, commit=msg.CompactCommit(**msgspec.structs.asdict(commit(1.0)))
             ),
         ),
     )
@@ -1042,7 +1042,7 @@ def test_steps_that_were_applied_while_nobody_listened_have_the_times_of_then_wh
     after = Job(nodes=2, records=job.records, events=job.events, now=job.now + 10.0)
     after.boot(takeover=True)
     said = {node: (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)) for node in ("n0", "n1")}
-    lanes = msg.Lanes(**msgspec.structs.asdict(commit()))
+    lanes = msg.CompactCommit(**msgspec.structs.asdict(commit()))
     for node, clock in (("n0", 50.0), ("n1", -3600.0)):
         # Two seconds and one second ago; n1's clock is set forward by an hour before it tells of the third step.
         times = (clock - 2.0, clock - 1.0, clock + 3600.0 * (node == "n1"))

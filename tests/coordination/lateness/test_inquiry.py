@@ -19,11 +19,11 @@ from holdfast.protocol.messages.progress import (
     EndHung,
     Late,
     Probe,
+    ProbeAnswer,
     Stacks,
-    Stand,
     TakeStacks,
+    ThreadActivity,
     WatchWork,
-    Whereabouts,
     WorkerStack,
 )
 
@@ -41,9 +41,9 @@ def trained(steps: int = 10) -> Job:
     return job
 
 
-def stand(node: str, step: int = 11, **fields: object) -> Stand:
+def stand(node: str, step: int = 11, **fields: object) -> ThreadActivity:
     """Return where a worker is late at its third micro-batch."""
-    late = Stand(
+    late = ThreadActivity(
         worker=w(node),
         generation=1,
         step=step,
@@ -55,7 +55,7 @@ def stand(node: str, step: int = 11, **fields: object) -> Stand:
     return msgspec.structs.replace(late, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def waits(node: str) -> Stand:
+def waits(node: str) -> ThreadActivity:
     return stand(node, activity=Activity.REDUCING, for_s=0.01, limit_s=0.3, micro_batch=None, waits=True, waits_s=1.0)
 
 
@@ -69,11 +69,11 @@ def asked(job: Job) -> Probe:
     raise AssertionError("nobody was asked")
 
 
-def answer(job: Job, probe: Probe, *stands: Stand) -> list[EndHung]:
+def answer(job: Job, probe: Probe, *stands: ThreadActivity) -> list[EndHung]:
     """Let the nodes of these workers answer; return what agents are told to end."""
     ended: list[EndHung] = []
     for each in stands:
-        job.tell(msg.node_of(each.worker), Whereabouts(number=probe.number, stands=(each,)))
+        job.tell(msg.node_of(each.worker), ProbeAnswer(number=probe.number, stands=(each,)))
         ended += job.sent(EndHung)
     return ended
 
@@ -149,7 +149,7 @@ def test_a_node_speaks_for_its_own_workers_alone() -> None:
     job.tell("n0", Late(stand=stand("n1")))
     assert job.sent(Probe) == []
     probe = asked(job)
-    job.tell("n0", Whereabouts(number=probe.number, stands=(waits("n0"), stand("n1"))))
+    job.tell("n0", ProbeAnswer(number=probe.number, stands=(waits("n0"), stand("n1"))))
     assert answer(job, probe, waits("n1"), waits("n2"), waits("n3")) == []
 
 

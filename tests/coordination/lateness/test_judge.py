@@ -7,22 +7,22 @@ from dataclasses import replace
 import msgspec
 
 from holdfast.coordination.lateness.judge import Finding, Standstill, judge, what_hangs
-from holdfast.protocol.messages.progress import Activity, Stand
+from holdfast.protocol.messages.progress import Activity, ThreadActivity
 
 NODES = ("a", "b", "c", "d")
 WORKERS = tuple(f"{node}/0/0" for node in NODES)
 
 
-def stand(node: str, activity: Activity = Activity.COMPUTE, for_s: float = 1.0, limit_s: float = 0.5) -> Stand:
+def stand(node: str, activity: Activity = Activity.COMPUTE, for_s: float = 1.0, limit_s: float = 0.5) -> ThreadActivity:
     """Return where a worker of a node is late."""
-    return Stand(worker=f"{node}/0/0", generation=1, step=5, activity=activity, for_s=for_s, limit_s=limit_s)
+    return ThreadActivity(worker=f"{node}/0/0", generation=1, step=5, activity=activity, for_s=for_s, limit_s=limit_s)
 
 
-def waits(node: str, looked_s: float = 0.01) -> Stand:
+def waits(node: str, looked_s: float = 0.01) -> ThreadActivity:
     return msgspec.structs.replace(stand(node, Activity.REDUCING, looked_s, 0.3), waits=True)
 
 
-def case(*stands: Stand, silent: tuple[str, ...] = (), overdue: bool = True) -> Standstill:
+def case(*stands: ThreadActivity, silent: tuple[str, ...] = (), overdue: bool = True) -> Standstill:
     return Standstill(members=WORKERS, stands={stand.worker: stand for stand in stands}, silent=silent, overdue=overdue)
 
 

@@ -8,7 +8,7 @@ from machinery import Job, w
 from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.coordination.lateness.own_work import VERDICT_S, OwnWork
 from holdfast.protocol import events as ev
-from holdfast.protocol.messages.progress import Activity, CountHang, Stand
+from holdfast.protocol.messages.progress import Activity, CountHang, ThreadActivity
 
 
 @pytest.fixture
@@ -16,14 +16,14 @@ def job() -> Job:
     return Job(nodes=4).start()
 
 
-def late(worker: str, for_s: float, *, step: int = 11, micro_batch: int = 3, limit_s: float = 0.5) -> Stand:
+def late(worker: str, for_s: float, *, step: int = 11, micro_batch: int = 3, limit_s: float = 0.5) -> ThreadActivity:
     activity = Activity.COMPUTE
-    return Stand(
+    return ThreadActivity(
         worker=worker, generation=1, step=step, activity=activity, for_s=for_s, limit_s=limit_s, micro_batch=micro_batch
     )
 
 
-def is_ended(work: OwnWork, stand: Stand) -> bool:
+def is_ended(work: OwnWork, stand: ThreadActivity) -> bool:
     return [one.worker for one in work.spare([stand])] == [stand.worker]
 
 
@@ -129,7 +129,7 @@ def test_a_verdict_waits_for_the_report_of_slow_work(job: Job) -> None:
 
 def test_what_waits_or_is_stopped_is_not_on_trial(job: Job) -> None:
     work = OwnWork(job.machine.turn)
-    entering = Stand(worker=w("n1"), generation=1, step=11, activity=Activity.ENTERING, for_s=9.0, limit_s=0.5)
+    entering = ThreadActivity(worker=w("n1"), generation=1, step=11, activity=Activity.ENTERING, for_s=9.0, limit_s=0.5)
     assert not work.accuse(entering, "late")
     assert is_ended(work, entering)
 
@@ -150,7 +150,7 @@ def test_it_may_take_longer_at_that_alone(job: Job) -> None:
     work = OwnWork(job.machine.turn)
     assert is_ended(work, late(w("n1"), 0.6))
     assert not is_ended(work, late(w("n2"), 5.0))
-    applying = Stand(worker=w("n1"), generation=1, step=12, activity=Activity.APPLYING, for_s=0.6, limit_s=0.5)
+    applying = ThreadActivity(worker=w("n1"), generation=1, step=12, activity=Activity.APPLYING, for_s=0.6, limit_s=0.5)
     assert is_ended(work, applying)
 
 

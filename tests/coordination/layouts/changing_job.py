@@ -89,8 +89,8 @@ class Changing(Job):
 
     def put(self, node: str, at: int = 3, *, experts: bool = True) -> tuple[SnapshotPart, ...]:
         mine = [rank for rank, one in enumerate(self.plan.members) if one.node == node]
-        parts = [self.plan.kept_part(rank, at) for rank in mine]
-        parts += [self.plan.kept_experts(rank, at) for rank in mine if experts]
+        parts = [self.plan.stash_part(rank, at) for rank in mine]
+        parts += [self.plan.expert_stash_part(rank, at) for rank in mine if experts]
         held = tuple(part for part in parts if part is not None)
         self.tell(node, msg.NodeSnapshots(host="h", port=1, parts=held))
         return held

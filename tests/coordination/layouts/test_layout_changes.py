@@ -292,7 +292,7 @@ def test_another_coordinator_goes_on_with_a_change() -> None:
         workers = [one for one in before.workers if msg.node_of(one) == node]
         kept = [msgspec.structs.replace(attach(one), layout=WHOLE, layouts=LISTED) for one in workers]
         entered = [msg.Entered(worker=one, generation=before.generation, applied=3) for one in workers]
-        held = tuple(part for rank in range(4) if (part := before.kept_part(rank, 3)) is not None)
+        held = tuple(part for rank in range(4) if (part := before.stash_part(rank, 3)) is not None)
         came = msgspec.structs.replace(hello(node, (*kept, *entered)), workers=2)
         job.connect(msgspec.structs.replace(came, snapshots=msg.NodeSnapshots(host="h", port=1, parts=held[:1])))
     assert job.machine.record.layout == TWO
@@ -469,7 +469,7 @@ def test_a_node_that_is_drained_stays_as_long_as_it_has_what_no_other_may_have()
     job = Changing(nodes=4, listed=listed, experts=ExpertShape(layers=1, experts=4, slots=2)).begin().shrink()
     job.feed(Drain(("n1",)))
     parts = job.changed()
-    assert "n1" in job.machine.record.in_memory_of
+    assert "n1" in job.machine.record.stash_nodes
     job.up("n1", TWO, "b", parts["n1"])
     assert "n1" in job.machine.members.nodes, "some experts are in its memory alone"
     job.up("n0", TWO, "b", parts["n0"])
@@ -477,5 +477,5 @@ def test_a_node_that_is_drained_stays_as_long_as_it_has_what_no_other_may_have()
     assert {msg.node_of(worker) for worker in job.plan.workers} == {"n0", "n1", "n3"}
     job.enter(3)
     job.done(4, 1.0)
-    assert job.machine.record.in_memory_of == ()
+    assert job.machine.record.stash_nodes == ()
     assert [one.node for one in job.machine.record.leaving] == ["n1"], "it goes at the end of a later step"

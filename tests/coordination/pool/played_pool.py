@@ -23,10 +23,10 @@ from holdfast.coordination.pool.share.next_plans import Foresight
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
-from holdfast.protocol.messages.pool import NodeAlive, NodeGrant, NodeStands, PoolHello
+from holdfast.protocol.messages.pool import NodeAlive, NodeGrant, NodeState, PoolHello
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.record import PoolRecord
-from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, JobStands, NodeUnfit
+from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, JobState, NodeUnfit
 
 E = TypeVar("E", bound=AnyPoolEvent)
 
@@ -116,7 +116,7 @@ class PlayedPool:
         node: str,
         *,
         session: str = "",
-        stands: NodeStands | None = None,
+        stands: NodeState | None = None,
         rack: str = "",
         passing: bool = False,
     ) -> None:
@@ -125,7 +125,7 @@ class PlayedPool:
         self.connections[node] = self._last_connection
         self.sessions[node] = session or self.sessions.get(node, "a")
         hello = PoolHello(
-            node=node, session=self.sessions[node], stands=stands or NodeStands(), rack=rack, passing=passing
+            node=node, session=self.sessions[node], stands=stands or NodeState(), rack=rack, passing=passing
         )
         self.feed(NodeSaid(self._last_connection, hello))
 
@@ -134,7 +134,7 @@ class PlayedPool:
         self.feed(NodeGone(self.connections.pop(node)))
 
     def says(self, node: str, *, runs: int = 0, ended: int = 0, changes: int = 0) -> None:
-        self.feed(NodeSaid(self.connections[node], NodeStands(runs=runs, ended=ended, changes=changes)))
+        self.feed(NodeSaid(self.connections[node], NodeState(runs=runs, ended=ended, changes=changes)))
 
     def lives(self, seconds: float, *away: str) -> None:
         """Time passes; all nodes but these say that they live."""
@@ -176,7 +176,7 @@ class PlayedPool:
         without = {*without, *unfit}
         held = {number for node, number in told.grants.items() if node not in without and number not in told.leaving}
         waits = {*told.standbys, *(told.grants[node] for node in waiting)} - {told.grants[node] for node in taken}
-        stands = JobStands(
+        stands = JobState(
             submission=told.submission,
             heard=told.version,
             held=frozenset(held),

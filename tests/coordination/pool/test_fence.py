@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, StartGrant
-from holdfast.protocol.messages.pool import NodeGrant, NodeStands
+from holdfast.protocol.messages.pool import NodeGrant, NodeState
 
 
 def grant(version: int, number: int, *, term: int = 1) -> NodeGrant:
@@ -25,7 +25,7 @@ def test_a_grant_starts_once() -> None:
     fence = Fence()
     assert started(fence.told(grant(1, 4))) == [4]
     assert fence.told(grant(2, 4)) == []
-    assert fence.stands == NodeStands(runs=4)
+    assert fence.stands == NodeState(runs=4)
 
 
 def test_the_next_starts_once_everything_of_the_one_before_is_gone() -> None:
@@ -35,7 +35,7 @@ def test_the_next_starts_once_everything_of_the_one_before_is_gone() -> None:
     assert (reaping(told), started(told)) == ([4], [])
     assert fence.told(grant(3, 6)) == [], "it is being reaped"
     assert started(fence.reaped(4)) == [6], "the newest, not those that were told between"
-    assert fence.stands == NodeStands(runs=6, ended=4)
+    assert fence.stands == NodeState(runs=6, ended=4)
 
 
 def test_a_node_that_is_nobodys_ends_what_it_has() -> None:

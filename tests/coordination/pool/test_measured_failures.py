@@ -13,7 +13,7 @@ from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S, guessed
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.what_if import Lose, what_if
 from holdfast.protocol.pool.events import PlanDecided
-from holdfast.protocol.pool.sharing import JobCosts, JobStands
+from holdfast.protocol.pool.sharing import JobCosts, JobState
 
 
 def stands(pool: PlayedPool, job: str, costs: JobCosts, without: frozenset[str] = frozenset()) -> None:
@@ -22,7 +22,7 @@ def stands(pool: PlayedPool, job: str, costs: JobCosts, without: frozenset[str] 
     pool.feed(
         JobSaid(
             job,
-            JobStands(submission=told.submission, heard=told.version, held=held, trains=held, move_s=2.0, costs=costs),
+            JobState(submission=told.submission, heard=told.version, held=held, trains=held, move_s=2.0, costs=costs),
         )
     )
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_keeps_no_job_from_changing_for_ever() -> None:
     told = pool.job_told["one"]
     held = frozenset(told.grants.values())
     absurd = JobCosts(hit_s=1e9, replaced_s=1e9, rolled_back_s=1e9)
-    said = JobStands(submission=1, heard=told.version, held=held, trains=held, move_s=1e9, costs=absurd)
+    said = JobState(submission=1, heard=told.version, held=held, trains=held, move_s=1e9, costs=absurd)
     pool.feed(JobSaid("one", said))
     bid = bid_of(pool, "one")
     assert bid.change_s == bid.hit_s == MOST_CHANGE_S

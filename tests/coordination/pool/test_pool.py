@@ -21,10 +21,10 @@ from holdfast.coordination.pool.instructions import (
     TellNode,
 )
 from holdfast.errors import RefusedError, UnreachableError
-from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands, PoolHello, PoolRefusal
+from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeState, PoolHello, PoolRefusal
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.pool import events as ev
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 
 
 def test_a_job_is_given_all_nodes_where_it_is_alone() -> None:
@@ -62,7 +62,7 @@ def test_a_word_that_is_older_than_a_grant_says_nothing_of_it() -> None:
     pool.come("n2")
     assert pool.nodes_of("one") == {"n1", "n2"}
     submission = pool.job_told["one"].submission
-    pool.feed(JobSaid("one", JobStands(submission=submission, heard=heard, held=frozenset({1}))))
+    pool.feed(JobSaid("one", JobState(submission=submission, heard=heard, held=frozenset({1}))))
     assert pool.nodes_of("one") == {"n1", "n2"}, "it had not heard of the second"
 
 
@@ -83,7 +83,7 @@ def test_a_node_out_of_touch_stays_its_jobs_and_is_given_to_nobody_once_that_has
     pool.stands("one", without={"n2"})
     assert pool.nodes_of("one") == {"n1"}
     assert "n2" not in pool.record.grants
-    pool.come("n2", stands=NodeStands(runs=2))
+    pool.come("n2", stands=NodeState(runs=2))
     assert pool.nodes_of("one") == {"n1", "n2"}
 
 
@@ -204,7 +204,7 @@ def test_a_job_that_goes_on_at_once_has_another_coordinator() -> None:
     pool.feed(SuspendJob("one"))
     pool.feed(ResumeJob("one"))
     told = pool.job_told["one"]
-    over = JobStands(submission=told.submission, heard=told.version, standing="suspended")
+    over = JobState(submission=told.submission, heard=told.version, standing="suspended")
     out = pool.feed(JobSaid("one", over))
     assert [type(one) for one in out if isinstance(one, BeginJob | CloseJob)] == [CloseJob, BeginJob]
 
@@ -244,7 +244,7 @@ def test_a_job_has_a_coordinator_from_its_admission_to_its_end() -> None:
     told = pool.job_told["one"]
     out = pool.restart()
     assert [one.job.name for one in out if isinstance(one, BeginJob)] == ["one"]
-    over = JobStands(submission=told.submission, heard=told.version, standing="failed", why="it raised")
+    over = JobState(submission=told.submission, heard=told.version, standing="failed", why="it raised")
     assert CloseJob("one", told.submission) in pool.feed(JobSaid("one", over))
 
 
@@ -262,7 +262,7 @@ def test_what_an_earlier_job_of_the_same_name_says_is_nothing() -> None:
     old = pool.job_told["one"]
     pool.stands("one", standing="finished")
     pool.submit("one")
-    late = JobStands(submission=old.submission, heard=old.version + 9, standing="failed")
+    late = JobState(submission=old.submission, heard=old.version + 9, standing="failed")
     pool.feed(JobSaid("one", late))
     assert pool.state_of("one") == "admitted"
     assert pool.nodes_of("one") == {"n1"}
@@ -364,8 +364,8 @@ def _refusals(said: list[PoolInstruction]) -> list[str]:
     ("hello", "knows"),
     [
         (PoolHello(node="n9", session="b", term=7, version=3), "version 3 of its record, by server 7"),
-        (PoolHello(node="n9", session="b", stands=NodeStands(runs=40)), "grant 40"),
-        (PoolHello(node="n9", session="b", stands=NodeStands(ended=2**64 - 1)), "grant 18446744073709551615"),
+        (PoolHello(node="n9", session="b", stands=NodeState(runs=40)), "grant 40"),
+        (PoolHello(node="n9", session="b", stands=NodeState(ended=2**64 - 1)), "grant 18446744073709551615"),
     ],
 )
 def test_a_node_that_knows_more_than_the_record_is_refused_by_who_still_leads(hello: PoolHello, knows: str) -> None:
@@ -407,7 +407,7 @@ def _stops(one: PoolInstruction) -> bool:
     [
         PoolHello(node="n9", session="b", term=3, version=11, identity=IDENTITY),
         PoolHello(node="n9", session="b", term=9, version=1, identity=IDENTITY),
-        PoolHello(node="n9", session="b", stands=NodeStands(runs=40), identity=IDENTITY),
+        PoolHello(node="n9", session="b", stands=NodeState(runs=40), identity=IDENTITY),
     ],
 )
 def test_a_server_whose_store_is_older_than_its_pool_ends_and_stops_no_node(hello: PoolHello) -> None:
@@ -425,14 +425,14 @@ def test_a_node_that_knows_what_the_record_has_stops_no_server() -> None:
 def test_once_the_pool_has_settled_no_node_stops_its_server_nor_is_stopped() -> None:
     pool = _from_backup()
     pool.feed(Tick(), after=pool.config.settle_s + 0.1)
-    said = pool.feed(NodeSaid(99, PoolHello(node="n9", session="b", stands=NodeStands(runs=40), identity=IDENTITY)))
+    said = pool.feed(NodeSaid(99, PoolHello(node="n9", session="b", stands=NodeState(runs=40), identity=IDENTITY)))
     assert not _stopped(said)
     assert [one.message.stays for one in said if isinstance(one, TellNode)] == [True]
 
 
 def test_a_server_whose_store_was_lost_ends_at_a_node_that_trains() -> None:
     pool = PlayedPool(nodes=0)
-    hello = PoolHello(node="n9", session="b", stands=NodeStands(runs=4), identity=IDENTITY)
+    hello = PoolHello(node="n9", session="b", stands=NodeState(runs=4), identity=IDENTITY)
     assert _stopped(pool.feed(NodeSaid(99, hello)))
 
 
@@ -441,10 +441,10 @@ def test_a_node_that_says_that_a_grant_is_over_which_nobody_gave_owns_none_of_ot
     pool.submit("one")
     pool.stands("one")
     before = pool.record.grants
-    said = pool.feed(NodeSaid(pool.connections["n1"], NodeStands(ended=before["n1"].number + 5)))
+    said = pool.feed(NodeSaid(pool.connections["n1"], NodeState(ended=before["n1"].number + 5)))
     assert [type(one) for one in said] == [PersistPool, TellNode, CloseNode]
     assert pool.record.grants == before, "whose it is changes only once its job, or the node by a true word, says so"
-    assert pool.feed(NodeSaid(pool.connections["n1"], NodeStands(ended=2))) == [], "it is not heard any more"
+    assert pool.feed(NodeSaid(pool.connections["n1"], NodeState(ended=2))) == [], "it is not heard any more"
 
 
 def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:
@@ -452,7 +452,7 @@ def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:
     pool.submit("one")
     told = pool.node_told[pool.connections["n1"]]
     pool.restart()
-    hello = PoolHello(node="n1", session="a", stands=NodeStands(runs=told.grant), term=told.term, version=told.version)
+    hello = PoolHello(node="n1", session="a", stands=NodeState(runs=told.grant), term=told.term, version=told.version)
     assert not _refusals(pool.feed(NodeSaid(50, hello)))
     assert pool.node_told[50].grant == told.grant
 

@@ -61,7 +61,7 @@ def suspended(pool: PlayedPool) -> int:
 
 def told(pool: PlayedPool, name: str) -> tuple[str, str]:
     job = pool.record.jobs[name]
-    return job.told_state, job.why
+    return job.user_state, job.why
 
 
 def test_a_job_whose_nodes_do_more_for_another_has_none_and_is_told_by_whose_weight() -> None:

@@ -37,7 +37,7 @@ def broken() -> Job:
 
 
 def page(node: str, *numbers: int) -> msg.AppliedSteps:
-    lanes = msg.Lanes(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0)
+    lanes = msg.CompactCommit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0)
     known = tuple(msg.KeptStep(step=step, generation=1, world=3, time=0.0, commit=lanes) for step in numbers)
     return msg.AppliedSteps(workers={w(node): max(numbers)}, steps=known)
 

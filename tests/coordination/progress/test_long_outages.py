@@ -18,7 +18,7 @@ STEPS = 3 * AT_ONCE
 
 
 def pages(node: str) -> list[msg.AppliedSteps]:
-    lanes = msg.Lanes(**msgspec.structs.asdict(commit()))
+    lanes = msg.CompactCommit(**msgspec.structs.asdict(commit()))
     steps = [msg.KeptStep(step=step, generation=1, world=2, time=0.0, commit=lanes) for step in range(2, STEPS + 1)]
     tops = {w(node): STEPS}
     size = msg.PAGE_STEPS
@@ -96,7 +96,7 @@ def test_who_has_much_to_tell_is_waited_for_and_not_who_says_little_again_and_ag
     job = Job(nodes=2, report_timeout_s=5.0).start()
     job.step(1)
     job.lose("n1")
-    lanes = msg.Lanes(**msgspec.structs.asdict(commit()))
+    lanes = msg.CompactCommit(**msgspec.structs.asdict(commit()))
     for page in range(5):
         first = 2 + page * steps
         told = range(first, first + steps)
@@ -107,7 +107,9 @@ def test_who_has_much_to_tell_is_waited_for_and_not_who_says_little_again_and_ag
 
 
 ABSURD = (1 << 64) - 1
-KEPT = msg.KeptStep(step=ABSURD, generation=1, world=3, time=0.0, commit=msg.Lanes(**msgspec.structs.asdict(commit())))
+KEPT = msg.KeptStep(
+    step=ABSURD, generation=1, world=3, time=0.0, commit=msg.CompactCommit(**msgspec.structs.asdict(commit()))
+)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from holdfast.coordination.instructions import TellPool
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobShares, JobStands
+from holdfast.protocol.pool.sharing import JobShares, JobState
 
 
 class Reserved(Job):
@@ -66,7 +66,7 @@ class Reserved(Job):
         return self
 
     @property
-    def told(self) -> list[JobStands]:
+    def told(self) -> list[JobState]:
         return [one.stands for one in self.last if isinstance(one, TellPool)]
 
     @property

@@ -14,7 +14,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobShares, JobStands, NodeUnfit, PoolWish
+from holdfast.protocol.pool.sharing import JobShares, JobState, NodeUnfit, PoolWish
 from holdfast.protocol.record import Quarantined
 
 
@@ -57,7 +57,7 @@ class Pooled(Job):
         return self
 
     @property
-    def told(self) -> list[JobStands]:
+    def told(self) -> list[JobState]:
         """Return what the pool was told last."""
         return [one.stands for one in self.last if isinstance(one, TellPool)]
 

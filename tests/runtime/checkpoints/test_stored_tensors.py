@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from holdfast.protocol.checkpoints import directory
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
-from holdfast.protocol.checkpoints.joining import joined_file
+from holdfast.protocol.checkpoints.joining import join_into_file
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.runtime.checkpoints.parts import copy_part, part_name, stored_names
 from holdfast.runtime.checkpoints.stored_tensors import load_tensors
@@ -103,7 +103,7 @@ def test_torchs_own_reader_reads_the_parts_as_one_state(tmp_path: Path) -> None:
 def test_safetensors_reads_what_is_joined(tmp_path: Path) -> None:
     torch_files = pytest.importorskip("safetensors.torch")
     checkpoint, state = write(tmp_path, 3), view()
-    _, content = joined_file(LocalStorage(tmp_path), checkpoint.name, lambda name: True)
+    _, content = join_into_file(LocalStorage(tmp_path), checkpoint.name, lambda name: True)
     found = torch_files.load(b"".join(content))
     for name, tensor in zip(stored_names(state.manifest), state.tensors, strict=True):
         if not tensor.is_complex():

@@ -12,7 +12,7 @@ from thread_world import run_threads
 from torch import nn
 
 from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO
-from holdfast.protocol.commit import Commit, same_lanes
+from holdfast.protocol.commit import Commit, have_same_lanes
 from holdfast.runtime.groups.communicator import Communicator, HaltedError
 from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
 
@@ -115,7 +115,7 @@ def test_gradients_of_every_kind_in_uneven_worlds(
     assert v.nonfinite == len(bad)
     for found, other in outcomes:
         assert_same(found, outcomes[0][0])
-        assert same_lanes(other, v)
+        assert have_same_lanes(other, v)
     if max_norm is None:
         assert_same(outcomes[0][0], expected)
     elif not bad:

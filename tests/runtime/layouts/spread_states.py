@@ -102,7 +102,7 @@ class SpreadState:
     def here(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Return what is here of a whole tensor that is spread as a parameter is."""
         box = box_of(name, self.model.get_parameter(name), self.place)
-        return whole[box.seen_from(type(box).all_of(whole.shape))].clone()
+        return whole[box.slices_in(type(box).of_whole(whole.shape))].clone()
 
     def train(self, steps: int = 2) -> None:
         """Do steps with gradients that are the same under each layout."""

@@ -249,7 +249,7 @@ def _put_away(folder: Path) -> tuple[list[_Holder], SnapshotSource, GenerationPl
 
 
 def _cut_short(folder: Path, plan: GenerationPlan, rank: int) -> None:
-    part = plan.kept_experts(rank, STEP)
+    part = plan.expert_stash_part(rank, STEP)
     assert part is not None
     path_of(folder, part).write_bytes(b"")
 

@@ -18,7 +18,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints import directory
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
-from holdfast.protocol.checkpoints.joining import joined_file
+from holdfast.protocol.checkpoints.joining import join_into_file
 from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.checkpoints.global_terms import encode_manifest
@@ -117,7 +117,7 @@ def assert_here(one: SpreadState, whole: dict[str, torch.Tensor]) -> int:
     assert set(names) == set(whole)
     for number, (name, tensor) in enumerate(zip(names, view.tensors, strict=True)):
         box = box_of(name, view.spread.get(number, tensor), one.place)
-        wanted = whole[name][box.seen_from(Box.all_of(whole[name].shape))]
+        wanted = whole[name][box.slices_in(Box.of_whole(whole[name].shape))]
         assert tensor.dtype == wanted.dtype
         assert torch.equal(tensor, wanted), name
     return len(view.spread)
@@ -154,7 +154,7 @@ def test_what_is_written_is_the_same_state_whatever_the_layout(
     writer: str, written: dict[str, LocalStorage], tmp_path: Path
 ) -> None:
     """As one file, made without torch; as torch's own, but for the order in which pickles say things."""
-    files = [b"".join(joined_file(written[name], NAME.folder, lambda _: True)[1]) for name in ("whole", writer)]
+    files = [b"".join(join_into_file(written[name], NAME.folder, lambda _: True)[1]) for name in ("whole", writer)]
     assert files[0] == files[1]
     one, other = (state_of(written[name], NAME.folder, model_only=False) for name in ("whole", writer))
     torch.testing.assert_close(other, one, rtol=0, atol=0)
@@ -281,7 +281,7 @@ def test_a_box_that_does_not_fit_is_damage(
         with pytest.raises(DamagedCheckpointError, match=r"down\.weight|-1 stands where a size belongs"):
             read(storage, one)
     with pytest.raises(DamagedCheckpointError, match=r"down\.weight|-1 stands where a size belongs"):
-        joined_file(storage, NAME.folder, lambda _: True)
+        join_into_file(storage, NAME.folder, lambda _: True)
 
 
 def test_a_role_whose_part_is_missing_is_damage_to_all(
@@ -294,4 +294,4 @@ def test_a_role_whose_part_is_missing_is_damage_to_all(
         with pytest.raises(DamagedCheckpointError, match="does not hold all of"):
             read(storage, one)
     with pytest.raises(DamagedCheckpointError, match="do not make one tensor"):
-        joined_file(storage, NAME.folder, lambda _: True)
+        join_into_file(storage, NAME.folder, lambda _: True)

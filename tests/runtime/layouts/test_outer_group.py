@@ -217,7 +217,7 @@ def collectives_body(seat: Seat, layout: Layout) -> None:
         group = replica.groups["shard"]
         assert (dist.get_rank(), dist.get_world_size()) == (connector.rank, layout.places)
         assert dist.get_rank(group) == dist.get_group_rank(group, dist.get_rank())
-        assert dist.get_process_group_ranks(group) == list(layout.beside(connector.rank, "shard"))
+        assert dist.get_process_group_ranks(group) == list(layout.ranks_along(connector.rank, "shard"))
         check_reductions(group)
         check_moves(group)
         check_functional(group)

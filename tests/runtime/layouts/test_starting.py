@@ -46,7 +46,7 @@ def test_all_places_begin_with_their_parts_of_what_the_whole_begins_with(layout:
         assert torch.equal(torch.get_rng_state(), drawn)
         for name, parameter in model.named_parameters():
             box = box_of(name, parameter, place)
-            wanted = serial.get_parameter(name)[box.seen_from(type(box).all_of(parameter.shape))]
+            wanted = serial.get_parameter(name)[box.slices_in(type(box).of_whole(parameter.shape))]
             assert torch.equal(local_of(parameter), wanted), name
 
 
@@ -82,7 +82,7 @@ def test_what_is_tied_stays_tied(layout: Layout):
         assert model.inner.scale is model.scale
         for name, parameter in model.named_parameters():
             box, whole = box_of(name, parameter, place), serial.get_parameter(name)
-            assert torch.equal(local_of(parameter), whole[box.seen_from(type(box).all_of(whole.shape))]), name
+            assert torch.equal(local_of(parameter), whole[box.slices_in(type(box).of_whole(whole.shape))]), name
 
 
 def test_what_nothing_has_filled_is_named():

@@ -74,7 +74,7 @@ def test_each_layout_takes_up_what_each_other_has_put_away(writer: str, reader: 
         view = one.state.capture()
         for number, (name, tensor) in enumerate(zip(stored_names(view.manifest), view.tensors, strict=True)):
             box = box_of(name, view.spread.get(number, tensor), one.place)
-            assert torch.equal(tensor, known[name][box.seen_from(Box.all_of(known[name].shape))]), name
+            assert torch.equal(tensor, known[name][box.slices_in(Box.of_whole(known[name].shape))]), name
 
 
 def test_a_part_that_is_damaged_is_told_and_the_state_lost(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 import holdfast
 from holdfast.errors import BadInputError
-from holdfast.protocol.layouts.several import ListedLayout, are_told
+from holdfast.protocol.layouts.several import ListedLayout, have_node_counts
 from holdfast.runtime.session.unit.listed import check_work, listed_layouts
 
 TWO, FOUR = holdfast.Layout(shard=2), holdfast.Layout(shard=4)
@@ -26,7 +26,7 @@ def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None
     assert listed_layouts([FOUR, TWO]) == (None, (ListedLayout(layout=FOUR), ListedLayout(layout=TWO)))
     only, told = listed_layouts({3: TWO, 1: FOUR})
     assert (only, told) == (None, (ListedLayout(layout=FOUR, nodes=1), ListedLayout(layout=TWO, nodes=3)))
-    assert are_told(told)
+    assert have_node_counts(told)
 
 
 @pytest.mark.parametrize(

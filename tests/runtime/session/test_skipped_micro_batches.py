@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.observability.history.audit import audit_events
 from holdfast.protocol import events as ev
-from holdfast.protocol.commit import MAX_REASON, MAX_REASONS, Commit, MicroBatchSkip, weight
+from holdfast.protocol.commit import MAX_REASON, MAX_REASONS, Commit, MicroBatchSkip, step_weight
 from holdfast.runtime.gradients.skipped_micro_batches import MAX_DECISIONS, SkippedMicroBatches
 from holdfast.runtime.session.job import Job
 
@@ -118,8 +118,8 @@ def test_reasons_are_bounded_and_decisions_too() -> None:
     assert source.decision(MAX_DECISIONS, 4) == ""
     v = Commit(grad_square=0.0, loss_sum=0.0, samples=1, nonfinite=0)
     many = tuple(MicroBatchSkip(micro_batch=number, reason="r" * 100) for number in range(20))
-    assert weight(v) == 1
-    assert weight(Commit(grad_square=0.0, loss_sum=0.0, samples=1, nonfinite=0, skips=many)) > 8
+    assert step_weight(v) == 1
+    assert step_weight(Commit(grad_square=0.0, loss_sum=0.0, samples=1, nonfinite=0, skips=many)) > 8
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:

@@ -262,7 +262,7 @@ class PlayedSteps:
     def _answer(self, number: int, probe: msg.Probe) -> None:
         worker = self._workers[number]
         stands = self._watches[number].stands(self._now, {worker.id: worker.reading(self._now)}, ())
-        self._feed(Received(number, msg.Whereabouts(number=probe.number, stands=stands)))
+        self._feed(Received(number, msg.ProbeAnswer(number=probe.number, stands=stands)))
 
     # ---- time, and the beginning ----
 

@@ -57,7 +57,7 @@ class PlacesTaken:
                 self._as_many(before, event)
             if event.reason == "replace" and before is not None and before.seq < event.seq:
                 self._same_but_for_the_lost(before, event)
-            self._beside = record.beside(event.members)
+            self._beside = record.replacements_among(event.members)
 
     def cut(self, events: Iterable[AnyEvent]) -> None:
         """The journal has only these events left: a failure that it lost was none, as far as anybody knows."""

@@ -14,7 +14,7 @@ from holdfast.coordination.inputs import PoolSaid
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobShares, JobStands
+from holdfast.protocol.pool.sharing import JobShares, JobState
 from holdfast.protocol.record import Record
 from tests.simulation.faults.injection import Injector
 from tests.simulation.faults.places_taken import PlacesTaken
@@ -153,11 +153,11 @@ class PoolAbove:
         """The job has another coordinator."""
         self._say()
 
-    def told(self, stands: JobStands) -> None:
+    def told(self, stands: JobState) -> None:
         """The job says how it stands: after a moment that is known."""
         self._world.timeline.after(self._world.rng.uniform(0.0, 0.05), self._hear, stands)
 
-    def _hear(self, stands: JobStands) -> None:
+    def _hear(self, stands: JobState) -> None:
         self._refused = frozenset(stands.refuses)
         over = stands.standing not in ("going", "suspended")
         gained = 0

@@ -61,14 +61,14 @@ def still_known(expelled: Iterable[str], members: Membership, world: World) -> s
 def wrongly_moved(before: Record, record: Record) -> str:
     """Say what is wrong where standbys are there for others' places, or take them; "" where all is well."""
     for plan in filter(None, (record.plan, record.pending)):
-        beside = record.beside({member.node for member in plan.members})
+        beside = record.replacements_among({member.node for member in plan.members})
         ranks = [rank for rank, member in enumerate(plan.members) if member.node in beside]
         if plan.expert_plan is None and any(share_of(plan, record.micro_batches, rank) for rank in ranks):
             return f"generation {plan.generation} has {beside} compute, whose places are still others'"
     if before.plan is None or record.plan is None or record.plan.generation == before.plan.generation:
         return ""
     members = list(dict.fromkeys(member.node for member in before.plan.members))
-    beside = before.beside(members)
+    beside = before.replacements_among(members)
     gone = {one.node for one in record.leaving if one.owed}
     taken = {whose: name for name, whose in beside.items() if whose in gone}
     # (Where workers have come or gone as well, the world is another anyway: then others may have other ranks.)

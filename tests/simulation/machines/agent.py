@@ -137,7 +137,7 @@ class SimAgent(Process):
             self._world.after("look", self, self._probe, question)
         elif isinstance(question, msg.Probe):
             stands = self.machine.watch.stands(self._now, self._readings(), self._stopped())
-            self._obey(self.machine.seen(msg.Whereabouts(number=question.number, stands=stands), now=self._now))
+            self._obey(self.machine.seen(msg.ProbeAnswer(number=question.number, stands=stands), now=self._now))
         elif isinstance(question, msg.TakeMemory):
             samples = (msg.MemorySample(ago_s=0.0, memory=len(self.workers)),)
             self._obey(self.machine.seen(msg.MemoryTaken(number=question.number, samples=samples), now=self._now))

@@ -31,7 +31,7 @@ from holdfast.errors import BadInputError, RefusedError, SupersededError, Unreac
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.agent import CoordinatorMessage
 from holdfast.protocol.messages.worker import WorkerMessage
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 from holdfast.protocol.record import Record
 from tests.simulation.faults.places_taken import PlacesTaken
 from tests.simulation.invariants import Checker
@@ -57,7 +57,7 @@ class CoordinatorSurroundings(Protocol):
 
     def persisted(self, record: Record) -> None: ...
 
-    def pool_told(self, shell: CoordinatorShell, stands: JobStands) -> None: ...
+    def pool_told(self, shell: CoordinatorShell, stands: JobState) -> None: ...
 
     def job_ended(self, exit_code: int, why: str) -> None: ...
 

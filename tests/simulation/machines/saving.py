@@ -12,7 +12,7 @@ from holdfast.coordination.worker.wishes import is_save_due
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.names import seat_of
+from holdfast.protocol.names import node_and_index_of
 from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSource, seal_of
 from tests.simulation.durable import CheckpointFile, HandedPart, MemoryPart
@@ -114,7 +114,7 @@ class SimWriter:
 
     def busy(self, worker: str) -> bool:
         """Tell whether a part of the worker in this place is being written."""
-        return any(seat_of(handed.worker) == seat_of(worker) for handed in self._writing)
+        return any(node_and_index_of(handed.worker) == node_and_index_of(worker) for handed in self._writing)
 
     def take(self, handed: HandedPart) -> None:
         """A part is to be written."""
@@ -186,8 +186,8 @@ class SnapshotCopier:
         """Another layout is to be in force: put the state into the node's memory."""
         worker, machine = self._worker, self._worker.machine
         rank, step = plan.rank(worker.id), machine.applied or 0
-        part = plan.kept_part(rank, step) if rank is not None else None
-        apart = plan.kept_experts(rank, step) if rank is not None else None
+        part = plan.stash_part(rank, step) if rank is not None else None
+        apart = plan.expert_stash_part(rank, step) if rank is not None else None
         if part is None and apart is None:
             machine.generations.has_put_away(plan.generation)
             worker.advance()

@@ -17,9 +17,9 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.protocol.commit import Commit, Wish, flag_numbers, from_lanes, lane_numbers, lanes_of
+from holdfast.protocol.commit import Commit, Wish, commit_from_sums, flag_contribution, lane_contribution, lanes_of
 from holdfast.protocol.events import StepCommitted
-from holdfast.protocol.fingerprint import unequal_roles
+from holdfast.protocol.fingerprint import find_unequal_roles
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import FlopTally
 from holdfast.protocol.plan import Passed
@@ -87,7 +87,7 @@ def reduce_shares(
     """Reduce as `reduce_parts`, and compare what the ranks have put in for that."""
     shares = list(shares)
     sums = [sum(column) for column in zip(*(share.compared for share in shares), strict=True)]
-    unequal = unequal_roles(sums, len(shares))
+    unequal = find_unequal_roles(sums, len(shares))
     reduced = reduce_parts([share.gradients for share in shares], plan, generation, step, count)
     return tuple(one._replace(v=replace(one.v, unequal_roles=unequal)) for one in reduced) if unequal else reduced
 
@@ -105,10 +105,10 @@ def reduce_parts(
     roundings = [hash((17, generation, of_role)) for of_role in parts]
     places = [rank % count for rank in range(len(shares))]
     lanes = (
-        lane_numbers(_lanes(share, plan, layout, roundings[place], place))
+        lane_contribution(_lanes(share, plan, layout, roundings[place], place))
         for place, share in zip(places, shares, strict=True)
     )
-    v = from_lanes([sum(column) for column in zip(*lanes, strict=True)])
+    v = commit_from_sums([sum(column) for column in zip(*lanes, strict=True)])
     v = replace(v, metrics=logged(parts[0])) if plan.logs else v
     fails = 0 < plan.skips_from <= step
     v = replace(v, nonfinite=max(1, v.nonfinite) if fails else v.nonfinite, overflow=not fails and v.nonfinite > 0)
@@ -153,7 +153,7 @@ def vote(plan: FaultPlan, machine: WorkerMachine, *, still_saving: bool) -> list
     if plan.wants_the_end(machine.step, machine.generations.rank, machine.generations.world):
         machine.wishes.want(Wish.STOP, "enough")
     saving = (Wish.STILL_SAVING,) if still_saving else ()
-    return flag_numbers(machine.generations.flags, (*machine.wishes.raised, *saving))
+    return flag_contribution(machine.generations.flags, (*machine.wishes.raised, *saving))
 
 
 def combine(votes: Iterable[Sequence[float]]) -> list[float]:

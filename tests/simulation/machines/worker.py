@@ -14,7 +14,7 @@ from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker import tasks
 from holdfast.protocol.commit import with_flags
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.fingerprint import Fingerprint, compared_numbers
+from holdfast.protocol.fingerprint import Fingerprint, fingerprint_contribution
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import index_of
 from holdfast.protocol.plan import Phase
@@ -329,7 +329,7 @@ class SimWorker(Process):
         state = hash((29, self.state)) % (1 << 62) if machine.compares_state else 0
         fingerprint = Fingerprint(step=machine.step, settings=self.settings, state=state)
         machine.comparing(fingerprint)
-        return compared_numbers(fingerprint, self.place, self.places, machine.generations.world)
+        return fingerprint_contribution(fingerprint, self.place, self.places, machine.generations.world)
 
     def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
         self.checker.issues(self, kind)

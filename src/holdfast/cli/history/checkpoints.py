@@ -19,13 +19,13 @@ from holdfast.errors import EXIT_FAILED, BadInputError
 from holdfast.protocol.checkpoints.directory import (
     DamagedCheckpointError,
     find_checkpoints,
-    folders,
+    list_folders,
     read_manifest,
 )
 from holdfast.protocol.checkpoints.directory import (
     verify as verify_files,
 )
-from holdfast.protocol.checkpoints.joining import is_models, joined_file
+from holdfast.protocol.checkpoints.joining import is_of_model, join_into_file
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.storage import LocalStorage, Storage, said, storage_at
 
@@ -52,7 +52,7 @@ def list_all(directory: Place, as_json: AsJson = False) -> None:
     """List the checkpoints of a directory, oldest first. Unfinished ones are listed, too."""
     storage = _open_directory(directory)
     with _read_errors(directory):
-        rows = [_describe(storage, name, complete) for name, complete in folders(storage)]
+        rows = [_describe(storage, name, complete) for name, complete in list_folders(storage)]
         best = [entry for entry in storage.entries() if entry.startswith("best-") and not entry.endswith(".json")]
     if as_json:
         print_json({"directory": directory, "checkpoints": rows, "best": best})
@@ -113,7 +113,7 @@ def export(
     if format == "torch":
         _export_torch(storage, name, there, model_only=model_only)
     else:
-        _, content = joined_file(storage, name.folder, is_models if model_only else lambda _: True)
+        _, content = join_into_file(storage, name.folder, is_of_model if model_only else lambda _: True)
         _write(output, there, _read_here(directory, content))
     size = there.stat().st_size
     if as_json:

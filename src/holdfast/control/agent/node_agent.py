@@ -72,7 +72,7 @@ from holdfast.protocol.messages.agent import (
 )
 from holdfast.protocol.messages.gpus import GpuFacts
 from holdfast.protocol.messages.orders import Inject
-from holdfast.protocol.messages.progress import MemoryTaken, Probe, Stacks, TakeMemory, TakeStacks, Whereabouts
+from holdfast.protocol.messages.progress import MemoryTaken, Probe, ProbeAnswer, Stacks, TakeMemory, TakeStacks
 from holdfast.protocol.messages.worker import CheckpointNews, WorkerMessage
 from holdfast.protocol.names import worker_id
 from holdfast.protocol.state import SnapshotPart
@@ -438,7 +438,7 @@ class Agent:
         if isinstance(ask, Probe):
             watch = machine.watch
             stands = watch.stands(now, force.readings(now, watch.closely), force.stopped())
-            self._obey(machine.seen(Whereabouts(number=ask.number, stands=stands), now=now))
+            self._obey(machine.seen(ProbeAnswer(number=ask.number, stands=stands), now=now))
         elif isinstance(ask, TakeMemory):
             self._memory.take(now, force.held())
             samples = self._memory.since(now, ask.seconds)

@@ -31,7 +31,7 @@ from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.forecast import MoveForecast
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 
 #: How long agents may take to leave once the job is over.
 FAREWELL_S = 3.0
@@ -51,7 +51,7 @@ class JobHost:
         now: Callable[[], float],
         url: str,
         token: str,
-        on_stand: Callable[[JobStands], None] = lambda _: None,
+        on_stand: Callable[[JobState], None] = lambda _: None,
         on_event: Callable[[AnyEvent], None] = lambda _: None,
     ) -> None:
         """Put them together; `begin` takes over the job.

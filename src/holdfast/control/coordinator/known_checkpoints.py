@@ -22,7 +22,7 @@ def intact_checkpoints(directory: str, say: Callable[[str], None]) -> tuple[Know
     if not directory:
         return ()
     try:
-        intact = checkpoint_dir.intact_checkpoints(
+        intact = checkpoint_dir.find_intact_checkpoints(
             storage_at(directory), lambda error: say(f"holdfast: a checkpoint is damaged and not used: {error}")
         )
     except OSError as error:

@@ -31,7 +31,7 @@ from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import ActionRequested, AnyEvent
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 _log = logging.getLogger("holdfast.coordinator")
@@ -89,7 +89,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         on_plan: Callable[[Search], None],
         on_end: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
-        on_stand: Callable[[JobStands], None] = _to_nobody,
+        on_stand: Callable[[JobState], None] = _to_nobody,
         on_event: Callable[[AnyEvent], None] = _to_nobody,
     ) -> None:
         super().__init__(now=now, on_connected=metrics.connected, on_failure=on_failure)

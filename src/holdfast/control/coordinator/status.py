@@ -17,7 +17,7 @@ from holdfast.coordination.membership import Node
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.metrics import Slowness
 from holdfast.protocol.layouts.layout import WHOLE
-from holdfast.protocol.layouts.several import said_of, said_so
+from holdfast.protocol.layouts.several import describe_layout, describe_layouts
 from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.protocol.record import Departure, Record
 
@@ -78,9 +78,9 @@ def _layout(record: Record) -> dict[str, str]:
     """Return which layout is in force, and which is on its way, where the job has any."""
     if record.layout == WHOLE and not record.layouts:
         return {}
-    change, listed = record.change, f"of {said_of(record.layouts)}" if record.layouts else ""
-    coming = f", {said_so(change.after)} is on its way" if change is not None and change.kept is None else ""
-    return {"layout": f"{said_so(record.layout)}{f' ({listed}{coming})' if listed else ''}"}
+    change, listed = record.change, f"of {describe_layouts(record.layouts)}" if record.layouts else ""
+    coming = f", {describe_layout(change.after)} is on its way" if change is not None and change.kept is None else ""
+    return {"layout": f"{describe_layout(record.layout)}{f' ({listed}{coming})' if listed else ''}"}
 
 
 def paces_of(coordinator: Coordinator) -> list[WorkerPace]:

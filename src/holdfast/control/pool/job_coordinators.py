@@ -31,7 +31,7 @@ from holdfast.errors import BadInputError, OutdatedStoreError, SupersededError
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.pool.record import PooledJob
-from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands
+from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobState
 
 #: before a coordinator that has failed is begun again: at first, and at the most
 _FIRST_PAUSE_S = 0.1
@@ -90,7 +90,7 @@ class JobCoordinators:
         url: str,
         *,
         on_linked: Callable[[str], None],
-        on_stand: Callable[[str, JobStands], None],
+        on_stand: Callable[[str, JobState], None],
         nodes: Callable[[], int],
     ) -> None:
         self._settings = settings
@@ -216,7 +216,7 @@ class JobCoordinators:
     def _over(self, hosted: _Hosted, standing: JobStanding, why: str) -> None:
         """A job is over without having begun."""
         job = hosted.job
-        self._on_stand(job.name, JobStands(submission=job.submission, heard=0, standing=standing, why=why[:1000]))
+        self._on_stand(job.name, JobState(submission=job.submission, heard=0, standing=standing, why=why[:1000]))
 
     async def _run(self, hosted: _Hosted) -> None:
         """Be a job's coordinator until it is not wanted, and the job's nodes have heard its last word."""
@@ -306,7 +306,7 @@ class JobCoordinators:
         if hosted.ended.is_set() and not hosted.trains:
             lock.close()  # nobody waits for this any more
 
-        def told(stands: JobStands) -> None:
+        def told(stands: JobState) -> None:
             self._on_stand(job.name, stands)
 
         url = f"{self._url}/jobs/{job.name}/job"

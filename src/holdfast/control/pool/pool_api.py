@@ -313,7 +313,7 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
     return {
         "job": job.name,
         "submission": job.submission,
-        "state": job.told_state,
+        "state": job.user_state,
         "nodes": sorted(grant.node for grant in state.grants_of(job.name) if not grant.standby),
         "standbys": sorted(grant.node for grant in state.grants_of(job.name) if grant.standby),
         "share": job.share,

@@ -49,7 +49,7 @@ from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import PoolJournal
 from holdfast.protocol.messages.pool import FromNode, PoolHello
 from holdfast.protocol.pool.record import PoolRecord
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 
 #: how often the pool's machine is told that time passes
 TICK_S = 0.2
@@ -234,7 +234,7 @@ class _PoolServer:
     def _linked(self, job: str) -> None:
         self._soon(self._shell.feed(JobLinked(job)))
 
-    def _stands(self, job: str, stands: JobStands) -> None:
+    def _stands(self, job: str, stands: JobState) -> None:
         self._soon(self._shell.feed(JobSaid(job, stands)))
 
     def _soon(self, work: Coroutine[Any, Any, object]) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.protocol.commit import weight
-from holdfast.protocol.layouts.layout import of_one_role
-from holdfast.protocol.messages.agent import PAGE_STEPS, AppliedSteps, KeptStep, Lanes
+from holdfast.protocol.commit import step_weight
+from holdfast.protocol.layouts.layout import are_of_same_role
+from holdfast.protocol.messages.agent import PAGE_STEPS, AppliedSteps, CompactCommit, KeptStep
 from holdfast.protocol.messages.worker import Applied
 from holdfast.protocol.plan import Passed
 
@@ -64,7 +64,7 @@ class KeptSteps:
                     generation=passed.generation,
                     world=passed.world,
                     time=0.0,
-                    commit=Lanes(**msgspec.structs.asdict(passed.commit)),
+                    commit=CompactCommit(**msgspec.structs.asdict(passed.commit)),
                 )
             )
 
@@ -78,7 +78,7 @@ class KeptSteps:
             return
         new = _kept(message, now)
         same_hash = known.state_hash == new.state_hash or not known.state_hash
-        same_hash = same_hash or not of_one_role(known.state_hash, new.state_hash)
+        same_hash = same_hash or not are_of_same_role(known.state_hash, new.state_hash)
         if not same_hash or _encoder.encode(known.commit) != _encoder.encode(new.commit):
             self._odd.append(message)
         elif known.generation <= new.generation:
@@ -161,7 +161,7 @@ def _portions(steps: Sequence[KeptStep]) -> Iterator[tuple[KeptStep, ...]]:
     portion: list[KeptStep] = []
     room = PAGE_STEPS
     for kept in steps:
-        each = weight(kept.commit)
+        each = step_weight(kept.commit)
         if portion and each > room:
             yield tuple(portion)
             portion, room = [], PAGE_STEPS
@@ -177,6 +177,6 @@ def _kept(message: Applied, now: float) -> KeptStep:
         generation=message.generation,
         world=message.world,
         time=now,
-        commit=Lanes(**msgspec.structs.asdict(message.commit)),
+        commit=CompactCommit(**msgspec.structs.asdict(message.commit)),
         state_hash=message.state_hash,
     )

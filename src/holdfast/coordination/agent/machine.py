@@ -366,7 +366,7 @@ class AgentMachine:
         if place.done:
             return self._ended_in_order(place, now, clean=clean)
         mates = self.units.mates(place.worker)
-        if down.left and not place.warming:
+        if down.has_left_loop and not place.warming:
             # It stays what it was, a member that has applied what it has: nobody is to do anything again.
             if not mates:
                 self.units.left(index_of(place.worker))

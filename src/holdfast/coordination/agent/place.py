@@ -33,7 +33,7 @@ from holdfast.protocol.messages.worker import (
     Warmed,
     WorkerMessage,
 )
-from holdfast.protocol.names import seat_of
+from holdfast.protocol.names import node_and_index_of
 
 #: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
 #: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
@@ -130,7 +130,7 @@ class WorkerPlace:
     def tell_who_is_gone(self) -> WorkerDown | None:
         """Return how the worker before this one ended, while that is to be told; one that left its loop is not gone."""
         gone = self.down
-        if gone is None or gone.left:
+        if gone is None or gone.has_left_loop:
             return None
         self.down_told = True
         if Attach in self.latest:
@@ -158,7 +158,7 @@ class WorkerPlace:
 
         What a script does in a step that nobody counts is no word of it about the job, which does not end by that.
         """
-        why = "the script has left its loop in a shadow step" if down.left else down.detail
+        why = "the script has left its loop in a shadow step" if down.has_left_loop else down.detail
         gone = msgspec.structs.replace(down, detail=why, exit_code=EXIT_FAILED, final=False, error=None)
         return Warmed(worker=self.worker, seconds=0.0, error=why[:1024]), gone
 
@@ -215,7 +215,7 @@ def kept_of_life(places: Sequence[WorkerPlace]) -> list[Kept]:
 
 def kept_of_stand(places: Sequence[WorkerPlace]) -> list[Kept]:
     """Return what it says last again: where its workers stand, and who has left."""
-    left = [place.down for place in places if place.down is not None and place.down.left]
+    left = [place.down for place in places if place.down is not None and place.down.has_left_loop]
     return [*(message for place in places for message in place.kept(STAND)), *left]
 
 
@@ -227,7 +227,7 @@ class WrittenParts:
 
     def keep(self, message: CheckpointWritten | CheckpointUnwritten | CheckpointKept) -> None:
         """Remember what was told of one."""
-        place = "kept" if isinstance(message, CheckpointKept) else seat_of(message.worker)
+        place = "kept" if isinstance(message, CheckpointKept) else node_and_index_of(message.worker)
         before = self._latest.get(place)
         if before is None or _origin(before) <= _origin(message):  # (one disk may be slower than another)
             self._latest[place] = message

@@ -22,7 +22,7 @@ from holdfast.planning import (
 )
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.placement.keeping.repair import Replicas, repair, room_of
-from holdfast.protocol.names import index_of, node_of, seat_of
+from holdfast.protocol.names import index_of, node_and_index_of, node_of
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape, GenerationPlan
 
 _TOKENS = np.dtype("<f8")
@@ -109,11 +109,13 @@ def as_before(question: PlacementQuestion, plan: GenerationPlan | None, takes: M
     before, shape = plan.expert_plan if plan is not None else None, question.shape
     if before is None or plan is None or not takes:
         return None
-    known = {seat_of(worker): (worker, blob) for worker, blob in zip(plan.workers, before.placement, strict=True)}
+    known = {
+        node_and_index_of(worker): (worker, blob) for worker, blob in zip(plan.workers, before.placement, strict=True)
+    }
     placement, filled, moves = list[bytes](), set[str](), 0
     for worker, held in zip(question.workers, question.held, strict=True):
         taken = takes.get(node_of(worker))
-        seat = seat_of(worker) if taken is None else f"{taken}/{index_of(worker)}"
+        seat = node_and_index_of(worker) if taken is None else f"{taken}/{index_of(worker)}"
         other, placed = known.get(seat, ("", b""))
         if not other or (taken is None and (worker != other or held != placed)):
             return None

@@ -123,7 +123,7 @@ class Ladder:
             self.quarantine(node.name, node.host, leave.detail)
         elif leave.reason == "exhausted":
             self._give_up(node.name, node.host, leave.detail)
-        if leave.waits:
+        if leave.awaits_answer:
             self._turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=leave.detail))
 
     def _give_up(self, node: str, host: str, why: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.coordination.inputs import Evidence, Failure
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import WorkerDown
-from holdfast.protocol.messages.progress import Stand
+from holdfast.protocol.messages.progress import ThreadActivity
 from holdfast.protocol.messages.worker import Complaint, Raised, Report, ScriptError
 from holdfast.protocol.names import node_of
 
@@ -51,7 +51,7 @@ def script_raised(node: str, raised: Raised, now: float) -> Failure:
     return _of_process(node, raised.worker, FailureKind.EXCEPTION, now, evidence)
 
 
-def hangs(node: str, stand: Stand, why: str, now: float) -> Failure:
+def hangs(node: str, stand: ThreadActivity, why: str, now: float) -> Failure:
     """A worker stood where it stood for too long, and was ended."""
     evidence = Evidence(
         detector=Detector.STATISTICS,

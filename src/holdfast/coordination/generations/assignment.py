@@ -10,7 +10,7 @@ from heapq import heapify, heapreplace
 
 from holdfast.coordination.roles import whole_units
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.names import node_of, seat_of
+from holdfast.protocol.names import node_and_index_of, node_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.record import Record
 
@@ -145,12 +145,12 @@ def first_assignment(
     if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):
         return ()
     before = record.plan.workers if record.plan is not None else ()
-    rank_of = {seat_of(worker): rank for rank, worker in enumerate(before)}
+    rank_of = {node_and_index_of(worker): rank for rank, worker in enumerate(before)}
     summed: list[tuple[int, ...]] = []
     usual: list[tuple[int, ...]] = []
     come: list[int] = []
     for number, unit in enumerate(_units(plan)):
-        rank = rank_of.get(seat_of(unit[0]))
+        rank = rank_of.get(node_and_index_of(unit[0]))
         applied, mine = summed_by(unit, reports)
         summed.append(mine if applied == decision.applied else ())
         usual.append(share_of(record.plan, record.micro_batches, rank) if record.plan and rank is not None else ())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from holdfast.coordination.roles import every_role, only_whole, whole_units
-from holdfast.protocol.commit import Commit, same_lanes
+from holdfast.protocol.commit import Commit, have_same_lanes
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind
 from holdfast.protocol.record import KnownCheckpoint, Record
@@ -208,4 +208,4 @@ def _can_reach(report: Report, step: int, commit: Commit | None) -> bool:
         return False
     if report.applied == step:
         return True
-    return commit is not None and report.reduced is not None and same_lanes(report.reduced, commit)
+    return commit is not None and report.reduced is not None and have_same_lanes(report.reduced, commit)

@@ -10,7 +10,7 @@ from holdfast.coordination.generations.same_data import ADVICE, difference
 from holdfast.coordination.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT
-from holdfast.protocol.layouts.several import said_of
+from holdfast.protocol.layouts.several import describe_layouts
 from holdfast.protocol.messages.agent import EndNode
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.names import node_of
@@ -50,7 +50,11 @@ def misfit(turn: Turn, node: Node, attach: Attach, goes_back: Callable[[str], bo
     differing = [name for name in dict.fromkeys((*job, *here)) if job.get(name) != here.get(name)]
     said = [_difference(name, here.get(name, "none"), job.get(name, "none")) for name in differing]
     if attach.layouts != turn.record.layouts:
-        said.append(_difference("layouts", said_of(attach.layouts) or "one", said_of(turn.record.layouts) or "one"))
+        said.append(
+            _difference(
+                "layouts", describe_layouts(attach.layouts) or "one", describe_layouts(turn.record.layouts) or "one"
+            )
+        )
     elif attach.layout != turn.record.layout:
         said.append(_difference("layout", str(attach.layout), str(turn.record.layout)))
     if other := difference(attach.data, turn.record.data):
@@ -66,7 +70,7 @@ def _other_work(turn: Turn, attach: Attach) -> str:
     if not record.layouts:
         return ""
     pairs = (
-        ("layouts", said_of(attach.layouts) or "one", said_of(record.layouts)),
+        ("layouts", describe_layouts(attach.layouts) or "one", describe_layouts(record.layouts)),
         ("global batch", attach.global_batch, record.global_batch),
         ("micro-batches", attach.micro_batches, record.micro_batches),
         ("seed", attach.seed, record.seed),
@@ -129,7 +133,7 @@ def wanted_places(turn: Turn, plan: GenerationPlan) -> dict[str, Any]:
     too: who comes for one of them had best be of the same.
     """
     record, members, here = turn.record, turn.members, workers_by_node(plan)
-    there = len(here) - len(record.beside(here))
+    there = len(here) - len(record.replacements_among(here))
     wanted = max(record.wanted, there)
     away = here.keys() | {one.node for one in record.drained}
     missed = [name for name in record.places if name not in away]

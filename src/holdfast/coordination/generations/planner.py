@@ -23,7 +23,7 @@ from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.names import index_of, node_of, seat_of
+from holdfast.protocol.names import index_of, node_and_index_of, node_of
 from holdfast.protocol.plan import (
     LOADS_WINDOW,
     Decision,
@@ -75,7 +75,7 @@ def plan_generation(
     # At once: the searches come later. Where nothing is held all is made or loaded anew, and may be so anywhere.
     experts = None
     if question is not None:
-        takes = {**record.beside(set(map(node_of, ordered))), **stand_ins}
+        takes = {**record.replacements_among(set(map(node_of, ordered))), **stand_ins}
         experts = as_before(question, record.plan, takes) or keep(question) or place(question)
     if isinstance(experts, Shortage):
         return experts
@@ -93,7 +93,7 @@ def _in_units(workers: Sequence[str], holders: Collection[str], places: int) -> 
 def _seat(worker: str, stand_ins: Mapping[str, str]) -> str:
     """Return the place that a worker fills, or takes."""
     node = node_of(worker)
-    return f"{stand_ins[node]}/{index_of(worker)}" if node in stand_ins else seat_of(worker)
+    return f"{stand_ins[node]}/{index_of(worker)}" if node in stand_ins else node_and_index_of(worker)
 
 
 def fills_the_seats(before: GenerationPlan | None, workers: Iterable[str], stand_ins: Mapping[str, str]) -> bool:
@@ -106,7 +106,7 @@ def fills_the_seats(before: GenerationPlan | None, workers: Iterable[str], stand
 
 def _seats(before: GenerationPlan, stand_ins: Mapping[str, str]) -> list[str]:
     """Return the places of a plan that are to be filled, by rank."""
-    return [seat_of(worker) for worker in before.workers if node_of(worker) not in stand_ins]
+    return [node_and_index_of(worker) for worker in before.workers if node_of(worker) not in stand_ins]
 
 
 def _in_their_seats(before: GenerationPlan | None, workers: list[str], stand_ins: Mapping[str, str]) -> list[str]:
@@ -201,7 +201,7 @@ def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig
     one of them fewer.
     """
     workers = list(workers)
-    idle = record.beside(set(map(node_of, workers)))
+    idle = record.replacements_among(set(map(node_of, workers)))
     if record.expert_shape is not None or not (record.relieved or idle):
         return ()
     busy = [worker for worker in workers if node_of(worker) not in idle]

@@ -107,7 +107,9 @@ class Joining:
             self._divide(plan)
             return
         members = list(plan.workers)
-        if plan.expert_plan is not None and (beside := turn.record.beside(set(map(node_of, [*members, *fresh])))):
+        if plan.expert_plan is not None and (
+            beside := turn.record.replacements_among(set(map(node_of, [*members, *fresh])))
+        ):
             # (they are given what those have whose places they take; others would have all be placed anew)
             fresh = [worker for worker in fresh if node_of(worker) in beside] or fresh
         held = dict(zip(members, plan.expert_plan.placement, strict=True)) if plan.expert_plan else {}

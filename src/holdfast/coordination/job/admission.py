@@ -266,7 +266,7 @@ def _was_expelled(planned: Set[str], hello: Hello) -> bool:
     """True where the node holds workers that were in a generation and are in none any more."""
     # (Whoever has applied a step was told to begin, or has prepared.)
     begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}
-    left = {kept.worker for kept in hello.kept if isinstance(kept, WorkerDown) and kept.left}
+    left = {kept.worker for kept in hello.kept if isinstance(kept, WorkerDown) and kept.has_left_loop}
     return not begun - left <= planned
 
 

@@ -288,7 +288,9 @@ class Coordinator:
         generation = self.turn.generation
         ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}
         # (the others have gone on without these)
-        superseded = {worker for worker, down in ended.items() if down.left and worker not in self.turn.planned}
+        superseded = {
+            worker for worker, down in ended.items() if down.has_left_loop and worker not in self.turn.planned
+        }
         for kept in hello.kept:
             if isinstance(kept, msg.AppliedSteps | msg.WorkerDown):
                 if not self.parts.standbys.take(node, kept):
@@ -341,7 +343,7 @@ class Coordinator:
 
     def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
         self.parts.departures.depart(node, leave.reason)
-        if leave.waits:
+        if leave.awaits_answer:
             self.parts.ending.late(node)
 
     # ---- time ----
@@ -410,7 +412,7 @@ class Coordinator:
         if down.exit_code == EXIT_BAD_INPUT and (not self.turn.generation or (member and not down.final)):
             self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
             return
-        if down.left:
+        if down.has_left_loop:
             self._finishing.left(down, known)
             return
         if self.parts.raisers.no_more(down) and self._hearing.useless(node, down.detail):
@@ -453,7 +455,7 @@ class Coordinator:
         msg.Posts: while_it_goes_on(_hear),
         **dict.fromkeys((msg.AppliedSteps, msg.NodeSnapshots, msg.EndNotice, msg.MemoryTaken), while_it_goes_on(_hear)),
         **dict.fromkeys((msg.OutputFailed, msg.ClockOffset, msg.GpusRead), while_it_goes_on(_hear)),
-        **dict.fromkeys((msg.Late, msg.Whereabouts, msg.Stacks, msg.OwnTimes), while_it_goes_on(_hear)),
+        **dict.fromkeys((msg.Late, msg.ProbeAnswer, msg.Stacks, msg.OwnTimes), while_it_goes_on(_hear)),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),
     }

@@ -227,7 +227,7 @@ class Deciding:
 
         A job that ends needs none, but for what a change of layout has put away.
         """
-        ends = self._closing.under_way and not self._turn.record.in_memory
+        ends = self._closing.under_way and not self._turn.record.stashed_step
         if ends or self._config.spec.recovery.restarts_all:
             return verdict
         committed = self._ledger.committed

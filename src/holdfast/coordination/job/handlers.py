@@ -14,7 +14,7 @@ from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.costs import Cost
 from holdfast.coordination.progress.ledger import DivergedError
 from holdfast.errors import EXIT_BAD_INPUT
-from holdfast.protocol.commit import weight
+from holdfast.protocol.commit import step_weight
 from holdfast.protocol.events import NodeRefused, OutputLost
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
@@ -59,7 +59,7 @@ class Hearing:
                     self.expel(node, why)
             case msg.AppliedSteps():
                 self._replayed(node, message)
-            case msg.Late() | msg.Whereabouts() | msg.Stacks() | msg.OwnTimes() | msg.MemoryTaken():
+            case msg.Late() | msg.ProbeAnswer() | msg.Stacks() | msg.OwnTimes() | msg.MemoryTaken():
                 self._seen(node, message)
             case msg.NodeSnapshots():
                 self._parts.snapshots.hold(node, message)
@@ -77,7 +77,7 @@ class Hearing:
         match message:
             case msg.Late():
                 inquiry.late(node, message)
-            case msg.Whereabouts():
+            case msg.ProbeAnswer():
                 inquiry.told(node, message)
             case msg.Stacks():
                 inquiry.explained(node, message)
@@ -130,7 +130,7 @@ class Hearing:
             witness = next((worker for worker, top in tops.items() if top >= kept.step), None)
             if witness is None or not record.lineage <= kept.generation <= record.generation:
                 continue
-            reached, learnt = kept.step, learnt + weight(kept.commit) * (not ledger.knows(kept.step))
+            reached, learnt = kept.step, learnt + step_weight(kept.commit) * (not ledger.knows(kept.step))
             try:
                 # (a clock that was set meanwhile must not bring times that are still to come)
                 time = min(self._turn.now, kept.time + node.ahead_s) if kept.time else 0.0

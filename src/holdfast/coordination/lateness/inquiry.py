@@ -27,7 +27,7 @@ from holdfast.coordination.turn import Turn
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.orders import LookAround
-from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stacks, Stand, WatchWork, Whereabouts
+from holdfast.protocol.messages.progress import EndHung, Late, Probe, ProbeAnswer, Stacks, ThreadActivity, WatchWork
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
@@ -51,7 +51,7 @@ class RollCall:
     number: int
     at: float
     asked: frozenset[str]
-    stands: dict[str, Stand] = field(default_factory=dict[str, Stand])
+    stands: dict[str, ThreadActivity] = field(default_factory=dict[str, ThreadActivity])
     answered: set[str] = field(default_factory=set[str])
 
     @property
@@ -62,7 +62,7 @@ class RollCall:
 
 @dataclass(slots=True)
 class _Accused:
-    stand: Stand
+    stand: ThreadActivity
     at: float
 
 
@@ -121,7 +121,7 @@ class Inquiry:
             question.stands[stand.worker] = stand
             self._judge()
 
-    def told(self, node: Node, answer: Whereabouts) -> None:
+    def told(self, node: Node, answer: ProbeAnswer) -> None:
         """A node says where its workers stand."""
         now = self._turn.now
         self._answers.came(node.name, now - self._silent_since.pop(node.name, now), now)
@@ -256,13 +256,13 @@ class Inquiry:
         since = self._silent_since.get(name, now)
         return node.seen <= since and now - since > self._answers.patience_s(name, now)
 
-    def _to_be_ended(self, hung: Iterable[Stand]) -> list[Stand]:
+    def _to_be_ended(self, hung: Iterable[ThreadActivity]) -> list[ThreadActivity]:
         """Return those of the workers that hang which no agent was told to end, or not lately."""
         now = self._turn.now
         known = ((stand, self._accused.get(stand.worker)) for stand in hung)
         return [stand for stand, accused in known if accused is None or now - accused.at > OBEYS_S]
 
-    def _end(self, stand: Stand) -> None:
+    def _end(self, stand: ThreadActivity) -> None:
         """Have a worker that hangs ended."""
         turn, connection = self._turn, self._turn.members.connection_of(stand.worker)
         if connection is not None:
@@ -275,7 +275,7 @@ class Inquiry:
             if on_trial:
                 self._watch_work(stand)
 
-    def _watch_work(self, stand: Stand) -> None:
+    def _watch_work(self, stand: ThreadActivity) -> None:
         """Ask all nodes to report who needs as long for the work at which a worker is ended."""
         watch = WatchWork(step=stand.step, activity=stand.activity, for_s=stand.for_s, micro_batch=stand.micro_batch)
         self._turn.broadcast((node.connection for node in self._turn.members.nodes.values()), watch)

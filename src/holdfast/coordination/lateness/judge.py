@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.coordination.timing.times import FAILURE, FLOOR_S, UNKNOWN_S
-from holdfast.protocol.messages.progress import Activity, Stand
+from holdfast.protocol.messages.progress import Activity, ThreadActivity
 from holdfast.protocol.names import node_of
 
 #: Whoever is in these waits for others, though in no collective.
@@ -38,7 +38,7 @@ class Standstill:
     """
 
     members: Sequence[str]
-    stands: Mapping[str, Stand]
+    stands: Mapping[str, ThreadActivity]
     silent: Collection[str] = ()
     idle: Collection[str] = ()
     outside: Collection[str] = ()
@@ -52,7 +52,7 @@ class Standstill:
 class Finding:
     """What speaks against whom; `network`: nothing against anybody, and yet they all wait."""
 
-    hung: tuple[Stand, ...] = ()
+    hung: tuple[ThreadActivity, ...] = ()
     silent: tuple[str, ...] = ()
     network: bool = False
 
@@ -81,25 +81,25 @@ def judge(still: Standstill) -> Finding:
     return Finding(network=all_wait and any(stand.waits for stand in stands) and lasts_s >= still.together_s)
 
 
-def is_waiting(stand: Stand) -> bool:
+def is_waiting(stand: ThreadActivity) -> bool:
     """Tell whether a worker waits for others, in a collective or for a generation."""
     return stand.waits or stand.activity in WAITING
 
 
-def _hangs(stand: Stand, still: Standstill) -> bool:
+def _hangs(stand: ThreadActivity, still: Standstill) -> bool:
     """Tell whether a worker is too long about something of its own, or does not run at all."""
     if stand.stopped:
         return still.waits_for_stopped
     if stand.waits:
-        return still.overdue and stand.late  # it does not look
-    return stand.late and stand.activity not in WAITING
+        return still.overdue and stand.is_late  # it does not look
+    return stand.is_late and stand.activity not in WAITING
 
 
-def _waits_s(stand: Stand) -> float:
+def _waits_s(stand: ThreadActivity) -> float:
     return stand.waits_s if stand.waits else stand.for_s
 
 
-def _lags(stand: Stand, others_wait_s: float, unknown_s: float) -> bool:
+def _lags(stand: ThreadActivity, others_wait_s: float, unknown_s: float) -> bool:
     """Tell whether a worker is far longer about something than the others, where nobody has learnt what that takes."""
     if stand.limit_s or stand.waits or stand.activity in WAITING or stand.activity in NOBODYS:
         return False
@@ -107,18 +107,18 @@ def _lags(stand: Stand, others_wait_s: float, unknown_s: float) -> bool:
     return stand.for_s > max(unknown_s, FAILURE * others_s + FLOOR_S)
 
 
-def _stays_away(stand: Stand) -> bool:
+def _stays_away(stand: ThreadActivity) -> bool:
     """Tell whether a worker does not come into a generation, and not because something is still on its way."""
     return stand.activity is Activity.ENTERING and not stand.waits
 
 
-def where(stand: Stand) -> str:
+def where(stand: ThreadActivity) -> str:
     """Say where in a step a worker is, for people."""
     of = "" if stand.micro_batch is None else f", micro-batch {stand.micro_batch}"
     return f"'{stand.activity}' of step {stand.step}{of}"
 
 
-def what_hangs(stand: Stand) -> str:
+def what_hangs(stand: ThreadActivity) -> str:
     """Say what a worker that hangs is about, for people."""
     if stand.stopped:
         return f"its process is stopped, at '{stand.activity}' of step {stand.step}"

@@ -21,7 +21,7 @@ import msgspec
 from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import LimitRaised
-from holdfast.protocol.messages.progress import Activity, CountHang, Stand
+from holdfast.protocol.messages.progress import Activity, CountHang, ThreadActivity
 from holdfast.protocol.names import node_of
 
 #: Activities in which a worker computes for the step or the script, so that another worker would compute the same.
@@ -55,7 +55,7 @@ Place = tuple[int, Activity, int | None]
 class _Trial:
     """A worker that was ended, whose kill does not count yet."""
 
-    stand: Stand
+    stand: ThreadActivity
     why: str
     agent_pid: int
 
@@ -104,7 +104,7 @@ class OwnWork:
                 for trial in state.trials:
                     self._count(trial)
 
-    def accuse(self, stand: Stand, why: str) -> bool:
+    def accuse(self, stand: ThreadActivity, why: str) -> bool:
         """Record that a worker is ended; return whether its kill counts only after a verdict."""
         place, connection = _place(stand), self._turn.members.connection_of(stand.worker)
         node = self._turn.members.nodes.get(node_of(stand.worker))
@@ -115,7 +115,7 @@ class OwnWork:
             trials.append(_Trial(stand, why, node.agent_pid))
         return True
 
-    def ended(self, stand: Stand) -> None:
+    def ended(self, stand: ThreadActivity) -> None:
         """Handle the end of work that took long: it clears other workers that were ended at the same place."""
         place = _place(stand)
         state = self._places.get(place) if place is not None else None
@@ -136,11 +136,11 @@ class OwnWork:
 
     # ---- who is late ----
 
-    def spare(self, hung: Sequence[Stand]) -> list[Stand]:
+    def spare(self, hung: Sequence[ThreadActivity]) -> list[ThreadActivity]:
         """Return the workers, of those that seem to hang, that slow work does not excuse, with the limits in force."""
         places = [_place(stand) for stand in hung]
         at_work = [place for place in places if place is not None]
-        left, excused = list[Stand](), list[tuple[Place, Stand]]()
+        left, excused = list[ThreadActivity](), list[tuple[Place, ThreadActivity]]()
         for stand, place in zip(hung, places, strict=True):
             if place is None:
                 left.append(stand)
@@ -158,7 +158,7 @@ class OwnWork:
             self._excuse(place, stand)
         return left
 
-    def _limit_s(self, place: Place, stand: Stand, at_once: int) -> float:
+    def _limit_s(self, place: Place, stand: ThreadActivity, at_once: int) -> float:
         """Return the limit in force for a worker, 0 if none is known."""
         state, node = self._places.get(place), node_of(stand.worker)
         before = (state.late if state is not None else set[str]()) - {stand.worker}
@@ -175,7 +175,7 @@ class OwnWork:
         late.add(worker)
         return True
 
-    def _excuse(self, place: Place, stand: Stand) -> None:
+    def _excuse(self, place: Place, stand: ThreadActivity) -> None:
         """Let a worker finish slow work, and report that once for each worker."""
         state, node = self._at(place), node_of(stand.worker)
         state.slow = True
@@ -203,7 +203,7 @@ class OwnWork:
 
     # ---- how long slow work takes ----
 
-    def _learn(self, stand: Stand) -> None:
+    def _learn(self, stand: ThreadActivity) -> None:
         """Remember how long slow work took.
 
         It is forgotten after the window of the nodes' budgets. Work that is slow less often (once in an hour, say) is
@@ -220,7 +220,7 @@ class OwnWork:
         return known.took_s if known is not None and self._turn.now - known.seen < known.keep_s else 0.0
 
 
-def _place(stand: Stand) -> Place | None:
+def _place(stand: ThreadActivity) -> Place | None:
     """Return the place at which a worker is late, or None if it is not at work of its own."""
     if stand.stopped or stand.waits or stand.activity not in OWN_WORK:
         return None

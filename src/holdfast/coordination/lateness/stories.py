@@ -9,7 +9,7 @@ from holdfast.coordination.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import StacksTaken
 from holdfast.protocol.failures import SeenWait, SeenWorker, SharedStack
-from holdfast.protocol.messages.progress import Stacks, Stand, TakeStacks, WorkerStack
+from holdfast.protocol.messages.progress import Stacks, TakeStacks, ThreadActivity, WorkerStack
 from holdfast.protocol.names import node_of
 
 #: an agent waits a tenth of a second for its workers
@@ -28,7 +28,7 @@ class _Story:
     #: workers or nodes, as people call them
     suspects: tuple[str, ...]
     #: where those workers stand of which is told
-    stands: Mapping[str, Stand]
+    stands: Mapping[str, ThreadActivity]
     missing: int
     #: what people call the workers, as long as the generation lasts
     names: Mapping[str, str]
@@ -46,7 +46,7 @@ class Stories:
         #: what was told last
         self._told: Mapping[str, WorkerStack] = {}
 
-    def begin(self, nodes: Sequence[Node], stands: Mapping[str, Stand], suspects: Iterable[str]) -> None:
+    def begin(self, nodes: Sequence[Node], stands: Mapping[str, ThreadActivity], suspects: Iterable[str]) -> None:
         """Have nodes of these take their workers' stacks; one story is told after the other."""
         if self._story is not None:
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.coordination.timing.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.timing.times import ENDLESS, UNKNOWN_S, WARM_UP, RunningMean, Times
 from holdfast.protocol.job_spec import OWN_TIMES_S
-from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, Stand, WatchWork
+from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, ThreadActivity, WatchWork
 
 #: an agent looks no more often than this, and ten times a second where a limit is not due sooner
 LEAST_LOOK_S, USUAL_LOOK_S = 0.02, 0.1
@@ -204,7 +204,7 @@ class LateWatch:
         took_s = seen.for_s + max(0.0, until - seen.looked)
         if seen.next_at == 1.0 and took_s < self._expected.get((step, activity, micro_batch), math.inf):
             return None
-        stand = Stand(
+        stand = ThreadActivity(
             worker=worker,
             generation=generation,
             step=step,
@@ -240,14 +240,16 @@ class LateWatch:
         starved_s = _starved_s(self._starved_waiting, worker, since or now, reading)
         return 0.0 if since is None else max(0.0, now - since - starved_s)
 
-    def stands(self, now: float, readings: Mapping[str, Reading], stopped: Collection[str]) -> tuple[Stand, ...]:
+    def stands(
+        self, now: float, readings: Mapping[str, Reading], stopped: Collection[str]
+    ) -> tuple[ThreadActivity, ...]:
         """Return where all workers stand, late or not; `stopped`: those whose processes are."""
         return tuple(
             self._stand(now, worker, reading, stopped=worker in stopped) for worker, reading in readings.items()
         )
 
-    def _stand(self, now: float, worker: str, reading: Reading, *, stopped: bool = False) -> Stand:
-        return Stand(
+    def _stand(self, now: float, worker: str, reading: Reading, *, stopped: bool = False) -> ThreadActivity:
+        return ThreadActivity(
             worker=worker,
             generation=reading.generation,
             step=reading.step,

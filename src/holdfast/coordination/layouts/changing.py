@@ -28,7 +28,7 @@ from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import LayoutChanged, LayoutKept
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import LayoutChange, said_so
+from holdfast.protocol.layouts.several import LayoutChange, describe_layout
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.state import SnapshotKey, SnapshotSource
@@ -86,7 +86,7 @@ class LayoutChanges:
 
     def replace_on(self, name: str) -> None:
         """Have a node's workers replaced, which have another layout than the one in force."""
-        self._absences.replace_workers([name], f"the layout in force is {said_so(self._turn.record.layout)}")
+        self._absences.replace_workers([name], f"the layout in force is {describe_layout(self._turn.record.layout)}")
 
     # ---- whether to change ----
 
@@ -164,12 +164,12 @@ class LayoutChanges:
         if choice.layout != layout:
             cost_s = self._progress.costs.of(Cost.LAYOUT)
             why = f"{why}; that wins {choice.wins_s:.0f} s, and a change costs {cost_s:.1f} s"
-        self._turn.emit(LayoutKept, layout=said_so(layout), nodes=nodes, why=why)
+        self._turn.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
 
     def _gives_up(self, layout: Layout, nodes: int, why: str) -> None:
         """Nothing comes of a change; it is tried again later."""
         self._wanted, self._not_before = None, self._turn.now + RETRY_S
-        self._turn.emit(LayoutKept, layout=said_so(layout), nodes=nodes, why=why)
+        self._turn.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
 
     # ---- the change ----
 
@@ -201,7 +201,7 @@ class LayoutChanges:
             self._in_vain.add((change.nodes, change.after))
             when = f"not tried again with {change.nodes} node{'s' if change.nodes > 1 else ''}"
         self._progress.layout_stays()
-        self._gives_up(change.before, change.nodes, f"{said_so(change.after)} is {when}: {why}")
+        self._gives_up(change.before, change.nodes, f"{describe_layout(change.after)} is {when}: {why}")
 
     def put_away(self, plan: GenerationPlan) -> None:
         """See whether every node has the whole state by now: then the other layout is in force."""
@@ -258,7 +258,7 @@ class LayoutChanges:
             passed=(),
             decision=decision,
         )
-        self._absences.replace_workers(list(turn.members.nodes), f"another layout: {said_so(layout)}")
+        self._absences.replace_workers(list(turn.members.nodes), f"another layout: {describe_layout(layout)}")
 
     def from_memory(self, decision: Decision) -> bool:
         """Tell whether a decision goes back to what was put away for the layout in force: then nothing is undone."""
@@ -271,7 +271,7 @@ class LayoutChanges:
         change = self._turn.record.change
         if change is None or change.kept is None or self._turn.record.plan is not None:
             return ()
-        return self._turn.record.in_memory_of if self._snapshots.serving(change.kept[2]) is None else ()
+        return self._turn.record.stash_nodes if self._snapshots.serving(change.kept[2]) is None else ()
 
     def over(self) -> None:
         """Steps are committed: a change that has led to them is over."""
@@ -287,8 +287,8 @@ class LayoutChanges:
         if change.after != change.before:
             self._turn.emit(
                 LayoutChanged,
-                from_layout=said_so(change.before),
-                to_layout=said_so(change.after),
+                from_layout=describe_layout(change.before),
+                to_layout=describe_layout(change.after),
                 nodes=change.nodes,
                 step=change.kept[2] if change.kept is not None else 0,
                 why=why,

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 
 from holdfast.planning.waf.pace import micro_batch_share
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, are_told, layout_for, said_so
+from holdfast.protocol.layouts.several import (
+    MAX_LAYOUTS,
+    Layouts,
+    ListedLayout,
+    describe_layout,
+    have_node_counts,
+    layout_for,
+)
 from holdfast.protocol.record import Record
 
 #: a layout that is not faster by so much is no faster: what is measured varies, and guesses more
@@ -56,10 +63,10 @@ def choose_layout(
         too_large: those that have not fitted memory; one that is in force all the same is left where there is another.
         failed: those under which the script fails, told or not: what is in force stays.
     """
-    if are_told(layouts):
+    if have_node_counts(layouts):
         layout = layout_for(layouts, nodes)
         if layout != in_force and layout in failed:
-            return LayoutChoice(layout=in_force, why=f"{said_so(layout)} has failed", told=True)
+            return LayoutChoice(layout=in_force, why=f"{describe_layout(layout)} has failed", told=True)
         return LayoutChoice(layout=layout, why=f"the script says so for {_nodes(nodes)}", told=True)
     without = {*too_large, *(layout for layout in failed if layout != in_force)}
     known = [one.layout for one in layouts if one.layout not in without]
@@ -67,7 +74,10 @@ def choose_layout(
     steps = {one: _step_s(one, nodes * workers, micro_batches, measured_s) for one in dict.fromkeys(fitting)}
     best = min(steps, key=lambda one: steps[one])
     if in_force not in steps:
-        why = f"{said_so(in_force)} has not fitted memory: of the others a step would take least under {said_so(best)}"
+        why = (
+            f"{describe_layout(in_force)} has not fitted memory: of the others a step would take least under "
+            f"{describe_layout(best)}"
+        )
         return LayoutChoice(layout=best, why=why, told=True)
     gain = 1.0 - steps[best] / steps[in_force]
     if gain < LEAST_GAIN:
@@ -75,8 +85,8 @@ def choose_layout(
         return LayoutChoice(layout=in_force, why=why, wins_s=0.0)
     by = "as was measured" if str(best) in measured_s else "as is expected"
     why = (
-        f"with {_nodes(nodes)} a step takes {steps[best] / steps[in_force]:.2f} times as long under {said_so(best)} as "
-        f"under {said_so(in_force)}, {by}"
+        f"with {_nodes(nodes)} a step takes {steps[best] / steps[in_force]:.2f} times as long under "
+        f"{describe_layout(best)} as under {describe_layout(in_force)}, {by}"
     )
     return LayoutChoice(layout=best, why=why, wins_s=HORIZON_S * gain)
 

@@ -20,10 +20,10 @@ from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.events import LayoutKept
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import FailedLayout, LayoutChange, are_told, said_so
+from holdfast.protocol.layouts.several import FailedLayout, LayoutChange, describe_layout, have_node_counts
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.worker import ScriptError
-from holdfast.protocol.names import node_of, seat_of
+from holdfast.protocol.names import node_and_index_of, node_of
 from holdfast.protocol.plan import Decision
 from holdfast.protocol.state import SnapshotKey
 
@@ -75,7 +75,7 @@ class FailingLayouts:
     def tick(self) -> None:
         """Time has passed: undo a change after which the workers of a node that is here do not come up."""
         turn, limit_s = self._turn, max(_COME_S, _TIMES * self._longest_s)
-        if turn.record.plan is not None or not turn.record.in_memory:
+        if turn.record.plan is not None or not turn.record.stashed_step:
             return
         for node in turn.members.regular:
             if not node.complete and turn.now - node.came > limit_s:
@@ -97,12 +97,12 @@ class FailingLayouts:
         failed, wait_s = self._note_failed(change.after)
         self._turn.emit(
             LayoutKept,
-            layout=said_so(change.before),
+            layout=describe_layout(change.before),
             nodes=change.nodes,
             why=(
-                f"under {said_so(failed)} the job failed before its first step: {why}; all go back to "
-                f"{said_so(change.before)}, to step {source.applied}, as it was put away, and {said_so(failed)} is not "
-                f"tried again for {wait_s / 60:.0f} minutes"
+                f"under {describe_layout(failed)} the job failed before its first step: {why}; all go back to "
+                f"{describe_layout(change.before)}, to step {source.applied}, as it was put away, and "
+                f"{describe_layout(failed)} is not tried again for {wait_s / 60:.0f} minutes"
             ),
         )
         turn.change(change=msgspec.structs.replace(change, after=change.before))
@@ -118,9 +118,9 @@ class FailingLayouts:
         """
         if self._is_of_before(node_of(down.worker)):
             return True
-        if not down.left and (down.final or down.exit_code == EXIT_BAD_INPUT) and self.goes_back(down.detail):
+        if not down.has_left_loop and (down.final or down.exit_code == EXIT_BAD_INPUT) and self.goes_back(down.detail):
             return True
-        return not down.left and self.again(down.worker, down.detail)
+        return not down.has_left_loop and self.again(down.worker, down.detail)
 
     def _is_of_before(self, name: str) -> bool:
         """Tell whether a node, after all went back, still has workers of the other layout: then they are replaced.
@@ -145,7 +145,7 @@ class FailingLayouts:
         if kept != self._since:
             self._since, self._ended, self._ends = kept, [], Counter()
         unit = unit_of(worker, self._turn.record.layout.places)
-        here = [one for one in self._ended if seat_of(one) == seat_of(worker)]
+        here = [one for one in self._ended if node_and_index_of(one) == node_and_index_of(worker)]
         if worker in here:
             return False
         self._ended.append(worker)
@@ -190,7 +190,7 @@ class FailingLayouts:
             has a state. (Later the change is one like any other, as soon as all train again.)
         """
         turn, record = self._turn, self._turn.record
-        if not record.layouts or are_told(record.layouts) or not error.place.startswith(_NO_MEMORY):
+        if not record.layouts or have_node_counts(record.layouts) or not error.place.startswith(_NO_MEMORY):
             return False
         if record.layout not in record.too_large:
             turn.change(too_large=(*record.too_large, record.layout))
@@ -205,7 +205,7 @@ class FailingLayouts:
         if source is not None and change is not None:
             turn.change(change=msgspec.structs.replace(change, after=choice.layout, why=choice.why))
             if choice.layout == change.before:
-                turn.emit(LayoutKept, layout=said_so(choice.layout), nodes=change.nodes, why=choice.why)
+                turn.emit(LayoutKept, layout=describe_layout(choice.layout), nodes=change.nodes, why=choice.why)
         else:
             change = LayoutChange(
                 before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=turn.now
@@ -217,7 +217,7 @@ class FailingLayouts:
     def fits_elsewhere(self, error: ScriptError) -> bool:
         """All run out of memory by this after some steps: tell whether the job can be saved, to begin under another."""
         record = self._turn.record
-        listed = record.saves and not are_told(record.layouts) and error.place.startswith(_NO_MEMORY)
+        listed = record.saves and not have_node_counts(record.layouts) and error.place.startswith(_NO_MEMORY)
         return listed and any(one.layout not in record.too_large for one in record.layouts)
 
     def leaves(self) -> bool:

@@ -252,7 +252,7 @@ class Departures:
     def let_go(self) -> None:
         """Let those go that are members of nothing, and have nothing that others are about to read."""
         for one in self._turn.record.leaving:
-            if not (self._turn.planned_on(one.node) or one.node in self._turn.record.in_memory_of):
+            if not (self._turn.planned_on(one.node) or one.node in self._turn.record.stash_nodes):
                 self._settle(one)
 
     def look(self, plan: GenerationPlan, written: int) -> None:

@@ -254,7 +254,7 @@ class Replacing:
             without: these are here, and count as gone.
         """
         turn, members = self._turn, self._turn.members
-        beside = turn.record.beside(workers_by_node(plan).keys() | members.nodes.keys())
+        beside = turn.record.replacements_among(workers_by_node(plan).keys() | members.nodes.keys())
         drained = {one.node for one in turn.record.drained} | beside.keys()
         # A standby that is lost beside the node that it came for had no place yet: it does not leave one, even if it
         # was about to leave itself.

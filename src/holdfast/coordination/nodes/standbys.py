@@ -226,7 +226,7 @@ class Standbys:
                 self._cold(node, message.worker, message.detail)
             return True
         if isinstance(message, Leave):
-            if message.waits:
+            if message.awaits_answer:
                 self._turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=message.detail, alone=True))
             self._gone(node, message.detail or f"it has left: {message.reason}")
             return True

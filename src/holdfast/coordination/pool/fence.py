@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.protocol.messages.pool import NodeGrant, NodeStands
+from holdfast.protocol.messages.pool import NodeGrant, NodeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReapGrant:
 class SayStanding:
     """Tell the pool how the node stands, where it can be told."""
 
-    stands: NodeStands
+    stands: NodeState
 
 
 FenceInstruction = StartGrant | ReapGrant | SayStanding
@@ -52,9 +52,9 @@ class Fence:
         self._told = _NOBODY
 
     @property
-    def stands(self) -> NodeStands:
+    def stands(self) -> NodeState:
         """What the pool is told."""
-        return NodeStands(runs=self.runs, ended=self.ended, changes=self._changes)
+        return NodeState(runs=self.runs, ended=self.ended, changes=self._changes)
 
     @property
     def heard(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from holdfast.coordination.pool.places.compacting import Relocation
 from holdfast.coordination.pool.share.interface import Division
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import FromNode
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class JobSaid:
     """A job's coordinator says how it stands."""
 
     job: str
-    report: JobStands
+    report: JobState
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from holdfast.coordination.pool.plans.paces import learnt
 from holdfast.coordination.pool.state import PoolState
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.record import OVER, PooledJob, PooledState
-from holdfast.protocol.pool.sharing import JobStands
+from holdfast.protocol.pool.sharing import JobState
 
 #: jobs that have a coordinator
 COORDINATED: frozenset[PooledState] = frozenset(("admitted", "suspending", "stopping"))
@@ -65,7 +65,7 @@ class PooledJobs:
         else:
             self._end(job, "stopped", why)
 
-    def said(self, name: str, report: JobStands) -> None:
+    def said(self, name: str, report: JobState) -> None:
         """Take in how a job stands."""
         state, job = self._state, self._state.jobs.get(name)
         if job is None or report.submission != job.submission or job.state not in COORDINATED:
@@ -113,6 +113,6 @@ class PooledJobs:
         return job if job is not None and job.state not in OVER else None
 
 
-def _has_left(report: JobStands, wished_at: int) -> bool:
+def _has_left(report: JobState, wished_at: int) -> bool:
     """Tell whether a job is suspended since it was asked to be; one that was so before may have been given nodes."""
     return report.standing == "suspended" and report.heard >= wished_at and not report.held

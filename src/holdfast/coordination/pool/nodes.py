@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.coordination.pool.state import Connected, PoolState
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
-from holdfast.protocol.messages.pool import LeavePool, NodeStands, PoolHello, PoolRefusal
+from holdfast.protocol.messages.pool import LeavePool, NodeState, PoolHello, PoolRefusal
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.pool.events import NodeAdded, NodeDrained, NodeForgotten, NodeUndrained
 from holdfast.protocol.pool.record import PoolNode
@@ -76,7 +76,7 @@ class PooledNodes:
         self._take_over(state.here[node.name], hello.stands)
         state.tell_node(node.name)
 
-    def _newer(self, stands: NodeStands, term: int = 0, version: int = 0) -> str:
+    def _newer(self, stands: NodeState, term: int = 0, version: int = 0) -> str:
         """Return what a node knows of this pool that its record does not, in words, or "" if the record has it all.
 
         The node takes what is decided here for stale, and does nothing of it.
@@ -87,7 +87,7 @@ class PooledNodes:
             return f"version {version} of its record, by server {term}"
         return f"grant {grant}" if grant > record.last_grant else ""
 
-    def _refuse_newer(self, connection: int, node: str, knows: str, stands: NodeStands) -> None:
+    def _refuse_newer(self, connection: int, node: str, knows: str, stands: NodeState) -> None:
         """Refuse a node that knows more than the record; what runs there runs on."""
         pool = self._state.record.pool
         why = (
@@ -101,7 +101,7 @@ class PooledNodes:
         self._state.send(connection, PoolRefusal(why=why, stays=stays))
         self._state.close(connection)
 
-    def stands(self, here: Connected, stands: NodeStands) -> None:
+    def stands(self, here: Connected, stands: NodeState) -> None:
         """A node that is here says what runs there, and what is over."""
         if knows := self._newer(stands):
             self._refuse_newer(here.connection, here.name, knows, stands)
@@ -109,7 +109,7 @@ class PooledNodes:
         else:
             self._take_over(here, stands)
 
-    def _take_over(self, here: Connected, stands: NodeStands) -> None:
+    def _take_over(self, here: Connected, stands: NodeState) -> None:
         grant = self._state.grants.get(here.name)
         if grant is not None and grant.number <= stands.ended:
             self._state.release(grant, by="node")

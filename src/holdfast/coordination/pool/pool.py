@@ -24,7 +24,7 @@ from holdfast.coordination.pool.share.explaining import what_would_do
 from holdfast.coordination.pool.share.interface import Demand
 from holdfast.coordination.pool.state import Connected, PoolConfig, PoolState
 from holdfast.coordination.pool.what_if import Change, changed
-from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands, PoolHello
+from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeState, PoolHello
 from holdfast.protocol.pool.events import AnyPoolEvent, PoolJournalRepaired, PoolStarted, PoolStoreReturned
 from holdfast.protocol.pool.record import POOL_SCHEMA, PoolRecord
 
@@ -138,9 +138,9 @@ class Pool:
             case _:
                 ask(self.state, self._jobs, self._nodes, self.moving, event)
 
-    def _node_says(self, here: Connected, message: NodeStands | NodeAlive | LeavePool) -> None:
+    def _node_says(self, here: Connected, message: NodeState | NodeAlive | LeavePool) -> None:
         here.seen = self.state.now
-        if isinstance(message, NodeStands):
+        if isinstance(message, NodeState):
             self._nodes.stands(here, message)
         elif isinstance(message, LeavePool):
             self._nodes.leave(here, message)

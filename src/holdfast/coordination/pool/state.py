@@ -26,7 +26,7 @@ from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased, RoleChanged
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolNode, PoolRecord
-from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStands, NodeUnfit, PoolWish
+from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobState, NodeUnfit, PoolWish
 
 E = TypeVar("E", bound=AnyPoolEvent)
 
@@ -73,7 +73,7 @@ class Connected:
     name: str
     connection: int
     seen: float
-    #: as of `NodeStands`
+    #: as of `NodeState`
     changes: int = 0
 
 
@@ -216,7 +216,7 @@ class PoolState:
 
     # ---- what jobs say ----
 
-    def said(self, job: str, report: JobStands) -> None:
+    def said(self, job: str, report: JobState) -> None:
         """A job says which nodes it would not take, on which it trains, and what a move costs it."""
         self._unfit[job], self.trains[job] = report.refuses, report.trains
         self.refused[job] = frozenset(self.unfit(job))

@@ -10,7 +10,7 @@ from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
 from holdfast.coordination.progress.recovery_cost import DRAIN, FAILURE, LAYOUT, MOVE, RecoveryCost, TakenPlace
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.commit import Commit, Wish, too_many_skipped
+from holdfast.protocol.commit import Commit, Wish, describe_too_many_skipped
 from holdfast.protocol.events import (
     LossNotFinite,
     MicroBatchSkipped,
@@ -21,9 +21,9 @@ from holdfast.protocol.events import (
     StepSkipped,
 )
 from holdfast.protocol.messages.agent import Committed
-from holdfast.protocol.names import seat_of
+from holdfast.protocol.names import node_and_index_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Passed
-from holdfast.protocol.state import kind_of
+from holdfast.protocol.state import source_kind
 
 #: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn. Steps
 #: that log much count as several.
@@ -124,7 +124,7 @@ class Progress:
         position = self._turn.position
         if not at_most or position.skipped_in_a_row < at_most:
             return ""
-        return f"{too_many_skipped(position.skipped_in_a_row, position.step)} (--max-skipped-steps {at_most})"
+        return f"{describe_too_many_skipped(position.skipped_in_a_row, position.step)} (--max-skipped-steps {at_most})"
 
     def tell(self, every_s: float) -> None:
         """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""
@@ -165,7 +165,7 @@ class Progress:
         if before is not None and before.regrouped and before.after_step < step:
             self._swapped_away = before  # (all its members were there for one step)
         self.recovery = RecoveryCost(failed=since, detected=since, action=action, after_step=step, swap=True)
-        self.recovery.source = kind_of(next(iter(plan.sources.values()), None))
+        self.recovery.source = source_kind(next(iter(plan.sources.values()), None))
         self.recovery.nodes = frozenset(member.node for member in plan.members)
         self.recovery.experts_moved = plan.expert_plan.moves if plan.expert_plan else 0
 
@@ -184,12 +184,12 @@ class Progress:
         recovery.micro_batches_kept, recovery.micro_batches_redone = salvaged
         recovery.experts_moved = plan.expert_plan.moves if plan.expert_plan else 0
         if recovery.restart:
-            recovery.source = kind_of(decision.source)
+            recovery.source = source_kind(decision.source)
             return
         recovery.decided = self._turn.now
         recovery.after_step = decision.applied - (decision.kind is DecisionKind.FORWARD)
         workers = before.workers if before else ()
-        recovery.source = kind_of(decision.source or next(iter(plan.sources.values()), None))
+        recovery.source = source_kind(decision.source or next(iter(plan.sources.values()), None))
         if decision.kind is DecisionKind.ROLLBACK:
             recovery.action = "rollback"
             return
@@ -354,7 +354,7 @@ class Progress:
         down_s, joined = max(0.0, self.committed_at - recovery.failed), dict(self._beside)
         if recovery.swap:
             cost = max(0.0, down_s - self.costs.step_s), recovery.moved_bytes
-            self._beside = dict.fromkeys(self._turn.record.beside(recovery.nodes), cost)
+            self._beside = dict.fromkeys(self._turn.record.replacements_among(recovery.nodes), cost)
         for name, place in recovery.taken.items():
             before_s, bytes_before = joined.get(name, (0.0, 0))
             self._turn.emit(
@@ -370,7 +370,7 @@ class Progress:
 
 def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:
     """Return what became of a plan of other members: other processes, other nodes, or fewer."""
-    if set(map(seat_of, workers)) == set(map(seat_of, before)):
+    if set(map(node_and_index_of, workers)) == set(map(node_and_index_of, before)):
         return "restart"
     return "replace" if len(workers) == len(before) else "shrink"
 

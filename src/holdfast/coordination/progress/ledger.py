@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.coordination.progress.standings import Standings
-from holdfast.protocol.commit import Commit, weight
-from holdfast.protocol.layouts.layout import of_one_role
+from holdfast.protocol.commit import Commit, step_weight
+from holdfast.protocol.layouts.layout import are_of_same_role
 from holdfast.protocol.messages.agent import KeptStep
 from holdfast.protocol.messages.worker import Applied, Report
 from holdfast.protocol.names import node_of
@@ -54,7 +54,7 @@ class _Pending:
     def of_a_role_that_differs(self) -> list[set[str]]:
         """The nodes that have each hash, of the first part of the state of which there are several."""
         for one in self.hashes:
-            same = [nodes for other, nodes in self.hashes.items() if of_one_role(one, other)]
+            same = [nodes for other, nodes in self.hashes.items() if are_of_same_role(one, other)]
             if len(same) > 1:
                 return same
         return list(self.hashes.values())
@@ -127,7 +127,7 @@ class StepLedger:
         Raises:
             DivergedError: v differs from that which others told.
         """
-        self._learn(kept.step, _Pending(kept.commit.v, kept.world, time, worker), kept.state_hash)
+        self._learn(kept.step, _Pending(kept.commit.as_commit, kept.world, time, worker), kept.state_hash)
         self.prove(kept.step, kept.generation)
 
     def give_up_to(self, step: int, global_batch: int) -> None:
@@ -146,7 +146,7 @@ class StepLedger:
             )
         if state_hash:  # (a node tells its workers' hash once)
             known.hashes.setdefault(state_hash, set()).add(node_of(news.worker))
-            if sum(of_one_role(state_hash, other) for other in known.hashes) > 1:
+            if sum(are_of_same_role(state_hash, other) for other in known.hashes) > 1:
                 self.differing = min(step, self.differing or step)
         known.time = max(known.time, news.time)
         known.world = known.world or news.world
@@ -267,7 +267,7 @@ class StepLedger:
         if up_to - self.committed > at_most:
             return True
         pending = (self._steps.get(step) for step in range(self.committed + 1, up_to + 1))
-        return sum(1 if step is None else weight(step.commit) for step in pending) > at_most
+        return sum(1 if step is None else step_weight(step.commit) for step in pending) > at_most
 
     def release(self, at_most: int = sys.maxsize, *, up_to: int = 0) -> list[CommittedStep]:
         """Return the steps newly applied by all members, in order; members not heard of hold everything up.
@@ -289,7 +289,7 @@ class StepLedger:
             self.committed += 1
             self._standings.ask_next()
             step, v, paused_s = self.committed, done.commit, done.paused_s
-            room -= weight(v)
+            room -= step_weight(v)
             out.append(CommittedStep(step=step, commit=v, world=done.world, time=done.time, paused_s=paused_s))
         return out
 

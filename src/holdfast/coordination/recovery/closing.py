@@ -106,7 +106,7 @@ class Closing:
     def _had_begun(self) -> bool:
         """Tell whether the last plan is in force, or awaited: workers are to come that save."""
         record = self._turn.record
-        return record.plan.last if record.plan is not None else bool(record.will and record.in_memory)
+        return record.plan.last if record.plan is not None else bool(record.will and record.stashed_step)
 
     def tick(self) -> None:
         """End the job whose time is up; give up what takes too long."""
@@ -115,7 +115,7 @@ class Closing:
             why = f"its time limit of {limit_s:g} s is over"
             self._begin(LastWill(why=why, exit_code=EXIT_ENDED, reason="time_limit"), save=True)
         record = self._turn.record
-        awaited, self._awaits = self._awaits, record.plan is None and record.in_memory > 0
+        awaited, self._awaits = self._awaits, record.plan is None and record.stashed_step > 0
         if awaited and not self._awaits:
             self._since = self._turn.now  # (they are here: the time for saving begins)
         limit_s = self._config.layout_timeout_s if self._awaits else self._config.save_timeout_s
@@ -144,10 +144,10 @@ class Closing:
     def _unsaved(self) -> str:
         """What of a change of layout was in memory alone, and is there no more once the nodes have ended."""
         record = self._turn.record
-        if record.plan is not None or not record.in_memory:
+        if record.plan is not None or not record.stashed_step:
             return ""
-        names = ", ".join(record.in_memory_of)
-        return f"nothing could be saved: step {record.in_memory} was in the memory of {names} alone"
+        names = ", ".join(record.stash_nodes)
+        return f"nothing could be saved: step {record.stashed_step} was in the memory of {names} alone"
 
     def _begin(self, will: LastWill, *, save: bool) -> None:
         record, before = self._turn.record, self._will
@@ -156,7 +156,7 @@ class Closing:
         # The first failure is the cause; but that all are started again is no end, and whoever wants one has it.
         if before is None or before.renew or not before.failed:
             self._will = will
-        can = record.plan is not None or (record.in_memory and will.exit_code != EXIT_BAD_INPUT)
+        can = record.plan is not None or (record.stashed_step and will.exit_code != EXIT_BAD_INPUT)
         if not (save and record.saves and can):
             self.end(self._unsaved)
             return

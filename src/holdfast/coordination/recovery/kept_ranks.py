@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.roles import unit_of
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.names import node_of, seat_of
+from holdfast.protocol.names import node_and_index_of, node_of
 
 #: of the longest that a process of this job has taken to come up, so many times; and at least, and at most (seconds):
 #: a fork may have to wait for a core, and what takes longer than loading a large model is not waited for
@@ -33,11 +33,11 @@ class KeptRanks:
         lost = {unit_of(worker, plan.places) for worker in workers if plan.rank(worker) is not None}
         for worker in plan.workers if lost else ():
             if unit_of(worker, plan.places) in lost:
-                self._seats[seat_of(worker)] = now + wait_s, now
+                self._seats[node_and_index_of(worker)] = now + wait_s, now
 
     def came(self, worker: str, since: float) -> None:
         """A process is up; `since`: its node said Hello, if that is when it was begun."""
-        _, since = self._seats.pop(seat_of(worker), (0.0, since))
+        _, since = self._seats.pop(node_and_index_of(worker), (0.0, since))
         self._longest_s = max(self._longest_s, self._turn.now - since)
 
     def over(self) -> None:

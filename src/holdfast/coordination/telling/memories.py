@@ -56,7 +56,7 @@ class Memories:
         if plan is None:
             return
         self._follow(plan)
-        over = now - self._changed_at > AFTER_S and not self._turn.record.beside(self._nodes)
+        over = now - self._changed_at > AFTER_S and not self._turn.record.replacements_among(self._nodes)
         if self._before is not None and self._question is None and over:
             self._ask(*self._before)
 

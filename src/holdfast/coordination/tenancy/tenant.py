@@ -42,7 +42,7 @@ from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import Hello
 from holdfast.protocol.pool.held import Held
-from holdfast.protocol.pool.sharing import JobStanding, JobStands, NodeUnfit, PoolWish
+from holdfast.protocol.pool.sharing import JobStanding, JobState, NodeUnfit, PoolWish
 
 #: how often a node is asked again to leave that the job cannot do without
 RETRY_S = 1.0
@@ -107,7 +107,7 @@ class Tenant:
         #: standbys that the pool wants to join, and that do not train in addition to the others yet
         self._called: set[str] = set()
         #: what was told last, and what that was made of
-        self._told: JobStands | None = None
+        self._told: JobState | None = None
         self._told_of: tuple[object, ...] = ()
         self._listed: _Listed | None = None
         #: of what the pool wishes, what is under way

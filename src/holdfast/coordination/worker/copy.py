@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from holdfast.protocol.commit import Commit, Wish, same_lanes, weight
+from holdfast.protocol.commit import Commit, Wish, have_same_lanes, step_weight
 from holdfast.protocol.plan import MAX_PASSED, Decision, DecisionKind, Passed
 
 
@@ -70,9 +70,9 @@ class StateCopy:
         """The whole state of `step` is here; `passed`: the steps that have led there, beside those known before."""
         for one in passed:
             self.history.append(one)
-            self._weight += weight(one.commit)
+            self._weight += step_weight(one.commit)
         while self._weight > MAX_PASSED:
-            self._weight -= weight(self.history.popleft().commit)
+            self._weight -= step_weight(self.history.popleft().commit)
         self._of, self.passed = step, self.history[-1] if self.history else None
         self.reduced, self.keeps = None, False
 
@@ -124,7 +124,7 @@ class StateCopy:
         if self.forward_due(decision):
             if self.reduced is None or decision.commit is None:
                 raise ValueError("FORWARD without reduced gradients")
-            if not same_lanes(self.reduced, decision.commit):
+            if not have_same_lanes(self.reduced, decision.commit):
                 raise ValueError(f"FORWARD with {decision.commit}, here is {self.reduced}")
             self.passed = Passed(step=decision.applied, commit=decision.commit)
             return

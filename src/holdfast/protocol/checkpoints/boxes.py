@@ -15,7 +15,7 @@ class Box(NamedTuple):
     shape: tuple[int, ...]
 
     @classmethod
-    def all_of(cls, shape: Sequence[int]) -> Box:
+    def of_whole(cls, shape: Sequence[int]) -> Box:
         """Return the box of a whole tensor."""
         return cls((0,) * len(shape), tuple(shape))
 
@@ -29,23 +29,23 @@ class Box(NamedTuple):
         """The index after the last element, along each dimension."""
         return tuple(first + size for first, size in zip(self.offset, self.shape, strict=True))
 
-    def within(self, whole: Sequence[int]) -> bool:
+    def fits_into(self, whole: Sequence[int]) -> bool:
         """Return whether the box lies within a tensor of this shape."""
         return len(whole) == len(self.shape) and all(end <= size for end, size in zip(self.end, whole, strict=True))
 
-    def common(self, other: Box) -> Box | None:
+    def intersect(self, other: Box) -> Box | None:
         """Return the common elements of two boxes, or None if there are none."""
         offset = tuple(map(max, self.offset, other.offset))
         shape = tuple(min(ends) - first for first, *ends in zip(offset, self.end, other.end, strict=True))
         return Box(offset, shape) if all(size > 0 for size in shape) else None
 
-    def seen_from(self, other: Box) -> tuple[slice, ...]:
+    def slices_in(self, other: Box) -> tuple[slice, ...]:
         """Return its position within another box that contains it."""
         starts = [first - base for first, base in zip(self.offset, other.offset, strict=True)]
         return tuple(slice(start, start + size) for start, size in zip(starts, self.shape, strict=True))
 
 
-def slabs(boxes: Sequence[Box], dimension: int) -> Iterator[tuple[int, int, list[int]]]:
+def split_into_slabs(boxes: Sequence[Box], dimension: int) -> Iterator[tuple[int, int, list[int]]]:
     """Yield the ranges of a dimension between consecutive edges of boxes, with the indices of the boxes in each.
 
     The ranges go from the first edge to the last.
@@ -63,22 +63,22 @@ def slabs(boxes: Sequence[Box], dimension: int) -> Iterator[tuple[int, int, list
         yield start, stop, sorted(inside)
 
 
-def make_up(boxes: Sequence[Box], whole: Sequence[int]) -> bool:
+def cover_exactly(boxes: Sequence[Box], whole: Sequence[int]) -> bool:
     """Return whether boxes within a tensor cover it, each element once."""
     if not math.prod(whole):
         return bool(boxes)
     some = [box for box in boxes if box.size]
-    return sum(box.size for box in some) == math.prod(whole) and _make_up(some, whole, 0)
+    return sum(box.size for box in some) == math.prod(whole) and _cover_exactly(some, whole, 0)
 
 
-def _make_up(boxes: Sequence[Box], whole: Sequence[int], dimension: int) -> bool:
+def _cover_exactly(boxes: Sequence[Box], whole: Sequence[int], dimension: int) -> bool:
     if len(boxes) == 1:
         return boxes[0].shape[dimension:] == tuple(whole[dimension:])
     if not boxes or dimension == len(whole):
         return False
     end = 0
-    for start, stop, inside in slabs(boxes, dimension):
-        if start != end or not _make_up([boxes[number] for number in inside], whole, dimension + 1):
+    for start, stop, inside in split_into_slabs(boxes, dimension):
+        if start != end or not _cover_exactly([boxes[number] for number in inside], whole, dimension + 1):
             return False
         end = stop
     return end == whole[dimension]

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile, on_one_lineage, parse_name
+from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile, newest_lineage, parse_name
 from holdfast.storage import Chunk, Storage, said
 
 MANIFEST = "manifest.json"
@@ -34,20 +34,22 @@ def find_checkpoints(storage: Storage) -> list[CheckpointName]:
     Raises:
         OSError: the directory cannot be listed.
     """
-    return [name for name, complete in folders(storage) if complete]
+    return [name for name, complete in list_folders(storage) if complete]
 
 
-def folders(storage: Storage) -> list[tuple[CheckpointName, bool]]:
+def list_folders(storage: Storage) -> list[tuple[CheckpointName, bool]]:
     """Return all folders of checkpoints, oldest first, and whether each has a manifest.
 
     Raises:
         OSError: the directory cannot be listed.
     """
-    named = sorted(name for entry in storage.entries() if (name := _named(entry)))
+    named = sorted(name for entry in storage.entries() if (name := _parse_entry(entry)))
     return [(name, MANIFEST in storage.entries(name.folder)) for name in named]
 
 
-def intact_checkpoints(storage: Storage, damaged: Callable[[DamagedCheckpointError], None]) -> list[CheckpointName]:
+def find_intact_checkpoints(
+    storage: Storage, damaged: Callable[[DamagedCheckpointError], None]
+) -> list[CheckpointName]:
     """Return the usable checkpoints of one lineage, oldest first. Call `damaged` for each damaged one, newest first.
 
     Raises:
@@ -61,7 +63,7 @@ def intact_checkpoints(storage: Storage, damaged: Callable[[DamagedCheckpointErr
             damaged(error)
             continue
         intact.append(name)
-    return on_one_lineage(intact)
+    return newest_lineage(intact)
 
 
 def write_file(storage: Storage, checkpoint: str, name: str, chunks: Iterable[Chunk]) -> StoredFile:
@@ -173,12 +175,12 @@ def remove_unfinished(storage: Storage, before: CheckpointName) -> None:
     Raises:
         OSError: the directory cannot be listed, or a folder cannot be removed.
     """
-    for name, complete in folders(storage):
+    for name, complete in list_folders(storage):
         if name < before and not complete:
             storage.remove(name.folder)
 
 
-def _named(entry: str) -> CheckpointName | None:
+def _parse_entry(entry: str) -> CheckpointName | None:
     try:
         return parse_name(entry)
     except ValueError:

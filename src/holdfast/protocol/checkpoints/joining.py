@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from holdfast.protocol.checkpoints.boxes import Box, make_up, slabs
+from holdfast.protocol.checkpoints.boxes import Box, cover_exactly, split_into_slabs
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError, read_manifest
-from holdfast.protocol.checkpoints.tensor_files import ITEM_BYTES, SUFFIX, StoredPiece, header_of, read_header
+from holdfast.protocol.checkpoints.tensor_files import ITEM_BYTES, SUFFIX, StoredPiece, make_header, read_header
 from holdfast.storage import Storage, said
 
 _READ_BYTES = 4 << 20
@@ -18,7 +18,7 @@ OPTIMIZER, EXTRA, EXPERTS = "optimizer:", "extra:", "experts:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
+class PlacedBox:
     """A box of a tensor, with the file and the offset of its bytes, which are stored row by row."""
 
     box: Box
@@ -31,24 +31,24 @@ class WholeTensor:
     """A tensor with its pieces."""
 
     piece: StoredPiece
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedBox, ...]
 
 
-def is_models(name: str) -> bool:
+def is_of_model(name: str) -> bool:
     """Return whether a tensor belongs to the model, and not to its optimizer or to the script's extra state."""
     if name.startswith(EXPERTS):
         return name.count(".") == 2  # layer, expert, weight; the optimizer's tensors have one more
     return not name.startswith((OPTIMIZER, EXTRA))
 
 
-def whole_tensors(storage: Storage, checkpoint: str) -> list[WholeTensor]:
+def read_whole_tensors(storage: Storage, checkpoint: str) -> list[WholeTensor]:
     """Return all tensors of a checkpoint, sorted by bytes per element (most first), then by name.
 
     Raises:
         DamagedCheckpointError: a part is missing or malformed.
     """
     _, files = read_manifest(storage, checkpoint)
-    found: dict[str, list[tuple[StoredPiece, Placed]]] = {}
+    found: dict[str, list[tuple[StoredPiece, PlacedBox]]] = {}
     for file in files:
         path = f"{checkpoint}/{file.name}"
         if not file.name.endswith(SUFFIX):
@@ -59,25 +59,25 @@ def whole_tensors(storage: Storage, checkpoint: str) -> list[WholeTensor]:
         except OSError as error:
             raise DamagedCheckpointError(f"{path} cannot be read: {said(error)}") from None
         for piece in pieces:
-            placed = Placed(box=piece.box, path=path, offset=start + piece.begin)
+            placed = PlacedBox(box=piece.box, path=path, offset=start + piece.begin)
             found.setdefault(piece.name, []).append((piece, placed))
-    joined = [_joined(checkpoint, found[name]) for name in sorted(found)]
+    joined = [_join(checkpoint, found[name]) for name in sorted(found)]
     return sorted(joined, key=lambda tensor: -ITEM_BYTES[tensor.piece.code])
 
 
-def _joined(checkpoint: str, found: list[tuple[StoredPiece, Placed]]) -> WholeTensor:
+def _join(checkpoint: str, found: list[tuple[StoredPiece, PlacedBox]]) -> WholeTensor:
     pieces, placed = zip(*found, strict=True)
     first: StoredPiece = pieces[0]
     boxes = [piece.box for piece in pieces]
     kinds = {(piece.code, piece.whole, len(piece.box.shape)) for piece in pieces}
     ends = zip(*(box.end for box in boxes), strict=True) if len(kinds) == 1 else ()
     whole = first.whole or tuple(map(max, ends))
-    if len(kinds) > 1 or not make_up(boxes, whole):
+    if len(kinds) > 1 or not cover_exactly(boxes, whole):
         raise DamagedCheckpointError(f"{checkpoint}: the pieces of {first.name} do not make one tensor")
-    return WholeTensor(piece=replace(first, box=Box.all_of(whole), whole=(), begin=0), placed=placed)
+    return WholeTensor(piece=replace(first, box=Box.of_whole(whole), whole=(), begin=0), placed=placed)
 
 
-def joined_file(
+def join_into_file(
     storage: Storage, checkpoint: str, wanted: Callable[[str], bool]
 ) -> tuple[list[StoredPiece], Iterator[bytes]]:
     """Return the pieces of a file with these tensors, and its content: a header, then all bytes.
@@ -85,7 +85,7 @@ def joined_file(
     Raises:
         DamagedCheckpointError: as `whole_tensors`; also while the content is read.
     """
-    tensors = [tensor for tensor in whole_tensors(storage, checkpoint) if wanted(tensor.piece.name)]
+    tensors = [tensor for tensor in read_whole_tensors(storage, checkpoint) if wanted(tensor.piece.name)]
     described: list[StoredPiece] = []
     end = 0
     for tensor in tensors:
@@ -93,31 +93,31 @@ def joined_file(
         end += tensor.piece.nbytes
 
     def content() -> Iterator[bytes]:
-        yield header_of(described)
+        yield make_header(described)
         for tensor in tensors:
-            yield from _content(storage, tensor)
+            yield from _read_tensor(storage, tensor)
 
     return described, content()
 
 
-def _content(storage: Storage, tensor: WholeTensor) -> Iterator[bytes]:
+def _read_tensor(storage: Storage, tensor: WholeTensor) -> Iterator[bytes]:
     """Yield the bytes of a whole tensor, row by row."""
     item, placed = ITEM_BYTES[tensor.piece.code], [one for one in tensor.placed if one.box.size]
     boxes = [one.box for one in placed]
     if not tensor.piece.box.shape:
-        yield from (data for one in placed for data in _bytes_of(storage, one.path, one.offset, item))
+        yield from (data for one in placed for data in _read_bytes(storage, one.path, one.offset, item))
         return
-    for start, stop, inside in slabs(boxes, 0):
-        beside = _Beside([placed[number] for number in inside], item)
+    for start, stop, inside in split_into_slabs(boxes, 0):
+        beside = _ColumnPieces([placed[number] for number in inside], item)
         at_once = stop - start if len(inside) == 1 else max(1, _READ_BYTES // beside.row_bytes)
         for first in range(start, stop, at_once):
             yield from beside.rows(storage, first, min(at_once, stop - first))
 
 
-class _Beside:
+class _ColumnPieces:
     """Pieces of a tensor that have different columns of the same rows."""
 
-    def __init__(self, placed: Sequence[Placed], item: int) -> None:
+    def __init__(self, placed: Sequence[PlacedBox], item: int) -> None:
         self._placed = placed
         self._bytes = [math.prod(one.box.shape[1:]) * item for one in placed]
         self._item = item
@@ -126,7 +126,7 @@ class _Beside:
     def rows(self, storage: Storage, first: int, count: int) -> Iterator[bytes]:
         """Yield `count` rows. If there are several pieces, all these rows are in memory at once."""
         found = [
-            _bytes_of(storage, one.path, one.offset + (first - one.box.offset[0]) * size, count * size)
+            _read_bytes(storage, one.path, one.offset + (first - one.box.offset[0]) * size, count * size)
             for one, size in zip(self._placed, self._bytes, strict=True)
         ]
         if len(found) == 1:
@@ -153,7 +153,7 @@ def _runs(boxes: Sequence[Box], numbers: Sequence[int], dimension: int) -> Itera
     The boxes cover everything from `dimension` on. `numbers`: the numbers of the boxes. The first element is counted
     within the box, from `dimension` on.
     """
-    for start, stop, inside in slabs(boxes, dimension):
+    for start, stop, inside in split_into_slabs(boxes, dimension):
         inner = [math.prod(boxes[number].shape[dimension + 1 :]) for number in inside]
         if len(inside) == 1:
             (number,), (size,) = inside, inner
@@ -170,7 +170,7 @@ def _runs(boxes: Sequence[Box], numbers: Sequence[int], dimension: int) -> Itera
                 yield number, (at - base) * size + first, length
 
 
-def _bytes_of(storage: Storage, path: str, offset: int, length: int) -> Iterator[bytes]:
+def _read_bytes(storage: Storage, path: str, offset: int, length: int) -> Iterator[bytes]:
     with storage.open(path) as stream:
         stream.seek(offset)
         while length:

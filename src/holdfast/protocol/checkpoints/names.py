@@ -64,7 +64,7 @@ def parse_name(name: str) -> CheckpointName:
     raise ValueError(f"{name!r} is not the name of a checkpoint")
 
 
-def on_one_lineage(names: Iterable[CheckpointName]) -> list[CheckpointName]:
+def newest_lineage(names: Iterable[CheckpointName]) -> list[CheckpointName]:
     """Return the checkpoints that are on the newest lineage, oldest first.
 
     If a later term or generation has a checkpoint of the same or an earlier step, the job has rolled back to it, and

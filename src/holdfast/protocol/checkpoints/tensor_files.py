@@ -73,7 +73,7 @@ class StoredPiece:
         return self.box.size * ITEM_BYTES[self.code]
 
 
-def header_of(pieces: Sequence[StoredPiece]) -> bytes:
+def make_header(pieces: Sequence[StoredPiece]) -> bytes:
     """Return what stands before the bytes of these pieces, which follow each other without a gap, in this order.
 
     Raises:
@@ -137,7 +137,7 @@ def _piece(name: str, said: Any, first: Any, whole: Any) -> StoredPiece:
     if len(offset) != len(shape):
         raise ValueError(f"{name!r} has {len(shape)} dimensions, and begins at {len(offset)}")
     box, all_of = Box(offset, shape), _counts(whole[name]) if name in whole else ()
-    if all_of and not box.within(all_of):
+    if all_of and not box.fits_into(all_of):
         raise ValueError(f"{name!r} is of the shape {all_of}, and has {shape} from {offset} on")
     piece = StoredPiece(name=name, code=code, box=box, whole=all_of, begin=begin)
     if end - begin != piece.nbytes:

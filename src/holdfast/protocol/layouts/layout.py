@@ -88,7 +88,7 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         """Return the coordinate of a local rank along each dimension."""
         return {SHARD: self.shard_of(place), TENSOR: self.tensor_of(place)}
 
-    def beside(self, place: int, dimension: str) -> tuple[int, ...]:
+    def ranks_along(self, place: int, dimension: str) -> tuple[int, ...]:
         """Return the local ranks that differ from this one only along one dimension, including itself, ascending."""
         stride = math.prod(self.sizes[later] for later in DIMENSIONS[DIMENSIONS.index(dimension) + 1 :])
         first = place - place // stride % self.sizes[dimension] * stride
@@ -122,6 +122,6 @@ def hash_of_role(place: int, state_hash: str) -> str:
     return f"{place}:{state_hash}"
 
 
-def of_one_role(one: str, other: str) -> bool:
+def are_of_same_role(one: str, other: str) -> bool:
     """Return whether two results of `hash_of_role` are of the same part of the state."""
     return one.rpartition(":")[0] == other.rpartition(":")[0]

@@ -54,14 +54,14 @@ class FailedLayout(Struct, frozen=True, kw_only=True, tag="FailedLayout"):
     tries: int = 1
 
 
-def are_told(layouts: Layouts) -> bool:
+def have_node_counts(layouts: Layouts) -> bool:
     """Return whether the script gives a node count for each layout."""
     return any(one.nodes for one in layouts)
 
 
 def layout_for(layouts: Layouts, nodes: int) -> Layout:
     """Return the layout with which a job begins: the one for this number of nodes, or the first."""
-    fitting = [one for one in layouts if one.nodes <= nodes] if are_told(layouts) else []
+    fitting = [one for one in layouts if one.nodes <= nodes] if have_node_counts(layouts) else []
     return max(fitting, key=lambda one: one.nodes).layout if fitting else layouts[0].layout
 
 
@@ -71,18 +71,18 @@ def places_by_nodes(layouts: Layouts) -> tuple[int, ...]:
     return tuple(layout_for(layouts, nodes).places for nodes in range(1, most + 1))
 
 
-def said_of(layouts: Layouts) -> str:
+def describe_layouts(layouts: Layouts) -> str:
     """Return the layouts of a job in words."""
-    if are_told(layouts):
-        return ", ".join(f"{said_so(one.layout)} from {one.nodes} nodes on" for one in layouts)
-    return " or ".join(said_so(one.layout) for one in layouts)
+    if have_node_counts(layouts):
+        return ", ".join(f"{describe_layout(one.layout)} from {one.nodes} nodes on" for one in layouts)
+    return " or ".join(describe_layout(one.layout) for one in layouts)
 
 
-def said_so(layout: Layout) -> str:
+def describe_layout(layout: Layout) -> str:
     """Return a layout in words."""
     return "one place" if layout == WHOLE else str(layout)
 
 
-def names_of(layouts: Sequence[Layout]) -> str:
+def join_layout_names(layouts: Sequence[Layout]) -> str:
     """Return several layouts in words."""
-    return ", ".join(map(said_so, layouts))
+    return ", ".join(map(describe_layout, layouts))

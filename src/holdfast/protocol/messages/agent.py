@@ -32,11 +32,11 @@ from holdfast.protocol.messages.progress import (
     MemoryTaken,
     OwnTimes,
     Probe,
+    ProbeAnswer,
     Stacks,
     TakeMemory,
     TakeStacks,
     WatchWork,
-    Whereabouts,
 )
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
 from holdfast.protocol.names import Address, Count, FailureRate, Name, Rack, Seconds, Struct, Text, WorkerId
@@ -49,11 +49,11 @@ PAGE_STEPS = 512
 # ---- agent -> coordinator ----
 
 
-class Lanes(Commit, frozen=True, kw_only=True, array_like=True, tag=False):
+class CompactCommit(Commit, frozen=True, kw_only=True, array_like=True, tag=False):
     """A step result (`Commit`) without the names of its fields."""
 
     @property
-    def v(self) -> Commit:
+    def as_commit(self) -> Commit:
         """The step result with named fields."""
         return Commit(**msgspec.structs.asdict(self))
 
@@ -67,7 +67,7 @@ class KeptStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     world: Count
     #: time at which the last worker reported it, on the clock of `Hello`; 0 if the step came with a received state
     time: float
-    commit: Lanes
+    commit: CompactCommit
     #: only if the job verifies its state
     state_hash: Text = ""
 
@@ -97,7 +97,7 @@ class WorkerDown(Struct, frozen=True, kw_only=True, tag="WorkerDown"):
     error: ScriptError | None = None
 
     @property
-    def left(self) -> bool:
+    def has_left_loop(self) -> bool:
         """Whether the script has left its loop."""
         return self.final and self.exit_code == EXIT_DONE
 
@@ -215,7 +215,7 @@ class Leave(Struct, frozen=True, kw_only=True, tag="Leave"):
     detail: Text = ""
 
     @property
-    def waits(self) -> bool:
+    def awaits_answer(self) -> bool:
         """Whether the agent waits for `EndNode`."""
         return self.reason in ("quarantined", "exhausted")
 
@@ -250,7 +250,7 @@ class AddressProbed(Struct, frozen=True, kw_only=True, tag="AddressProbed"):
 
 
 Farewell = EndNotice | Leave
-Seen = Late | Whereabouts | Stacks | OwnTimes | MemoryTaken
+Seen = Late | ProbeAnswer | Stacks | OwnTimes | MemoryTaken
 AgentMessage = (
     Hello
     | Heartbeat

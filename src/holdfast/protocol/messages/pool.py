@@ -19,7 +19,7 @@ NameOrNone = Annotated[str, Meta(pattern=f"^$|{NAME_PATTERN}")]
 # ---- agent -> pool ----
 
 
-class NodeStands(Struct, frozen=True, kw_only=True, tag="NodeStands"):
+class NodeState(Struct, frozen=True, kw_only=True, tag="NodeStands"):
     """The state of a node."""
 
     #: the grant with processes on the node, or 0
@@ -39,7 +39,7 @@ class PoolHello(Struct, frozen=True, kw_only=True, tag="PoolHello"):
     agent_pid: Count = 0
     rack: Rack = ""
     zone: Rack = ""
-    stands: NodeStands = NodeStands()
+    stands: NodeState = NodeState()
     #: term of the newest record that it knows
     term: Count = 0
     #: version of that record
@@ -60,7 +60,7 @@ class LeavePool(Struct, frozen=True, kw_only=True, tag="LeavePool"):
     """The node leaves the pool permanently. No process is left on it."""
 
 
-FromNode = PoolHello | NodeStands | NodeAlive | LeavePool
+FromNode = PoolHello | NodeState | NodeAlive | LeavePool
 
 # ---- pool -> agent ----
 

@@ -55,7 +55,7 @@ class Activity(IntEnum):
 ACTIVITIES: tuple[Activity, ...] = tuple(Activity)
 
 
-class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Stand"):
+class ThreadActivity(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Stand"):
     """The activity of a worker's training thread, and its duration."""
 
     worker: WorkerId
@@ -75,7 +75,7 @@ class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Stand"):
     stopped: bool = False
 
     @property
-    def late(self) -> bool:
+    def is_late(self) -> bool:
         """Whether the activity takes longer than its limit."""
         return 0.0 < self.limit_s < self.for_s
 
@@ -83,7 +83,7 @@ class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Stand"):
 class Late(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Late"):
     """A worker is late."""
 
-    stand: Stand
+    stand: ThreadActivity
     #: whether it has ended work that was late, or that `WatchWork` names; then the stand's `for_s` is the duration of
     #: that work
     ended: bool = False
@@ -110,11 +110,11 @@ class Probe(Struct, frozen=True, kw_only=True, tag="Probe"):
     number: Count
 
 
-class Whereabouts(Struct, frozen=True, kw_only=True, tag="Whereabouts"):
+class ProbeAnswer(Struct, frozen=True, kw_only=True, tag="Whereabouts"):
     """The answer to a Probe. Workers that are not there, or have no readable page, are left out."""
 
     number: Count
-    stands: Annotated[tuple[Stand, ...], Meta(max_length=1024)] = ()
+    stands: Annotated[tuple[ThreadActivity, ...], Meta(max_length=1024)] = ()
 
 
 class EndHung(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="EndHung"):

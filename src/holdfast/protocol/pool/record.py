@@ -80,7 +80,7 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Pool
     unsaved: bool = False
 
     @property
-    def told_state(self) -> str:
+    def user_state(self) -> str:
         """The state for users: a job that has lost its nodes to the weights of other jobs is waiting."""
         starved = self.state == "queued" and self.preempted and not self.spec.preemptible
         return "waiting" if starved else self.state

@@ -83,7 +83,7 @@ class JobCosts(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="JobCo
     saves_every_s: Seconds = 0.0
 
 
-class JobStands(Struct, frozen=True, kw_only=True, tag="JobStands"):
+class JobState(Struct, frozen=True, kw_only=True, tag="JobStands"):
     """The state of a job by its own record."""
 
     submission: Count

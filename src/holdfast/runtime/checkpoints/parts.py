@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from holdfast.protocol.checkpoints.boxes import Box
-from holdfast.protocol.checkpoints.tensor_files import CODES, SUFFIX, StoredPiece, header_of
+from holdfast.protocol.checkpoints.tensor_files import CODES, SUFFIX, StoredPiece, make_header
 from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.state import tree
@@ -126,7 +126,7 @@ def lay_out(
         described.append(pieces[number].stored(end))
         end += described[-1].nbytes
     tensors = [stored[number] for number in order]
-    return LaidOut(header=header_of(described), nbytes=end, pieces=list(zip(described, tensors, strict=True)))
+    return LaidOut(header=make_header(described), nbytes=end, pieces=list(zip(described, tensors, strict=True)))
 
 
 def _share(view: StateView, part: int, parts: int, place: PlaceInUnit) -> Iterator[_Piece]:

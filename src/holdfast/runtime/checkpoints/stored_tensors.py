@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol
 
 import torch
 
-from holdfast.protocol.checkpoints.boxes import Box, make_up
+from holdfast.protocol.checkpoints.boxes import Box, cover_exactly
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError, read_manifest
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.checkpoints.tensor_files import SUFFIX, StoredPiece, read_header
@@ -83,7 +83,7 @@ class BoxFilling:
         Args:
             tensors: by name. parts: which parts of the whole tensors those are that are not all of them.
         """
-        whole = {name: LocalPart(Box.all_of(tensor.shape), tuple(tensor.shape)) for name, tensor in tensors.items()}
+        whole = {name: LocalPart(Box.of_whole(tensor.shape), tuple(tensor.shape)) for name, tensor in tensors.items()}
         self._tensors, self._parts = tensors, {**whole, **parts}
         #: what was there of each, whether it was wanted here or not
         self._found: dict[str, list[Box]] = {name: [] for name in tensors}
@@ -91,7 +91,7 @@ class BoxFilling:
     @property
     def lacking(self) -> str:
         """The name of a tensor that was not there as a whole, each element once; "" where all were."""
-        return next((name for name in self._found if not make_up(self._found[name], self._parts[name].whole)), "")
+        return next((name for name in self._found if not cover_exactly(self._found[name], self._parts[name].whole)), "")
 
     def take(self, stream: BinaryIO, called: str, size: int) -> None:
         """Read from one file what is wanted of it."""
@@ -109,7 +109,7 @@ class BoxFilling:
             tensor, part = self._tensors.get(piece.name), self._parts.get(piece.name)
             if tensor is not None and part is not None:
                 box = _checked(called, piece, tensor, part.whole)
-                if wanted := box.common(part.box):
+                if wanted := box.intersect(part.box):
                     start, rows = _rows_of(box, wanted)
                     found.append((piece.begin + start * tensor.itemsize, rows.size * tensor.itemsize))
         return found
@@ -126,8 +126,8 @@ class BoxFilling:
             tensor, part = self._tensors[piece.name], self._parts[piece.name]
             box = _checked(called, piece, tensor, part.whole)
             self._found[piece.name].append(box)
-            if wanted := box.common(part.box):
-                _fill(stream, start + piece.begin, box, tensor[wanted.seen_from(part.box)], wanted)
+            if wanted := box.intersect(part.box):
+                _fill(stream, start + piece.begin, box, tensor[wanted.slices_in(part.box)], wanted)
 
 
 def _checked(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple[int, ...]) -> Box:
@@ -138,7 +138,7 @@ def _checked(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple
     """
     code, shape = stored_as(tensor.dtype, whole)
     box, beyond = piece.box, shape[len(whole) :]
-    fits = piece.code == code and box.within(shape) and box.shape[len(whole) :] == beyond
+    fits = piece.code == code and box.fits_into(shape) and box.shape[len(whole) :] == beyond
     if not fits or piece.whole not in ((), shape):
         said_whole = f" of {piece.whole}" if piece.whole else ""
         raise DamagedCheckpointError(
@@ -169,4 +169,4 @@ def _fill(stream: SeekableBytes, start: int, box: Box, into: torch.Tensor, wante
         raise OSError(errno.EIO, "it ends too early")
     room.reshape(-1).view(torch.uint8).numpy().data[:] = data
     if not direct:
-        into.copy_(room[wanted.seen_from(rows)])
+        into.copy_(room[wanted.slices_in(rows)])

@@ -15,7 +15,7 @@ import torch
 
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
-from holdfast.protocol.checkpoints.joining import EXPERTS, is_models, whole_tensors
+from holdfast.protocol.checkpoints.joining import EXPERTS, is_of_model, read_whole_tensors
 from holdfast.protocol.checkpoints.names import parse_name
 from holdfast.protocol.checkpoints.tensor_files import CODES
 from holdfast.protocol.names import MALFORMED
@@ -41,11 +41,11 @@ def state_of(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str
         raise DamagedCheckpointError(f"{checkpoint}/{STATE} cannot be read: {error}") from None
     names = stored_names(manifest)
     specs = dict(zip(names, manifest.tensors, strict=True))
-    wanted = {name: spec for name, spec in specs.items() if is_models(name) or not model_only}
+    wanted = {name: spec for name, spec in specs.items() if is_of_model(name) or not model_only}
     tensors = {name: torch.empty(spec.shape, dtype=tree.dtype_of(spec.dtype)) for name, spec in wanted.items()}
-    for whole in whole_tensors(storage, checkpoint):
+    for whole in read_whole_tensors(storage, checkpoint):
         name, box = whole.piece.name, whole.piece.box
-        if name.startswith(EXPERTS) and (is_models(name) or not model_only):
+        if name.startswith(EXPERTS) and (is_of_model(name) or not model_only):
             tensors[name] = torch.empty(box.shape, dtype=tree.dtype_of(_DTYPES[whole.piece.code]))
     load_tensors(storage, checkpoint, tensors)
     ordered = [tensors.get(name, torch.empty(0)) for name in names]

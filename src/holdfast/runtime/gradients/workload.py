@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.fingerprint import Fingerprint, compared_numbers
+from holdfast.protocol.fingerprint import Fingerprint, fingerprint_contribution
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
 from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
@@ -279,7 +279,7 @@ class Workload:
         scale = 1.0 / (parts * self.loss_scale.factor)
         place = self.place
         compared = (
-            partial(compared_numbers, fingerprint, place.place, place.layout.places)
+            partial(fingerprint_contribution, fingerprint, place.place, place.layout.places)
             if fingerprint is not None
             else no_numbers
         )

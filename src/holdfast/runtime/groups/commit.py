@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast.protocol.commit import Commit, Flag, Wish, flag_numbers, with_flags
+from holdfast.protocol.commit import Commit, Flag, Wish, flag_contribution, with_flags
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.sums import PendingSums, finish_sums, start_sums
 
 
 def start_commit(comm: Communicator, flags: Collection[Flag] = (), wishes: Collection[Wish] = ()) -> PendingSums:
     """Issue the commit operation with what this rank raises; never blocks."""
-    return start_sums(comm, flag_numbers(flags, wishes), "commit")
+    return start_sums(comm, flag_contribution(flags, wishes), "commit")
 
 
 def finish(commit: PendingSums, v: Commit) -> Commit:

@@ -23,7 +23,7 @@ def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
     Raises:
         BadInputError: it is spread in a way that no box says.
     """
-    box = Box.all_of(tensor.shape)
+    box = Box.of_whole(tensor.shape)
     if not is_spread(tensor):
         return box
     untyped: Any = tensor
@@ -52,7 +52,7 @@ def box_beside(shape: Sequence[int], cuts: Mapping[str, int | None], beside: tor
     Args:
         cuts: along each dimension of that mesh, by the name that it has there; None: it is not cut.
     """
-    box, untyped = Box.all_of(shape), cast(Any, beside)
+    box, untyped = Box.of_whole(shape), cast(Any, beside)
     for cut, axis in zip(cuts.values(), dimensions_of(untyped.device_mesh), strict=True):
         box = _cut(box, cut, axis, place) if cut is not None else box
     return box

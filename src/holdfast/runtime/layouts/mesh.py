@@ -36,7 +36,7 @@ class ReplicaMesh:
         register_default(self._default)
         self.groups: dict[str, OuterGroup] = {}
         for dimension in DIMENSIONS:
-            members = layout.beside(role.place, dimension)
+            members = layout.ranks_along(role.place, dimension)
             group = OuterGroup(f"{GROUP}{dimension}", members.index(role.place), len(members))
             if len(members) == 1:
                 group.swap(LocalCommunicator())
@@ -82,7 +82,7 @@ class ReplicaMesh:
     @property
     def wanted(self) -> dict[str, tuple[int, ...]]:
         """For each dimension that is more than one: the places in a node whose workers are to be connected."""
-        places = {dimension: self.layout.beside(self.role.place, dimension) for dimension in DIMENSIONS}
+        places = {dimension: self.layout.ranks_along(self.role.place, dimension) for dimension in DIMENSIONS}
         return {dimension: members for dimension, members in places.items() if len(members) > 1}
 
     @property

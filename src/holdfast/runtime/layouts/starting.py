@@ -129,4 +129,4 @@ def _keep(name: str, parameter: Parameter, value: torch.Tensor, place: PlaceInUn
                 "made of those it had: only a part of these is here, so a function of a module has to fill all of it"
             )
         box = box_of(name, parameter, place)
-        local_of(parameter).copy_(value[box.seen_from(type(box).all_of(parameter.shape))])
+        local_of(parameter).copy_(value[box.slices_in(type(box).of_whole(parameter.shape))])

@@ -22,8 +22,8 @@ import torch
 from msgspec.structs import replace
 
 from holdfast.errors import BadInputError, StepUseError
-from holdfast.protocol.commit import LANES, Commit, from_lanes, lane_numbers
-from holdfast.protocol.fingerprint import unequal_roles
+from holdfast.protocol.commit import LANES, Commit, commit_from_sums, lane_contribution
+from holdfast.protocol.fingerprint import find_unequal_roles
 from holdfast.runtime.dtensor.local import as_spread, local_of
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
@@ -56,7 +56,7 @@ class Reducible(Protocol):
         ...
 
 
-#: given the number of workers, returns what one of them puts into the sums to be compared (`compared_numbers`)
+#: given the number of workers, returns what one of them puts into the sums to be compared (`fingerprint_contribution`)
 ComparedNumbers = Callable[[int], Sequence[float]]
 
 
@@ -128,16 +128,16 @@ def _numbers(own: Commit, mine: Reduced) -> list[float]:
     """Return what this rank puts into the sums over all: its lanes, and the digits of its squared norm."""
     square = mine.square
     digits = digits_of(mine.squares) if math.isfinite(square) else [0.0] * DIGITS
-    return [*lane_numbers(replace(own, grad_square=square, nonfinite=mine.nonfinite)), *digits]
+    return [*lane_contribution(replace(own, grad_square=square, nonfinite=mine.nonfinite)), *digits]
 
 
 def _whole(sums: Sequence[float], world: int) -> Commit:
     """Return v of the sums of all ranks' numbers: its squared norm is that of the digits wherever it is finite."""
     lanes, digits, compared = sums[: len(LANES)], sums[len(LANES) :][:DIGITS], sums[len(LANES) + DIGITS :]
-    v = from_lanes(lanes)
+    v = commit_from_sums(lanes)
     if math.isfinite(v.grad_square):
         v = replace(v, grad_square=number_of(digits))
-    unequal = unequal_roles(compared, world) if compared else ()
+    unequal = find_unequal_roles(compared, world) if compared else ()
     return replace(v, unequal_roles=unequal) if unequal else v
 
 

@@ -19,9 +19,9 @@ from holdfast.coordination.generations.decisions import Verdict, decide
 from holdfast.coordination.progress.checkpoints import KEPT
 from holdfast.coordination.progress.saving_period import saved, saving_period_s
 from holdfast.errors import BadInputError, JobFailedError
-from holdfast.protocol.checkpoints.directory import intact_checkpoints
+from holdfast.protocol.checkpoints.directory import find_intact_checkpoints
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
-from holdfast.protocol.commit import too_many_skipped
+from holdfast.protocol.commit import describe_too_many_skipped
 from holdfast.protocol.job_spec import MAX_SKIPPED_STEPS
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import Saving
@@ -138,7 +138,7 @@ class SoloLink:
         if commit.failed and self._skipped == 1:
             logger.warning("step %d was skipped: %s", applied.step, commit.why_skipped)
         if self._skipped == MAX_SKIPPED_STEPS:
-            self._cause = too_many_skipped(self._skipped, applied.step)
+            self._cause = describe_too_many_skipped(self._skipped, applied.step)
             self._stop(last=True)
 
     def _ask_in_time(self) -> None:
@@ -176,7 +176,7 @@ class SoloLink:
             return
         damaged: list[str] = []
         try:
-            self._known = intact_checkpoints(self._storage, lambda error: damaged.append(str(error)))
+            self._known = find_intact_checkpoints(self._storage, lambda error: damaged.append(str(error)))
         except OSError as error:
             raise BadInputError(
                 f"the checkpoint directory {self._storage.where} cannot be read: {said(error)}"

@@ -85,7 +85,7 @@ class Snapshots:
     def put_away(self, plan: GenerationPlan, step: int) -> None:
         """Put the state of a step into the memory of this node, and tell it: workers under another layout read it."""
         rank = plan.rank(self._worker) or 0
-        part, apart = plan.kept_part(rank, step), plan.kept_experts(rank, step)
+        part, apart = plan.stash_part(rank, step), plan.expert_stash_part(rank, step)
         if part is not None:  # (else another unit of this node does)
             self._put(plan, part, partial(put_away, self._state, self._place))
         if apart is not None and self._experts is not None and plan.expert_plan is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import Layouts, said_of
+from holdfast.protocol.layouts.several import Layouts, describe_layouts
 
 CALLED_TWICE = "holdfast.init() was called twice: a process is in one unit, of one layout"
 
@@ -36,7 +36,7 @@ def difference(index: int, layout: Layout, others: Mapping[int, Layout]) -> str:
 
 def other_lists(index: int, layouts: Layouts, other: int, others: Layouts) -> str:
     """Say that two workers of a node list other layouts."""
-    mine, theirs = (said_of(listed) or "one layout" for listed in (layouts, others))
+    mine, theirs = (describe_layouts(listed) or "one layout" for listed in (layouts, others))
     return (
         f"worker {index} of this node lists {mine}, worker {other} {theirs}: "
         "all must call holdfast.init() with the same layouts"

@@ -45,7 +45,7 @@ def build_groups(
     built: dict[str, Communicator] = {}
     graveyard = Graveyard()
     for dimension in DIMENSIONS:
-        members = layout.beside(place, dimension)
+        members = layout.ranks_along(place, dimension)
         if len(members) == 1:
             continue
         try:

@@ -7,7 +7,7 @@ from typing import cast
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, names_of
+from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, join_layout_names
 
 #: that a layout may be given for: no job has more
 MOST_NODES = 1_000_000
@@ -40,7 +40,7 @@ def listed_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
         raise BadInputError(f"holdfast.init() is given {len(found)} layouts: give {MAX_LAYOUTS} at the most")
     layouts = [one.layout for one in found]
     if not isinstance(given, Mapping) and len(set(layouts)) < len(layouts):
-        raise BadInputError(f"holdfast.init() is given a layout twice ({names_of(layouts)}): give each once")
+        raise BadInputError(f"holdfast.init() is given a layout twice ({join_layout_names(layouts)}): give each once")
     return (layouts[0], ()) if len(set(layouts)) == 1 else (None, found)
 
 
