@@ -38,17 +38,21 @@ LINES: dict[str, Any] = {"events of a job": AnyEvent, "events of a pool": AnyPoo
 
 
 def examples_of(format_type: Any) -> Iterator[tuple[str, msgspec.Struct]]:
-    """Yield values of each kind of a format, with names. Each kind of each union in a field is in one of them."""
+    """Yield values of each kind of a format, with names. Each kind of each union in a field is in one of them.
+
+    The name of a message is its tag, and that of an event its class's, as the files were written.
+    """
     seen: set[type] = set()
     for kind in get_args(format_type) or (format_type,):
-        maker = Maker(0)
-        yield kind.__name__, maker.value(inspect.type_info(kind), "")
+        maker, config = Maker(0), kind.__struct_config__
+        name = config.tag if config.tag and config.tag_field != "event" else kind.__name__
+        yield name, maker.value(inspect.type_info(kind), "")
         seen |= maker.made
         for variant in range(1, maker.widest):
             other = Maker(variant)
             value = other.value(inspect.type_info(kind), "")
             if other.made - seen:
-                yield f"{kind.__name__} {variant + 1}", value
+                yield f"{name} {variant + 1}", value
                 seen |= other.made
 
 

@@ -233,7 +233,7 @@ MUTANTS = (
         name="anybody_can_reach_the_target",
         module=DECISIONS,
         qualname="_can_reach",
-        old="commit is not None and report.reduced is not None and same_lanes(report.reduced, commit)",
+        old="commit is not None and report.reduced is not None and have_same_lanes(report.reduced, commit)",
         new="commit is not None",
         why="without reduced gradients a worker cannot carry out FORWARD",
     ),

@@ -170,7 +170,7 @@ FAILURE_MUTANTS = (
         name="who_says_that_it_must_go_is_not_answered",
         module=LADDER,
         qualname="Ladder.left",
-        old="leave.waits",
+        old="leave.awaits_answer",
         new="False",
         why="it waits to be heard, and says it again and again",
     ),

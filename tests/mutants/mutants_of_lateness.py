@@ -140,7 +140,7 @@ LATENESS_MUTANTS = (
         name="waiting_is_hanging",
         module=JUDGE,
         qualname="_hangs",
-        old="still.overdue and stand.late",
+        old="still.overdue and stand.is_late",
         new="still.overdue",
         why="who waits and looks holds nobody up",
     ),

@@ -67,7 +67,7 @@ MOVE_MUTANTS = (
         name="place_counts_twice",
         module=FITTING,
         qualname="wanted_places",
-        old="len(here) - len(record.beside(here))",
+        old="len(here) - len(record.replacements_among(here))",
         new="len(here)",
         why="a standby that joins beside a node brings no place: else another one would be grown into it",
     ),

@@ -245,7 +245,7 @@ def test_a_manifest_cannot_point_outside(tmp_path: Path, name: str) -> None:
     ["../x", "step-1", "step-00000001/..", "", ".writing-00000001-ab", "/tmp", "step-000000001", "step-00000001\n"],
 )
 def test_names_from_elsewhere_are_never_paths(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="no name of a checkpoint"):
+    with pytest.raises(ValueError, match="not the name of a checkpoint"):
         checkpoint_dir.remove(LocalStorage(tmp_path), [name])
 
 

@@ -59,7 +59,7 @@ def test_roles_places_and_coordinates_belong_together():
         for place, dimension in itertools.product(range(layout.places), DIMENSIONS):
             others = [one for one in DIMENSIONS if one != dimension]
             same = [p for p in range(layout.places) if all(where[p][one] == where[place][one] for one in others)]
-            assert layout.beside(place, dimension) == tuple(same)
+            assert layout.ranks_along(place, dimension) == tuple(same)
             assert same.index(place) == where[place][dimension]
 
 
