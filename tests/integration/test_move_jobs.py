@@ -107,7 +107,7 @@ def test_a_node_gives_its_place_away_and_takes_it_back(start_job: StartJob) -> N
 def test_a_standby_that_is_not_warm_yet_is_waited_for(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1", "--verify-state", "1"))
     job.wait(StepCommitted, step=1)
-    assert job.call("move", "node-2", "--no-wait").startswith("node-2 gives its place away")
+    assert job.call("move", "node-2", "--no-wait").startswith("node-2 is replaced at the end of a step")
     assert job.wait(StandbyReady).seq < job.wait(NodeMoved, from_node="node-2").seq
     goes_on_until_interrupted(job)
     assert not job.all(FailureDetected)

@@ -255,7 +255,7 @@ def test_odd_steps_can_be_drawn(fields: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_job_without_events_has_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.history.report.events_of", lambda *_: iter(()))
+    monkeypatch.setattr("holdfast.cli.history.report.read_job_events", lambda *_: iter(()))
     result = CliRunner().invoke(app, ["report"])
     assert isinstance(result.exception, BadInputError)
     assert "no event yet" in str(result.exception)

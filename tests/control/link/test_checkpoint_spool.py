@@ -96,7 +96,7 @@ def test_no_room_to_hand_a_part_over_is_told(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no name of a checkpoint"):
+    with pytest.raises(ValueError, match="not the name of a checkpoint"):
         part_of(PartHanded(worker=WORKER, name="../../etc", files=()), tmp_path)
 
 
