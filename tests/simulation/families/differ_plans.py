@@ -17,6 +17,7 @@ from tests.simulation.faults.plans import (
     baseline_plan,
     power_plan,
     random_plan,
+    strike_while_moving,
     wide_plan,
 )
 
@@ -60,4 +61,5 @@ def differ_plan(seed: int) -> FaultPlan:
         )
         for boundary in rng.choices(_LATER, k=rng.choice((0, 1, 1, 2)))
     ]
-    return replace(plan, faults=(*plan.faults[: rng.choice((0, 0, 1, 2))], *odd, *beside))
+    found = replace(plan, faults=(*plan.faults[: rng.choice((0, 0, 1, 2))], *odd, *beside))
+    return strike_while_moving(found, (FaultKind.DIFFER,), seed)
