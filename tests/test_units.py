@@ -76,5 +76,5 @@ def test_sizes_have_units(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "1mb", "-1", "1e999", "2Gi", "nan"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)

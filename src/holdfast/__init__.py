@@ -52,7 +52,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what a script asks for only then: the runtime, and with it torch."""
+    """Import the runtime, and with it torch, only when a script uses it."""
     if name == "__version__":
         import importlib.metadata
 

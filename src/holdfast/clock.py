@@ -33,10 +33,10 @@ class SystemClock:
 
 
 def until_mark(now: float, within_s: float) -> float:
-    """Return for how long to wait, so that it ends on a mark of the clock; `within_s` at the most, and `MARK_S` less.
+    """Return how long to wait so that the wait ends at a mark of the clock: at most `within_s`, at least `MARK_S` less.
 
-    What is done over and over by thousands, each as often as before, is done together so: who hears them wakes up once
-    for many of them, and most of what a heartbeat costs is waking up. What is done more often than that waits as it is.
+    Periodic actions of thousands of processes then happen at the same time, as often as before. The receiver wakes up
+    once for many of them, and waking up is most of the cost of a heartbeat. Shorter periods are left unchanged.
     """
     if within_s < 2 * MARK_S:
         return within_s
@@ -44,7 +44,7 @@ def until_mark(now: float, within_s: float) -> float:
 
 
 class ShiftedClock:
-    """A clock whose wall time somebody has set to another one: fault injection."""
+    """A clock with a shifted wall time, for fault injection."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.monotonic = clock.monotonic

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 INTERVAL_S = 10.0
-#: kinds that are told apart; what comes beyond that is counted together
+#: Most kinds that are counted separately. All others are counted together.
 MAX_KINDS = 64
 _OTHERS = "others"
 
@@ -21,9 +21,9 @@ class _Kind:
 
 
 class CountedLog:
-    """Warns in any thread. Of each kind (an address, say) one line an interval comes through at the most.
+    """Logs warnings from any thread, and for each kind (such as an address) at most one line per interval.
 
-    What was held back is told by `flush`, which the owner calls from time to time; at the end `flush(everything=True)`.
+    `flush` logs how many lines were held back. The owner calls it regularly, and at the end with `everything=True`.
     """
 
     def __init__(self, log: logging.Logger, monotonic: Callable[[], float], interval_s: float = INTERVAL_S) -> None:
@@ -34,12 +34,12 @@ class CountedLog:
         self._lock = threading.Lock()
 
     def warn(self, kind: str, text: str) -> None:
-        """Say this, or count it where something of its kind was said a short while ago."""
+        """Log a line, or count it if a line of its kind was logged within the interval."""
         if self.first(kind, text):
             self._log.warning("%s", text)
 
     def first(self, kind: str, text: str) -> bool:
-        """Return whether this is to be said now; count it where not."""
+        """Return whether to log a line of this kind now; else count it."""
         self.flush()
         with self._lock:
             known = self._kinds.get(kind) or (self._kinds.get(_OTHERS) if len(self._kinds) > MAX_KINDS else None)
@@ -51,7 +51,7 @@ class CountedLog:
             return True
 
     def flush(self, *, everything: bool = False) -> None:
-        """Tell the counts whose interval is over, or all."""
+        """Log the counts of kinds with a finished interval, or of all kinds."""
         now = self._monotonic()
         lines: list[tuple[int, float, str]] = []
         with self._lock:
@@ -76,5 +76,5 @@ class CountedRecords(logging.Filter):
         self._counted = counted
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Count warnings and errors; what is below them passes."""
+        """Count warnings and errors. Records of lower levels pass."""
         return record.levelno < logging.WARNING or self._counted.first(str(record.msg), record.getMessage())

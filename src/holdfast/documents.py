@@ -1,7 +1,7 @@
-"""Reads what users write, files and options alike, into one declared struct; everything wrong is one line.
+"""Read files and options of users into a declared struct. Each error is one line.
 
-A key is the path of a field, such as `checkpoint.every`. Where a value comes from several places, the caller lets the
-later one win before it asks for the struct.
+A key is the path of a field, such as `checkpoint.every`. If a key has several values, the caller chooses one before it
+builds the struct.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from holdfast.units import parse_duration, parse_hours, parse_size, parse_work_t
 S = TypeVar("S", bound=Struct)
 _Extra = Mapping[str, Any]
 _NOTHING: _Extra = {}
-#: characters of a bad value that are shown
+#: most characters of a bad value in a message
 _MOST_SHOWN = 60
-#: keys that a message lists
+#: most keys that a message lists
 _MOST_LISTED = 16
-#: bytes of a file that people write
+#: most bytes of a file that people write
 _MOST_BYTES = 1 << 20
 
 
@@ -41,7 +41,7 @@ def _work_time(text: str) -> str:
     return text.strip()
 
 
-#: how text becomes a number with a unit (or is looked at, where the unit stays), and what such a text looks like
+#: For each unit, a function that parses a text (or checks it, if the text stays), and a description of valid texts.
 _UNITS: dict[str, tuple[Callable[[str], float | str], str]] = {
     "seconds": (parse_duration, "a number of seconds, or a time such as 90s, 15m or 4h"),
     "hours": (parse_hours, "a number of hours, or a time such as 90m, 300h or 40d"),
@@ -52,22 +52,22 @@ _UNITS: dict[str, tuple[Callable[[str], float | str], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value, and what a complaint calls it: `--nodes`, or `job.toml: max_nodes`.
-
-    text: it comes from the command line, where a number is text too. folder: where a path in it begins.
-    """
+    """A value with its name in messages, such as `--nodes` or `job.toml: max_nodes`."""
 
     value: object
     name: str
+    #: whether it comes from the command line, where numbers are text, too
     text: bool = False
+    #: folder to which a relative path belongs
     folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is declared of one key. owner: the struct that it is a field of."""
+    """The declaration of one key."""
 
     name: str
+    #: the struct of the field
     owner: type[Struct]
     hint: Any
     default: object
@@ -82,12 +82,12 @@ class Key:
 
     @property
     def choices(self) -> tuple[object, ...]:
-        """The values that there are, in their order; () for a key that is no choice."""
+        """The allowed values, or () if the key is not a choice."""
         return get_args(get_args(self.hint)[0]) if isinstance(self.kind, inspect.LiteralType) else ()
 
 
 def keys_of(struct: type[Struct], prefix: str = "") -> dict[str, Key]:
-    """Return all keys of a struct, those of its sections included, in their order."""
+    """Return all keys of a struct and its sections, in order."""
     return {key.name: key for key in _keys(struct, prefix)}
 
 
@@ -102,14 +102,14 @@ def _keys(struct: type[Struct], prefix: str) -> Iterator[Key]:
             continue
         description, extra = "", _NOTHING
         if isinstance(kind, inspect.Metadata):
-            metadata = cast(Any, kind)  # (whose own types say too little)
+            metadata = cast(Any, kind)  # Its own types are incomplete.
             description = str((metadata.extra_json_schema or _NOTHING).get("description", ""))
             kind, extra = kind.type, metadata.extra or _NOTHING
         yield Key(name, struct, hints[field.name], field.default, kind, description, extra)
 
 
 def schema_of(struct: type[Struct]) -> dict[str, Any]:
-    """Return the JSON schema of a file that describes such a struct."""
+    """Return the JSON schema of a file for a struct."""
     schema = msgspec.json.schema(struct)
     for key in keys_of(struct).values():
         if "unit" in key.extra and not isinstance(key.kind, inspect.StrType):
@@ -119,7 +119,7 @@ def schema_of(struct: type[Struct]) -> dict[str, Any]:
 
 
 def read_toml(path: Path, struct: type[Struct]) -> dict[str, Given]:
-    """Read the keys of a TOML file that describes such a struct; their values are not looked at yet.
+    """Read the keys of a TOML file for a struct. The values are not checked yet.
 
     Raises:
         BadInputError: the file cannot be read, or is not TOML, or has a key that the struct lacks.
@@ -136,13 +136,12 @@ def read_toml(path: Path, struct: type[Struct]) -> dict[str, Given]:
 
 
 def open_given(path: Path) -> BinaryIO:
-    """Open a file that a user has given, to be read.
+    """Open a user's file for reading.
 
-    It may be a pipe, as a shell makes one of `<(command)`; one whose other end nobody has open is empty, and nobody is
-    waited for.
+    It may be a pipe, such as `<(command)` in a shell. A pipe without a writer counts as empty.
 
     Raises:
-        OSError: it cannot be opened, or is a device, which may never end.
+        OSError: the file cannot be opened, or is a device, which may never end.
     """
     return open(path, "rb", opener=_open_at_once)
 
@@ -158,7 +157,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file holds.
+    """Return the contents of a TOML file.
 
     Raises:
         BadInputError: the file cannot be read, or is not TOML.
@@ -181,7 +180,7 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 def _flat(document: Mapping[str, Any], sections: set[str], file: str) -> Iterator[tuple[str, Any]]:
     for name, value in document.items():
-        if "." in name:  # (in quotes; one that is not quoted is a section's)
+        if "." in name:  # Only a key in quotes contains a dot.
             raise BadInputError(f'{file}: "{name}" is one key with a dot: leave the quotes out')
         if name not in sections:
             yield name, value
@@ -192,14 +191,14 @@ def _flat(document: Mapping[str, Any], sections: set[str], file: str) -> Iterato
 
 
 def check_known(name: str, known: Collection[str], said: str, where: str = "") -> None:
-    """Refuse an unknown key. The message names a similar key, or all keys if they are few, or where they are listed.
+    """Refuse an unknown key. The message names a similar key, or all keys if they are few, or a list of keys.
 
     Args:
         said: the key, as the message names it.
-        where: the command or the page that lists the keys, "" for none.
+        where: the command or the page that lists the keys, or "".
 
     Raises:
-        BadInputError: it is not known.
+        BadInputError: the key is not known.
     """
     if name not in known:
         near = difflib.get_close_matches(name[:_MOST_SHOWN], known, n=1)
@@ -213,10 +212,10 @@ def check_known(name: str, known: Collection[str], said: str, where: str = "") -
 
 
 def build(struct: type[S], given: Mapping[str, Given]) -> S:
-    """Make the struct from what is given of it, by key; all else has its default.
+    """Return a struct with the given values, by key, and defaults for all others.
 
     Raises:
-        BadInputError: a value breaks its rule; the first one is said.
+        BadInputError: a value breaks its rule; the message is about the first one.
     """
     tree: dict[str, Any] = {}
     for name, key in keys_of(struct).items():
@@ -230,10 +229,10 @@ def build(struct: type[S], given: Mapping[str, Given]) -> S:
 
 
 def value_of(key: Key, given: Given) -> object:
-    """Return a value as its key declares it.
+    """Convert a value to the type of its key.
 
     Raises:
-        BadInputError: it breaks the key's rule.
+        BadInputError: the value breaks the key's rule.
     """
     value = given.value
     try:
@@ -254,7 +253,7 @@ def value_of(key: Key, given: Given) -> object:
 
 
 def _from_text(key: Key, text: str) -> object:
-    """Read text as TOML would, but for what is text anyway."""
+    """Parse text as TOML, unless the key is a text."""
     if "unit" in key.extra or (isinstance(key.kind, inspect.StrType | inspect.LiteralType) and key.name != "format"):
         return text
     try:
@@ -278,13 +277,13 @@ def _number(text: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a bad value for a complaint, cut where it is long."""
+    """Return a bad value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
 def rule(key: Key) -> str:
-    """Say what a key's value must be."""
+    """Return the rule for a key's value in words."""
     kind = key.kind
     if "unit" in key.extra:
         limits = _range(kind) if isinstance(kind, inspect.FloatType) and kind.le is not None else ""

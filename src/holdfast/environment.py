@@ -24,10 +24,10 @@ PUBLIC = {
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-#: an agent's to its workers: their settings, as JSON; where it is set, a script runs under an agent
+#: Settings of a worker, as JSON, from its agent. If it is set, the script runs under an agent.
 WORKER = "HOLDFAST_WORKER"
 
-#: a worker's to its loader workers: which of them it is; where it is set, a script must not train
+#: Number of a loader worker, from its worker. If it is set, the script must not train.
 LOADER = "HOLDFAST_LOADER"
 
 #: what no worker gets: secrets, and the places that other launchers have given to the process that starts it
@@ -37,7 +37,7 @@ _WORKER_DEFAULTS = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "
 
 
 def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of workers: that of their job without secrets, with defaults that the user can override.
+    """Return the environment of workers: the environment of the job without secrets, with defaults for missing values.
 
     As with torchrun, a worker has one thread. NCCL's watchdog must not end a worker whose communicator is aborted.
     """
@@ -46,7 +46,7 @@ def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_level(environment: Mapping[str, str], default: str = "") -> str:
-    """Return how much is to be logged: what the user's variable says, else `default` ("": as the program has it).
+    """Return the log level from the user's variable, or else `default` ("": unchanged).
 
     Raises:
         BadInputError: the variable names no level.

@@ -5,9 +5,9 @@ from __future__ import annotations
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-#: nobody answers; there is no such job, or no such node
+#: no answer, or an unknown job or node
 EXIT_UNREACHABLE = 3
-#: what was asked for cannot be done as things stand now
+#: the request cannot be carried out at present
 EXIT_REFUSED = 4
 #: a mistake of ours, or a machine that fails
 EXIT_OUR_FAULT = 70
@@ -16,12 +16,12 @@ EXIT_ENDED = 75
 #: Ctrl-C
 EXIT_INTERRUPTED = 130
 
-#: what a job's process ends with after these signals, by name
+#: exit codes of a job's process after these signals, by name
 EXIT_AFTER_SIGNAL = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_ENDED, "SIGHUP": EXIT_ENDED}
 
 
 class HoldfastError(Exception):
-    """Base of all errors of ours; `exit_code` is what the command line ends with."""
+    """Base of all our errors. `exit_code` is the exit code of the command line."""
 
     exit_code = EXIT_FAILED
 
@@ -37,7 +37,7 @@ class StepUseError(BadInputError):
 
 
 class UnreachableError(HoldfastError):
-    """Nobody answers, or there is no such job or node; the message says where it was looked for."""
+    """No answer, or an unknown job or node. The message says where it was searched."""
 
     exit_code = EXIT_UNREACHABLE
 
@@ -59,13 +59,13 @@ class OutdatedStoreError(HoldfastError):
 
 
 class JobFailedError(HoldfastError):
-    """The job cannot go on: the message says what was lost."""
+    """The job cannot continue. The message says why."""
 
 
 class TracebackElsewhereError(Exception):
-    """Where something was raised in another process: the cause of the same exception here.
+    """The place at which an exception was raised in another process. It is the cause of the same exception here.
 
-    `frames`: file and line of each frame there, the outermost first.
+    `frames`: file and line of each frame, the outermost first.
     """
 
     frames: tuple[tuple[str, int], ...] = ()

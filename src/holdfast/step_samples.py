@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 from hashlib import shake_128
 
-#: M at the most, per step. Sums travel as float64, exact up to 2**53: with each hash twice they are below that.
+#: Most micro-batches of a step. Sums are sent as float64, exact up to 2**53, and stay below that even with each hash
+#: twice.
 MAX_MICRO_BATCHES = 1 << 20
 
 
@@ -29,9 +30,9 @@ def place_hash(sample_hash: int, place: int, places: int, micro_batches: int) ->
 
 
 class StepSamples:
-    """The micro-batches that each step of a job has, and their hashes: a function of seed, step and number alone.
+    """The micro-batches of each step of a job, and their hashes: a function of seed, step and number only.
 
-    Costs a microsecond or two for a step of 64 micro-batches; those of the newest step that was asked for are kept.
+    A step of 64 micro-batches takes one or two microseconds. The hashes of the newest step are cached.
     """
 
     def __init__(self, *, seed: int, micro_batches: int, micro_batch: int) -> None:
@@ -50,7 +51,7 @@ class StepSamples:
         """Return the hash of one micro-batch of a step, 32 bits; steps count from 1, micro-batches from 0.
 
         Raises:
-            ValueError: there is no such step or micro-batch.
+            ValueError: the step or the micro-batch does not exist.
         """
         if step < 1 or not 0 <= micro_batch < self.micro_batches:
             raise ValueError(f"there is no micro-batch {micro_batch} of step {step}")
@@ -66,10 +67,11 @@ class StepSamples:
         return sum(place_hash(one, place, places, self.micro_batches) for one in hashes for place in range(1, places))
 
     def wrong(self, step: int, *, samples: int, hashes: int, place_hashes: int = 0, places: int = 1) -> str:
-        """Return what is wrong with the samples of a step, or "" if each micro-batch is in it once at every place.
+        """Return the error in the samples of a step, or "" if each micro-batch is in it once on each local rank.
 
         Args:
-            hashes: the sum over the first places of all units. place_hashes: the sum over the other places.
+            hashes: the sum over the first workers of all replica groups.
+            place_hashes: the sum over the other workers.
             places: how many workers share one replica of the model.
         """
         global_batch, expected = self.micro_batches * self.micro_batch, self.expected(step)

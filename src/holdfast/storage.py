@@ -1,6 +1,6 @@
-"""Where checkpoints lie: a folder that this machine sees, or a URL (S3, GCS, ...) that fsspec reaches.
+"""Storage for checkpoints: a local folder, or a URL (S3, GCS, ...) through fsspec, with the same interface.
 
-Both are asked the same things. Whatever fails is an OSError, whichever library raised it. Paths are relative, with `/`.
+All failures are OSErrors, whichever library raised them. Paths are relative, with `/`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,25 @@ from holdfast.errors import BadInputError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.*", re.DOTALL)
 _PROBE = ".holdfast-probe"
-#: what is asked of a URL before the job begins must have been answered within so many seconds
+#: most seconds for an answer of a remote storage before the job begins
 _ANSWER_S = 60.0
-#: a disk is given so many bytes at a time
+#: bytes between two syncs to a disk
 _SYNC_BYTES = 1 << 30
-#: a file is copied so many bytes at a time
+#: bytes of one read when a file is copied
 _READ_BYTES = 4 << 20
 
 Chunk = bytes | bytearray | memoryview
 
 
 def is_url(place: str) -> bool:
-    """Tell whether a place is a URL rather than a path."""
+    """Return whether a place is a URL, and not a path."""
     return _URL.fullmatch(place) is not None
 
 
 class Storage(ABC):
-    """A place with folders and files in it.
+    """Folders and files at a place. `where` is the place's name for users."""
 
-    `where`: how users call it. `local`: whether reading costs no more than a disk, so that all can be read again.
-    """
-
+    #: whether reading is as cheap as from a disk, so that all data can be read again
     local = False
 
     def __init__(self, where: str) -> None:
@@ -53,7 +51,7 @@ class Storage(ABC):
 
     @abstractmethod
     def entries(self, path: str = "") -> list[str]:
-        """Return the names of what lies in a folder, sorted; [] where there is no such folder."""
+        """Return the names of all entries of a folder, sorted; [] if the folder does not exist."""
 
     @abstractmethod
     def size(self, path: str) -> int:
@@ -61,11 +59,11 @@ class Storage(ABC):
 
     @abstractmethod
     def open(self, path: str) -> BinaryIO:
-        """Open a file to read it, at any place of it."""
+        """Open a file for reading with random access."""
 
     @abstractmethod
     def write(self, path: str, chunks: Iterable[Chunk]) -> None:
-        """Write a file: whole, and lasting, or not at all. One that is there already is replaced."""
+        """Write a file completely and durably, or not at all. An existing file is replaced."""
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> bool | None:
@@ -76,17 +74,17 @@ class Storage(ABC):
 
     @abstractmethod
     def copy(self, path: str, target: str) -> None:
-        """Let a file have another name as well, without moving its bytes where that can be."""
+        """Give a file a second name, if possible without copying its bytes."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it; one that is gone already is no error."""
+        """Remove a file, or a folder with its contents. A missing one is ignored."""
 
     def read(self, path: str, at_most: int) -> bytes:
-        """Return what a file holds.
+        """Return the contents of a file.
 
         Raises:
-            OSError: it cannot be read, or has more bytes than `at_most`.
+            OSError: the file cannot be read, or has more than `at_most` bytes.
         """
         if self.size(path) > at_most:
             raise OSError(errno.EFBIG, f"it has more than {at_most} bytes")
@@ -94,7 +92,7 @@ class Storage(ABC):
             return file.read(at_most)
 
     def check(self) -> None:
-        """Make sure, before anybody trains, that checkpoints can be written here, and read again.
+        """Check, before training, that files can be written here and read again.
 
         Raises:
             BadInputError: they cannot.
@@ -111,10 +109,10 @@ class Storage(ABC):
 
 
 def storage_at(place: str | Path) -> Storage:
-    """Return what lies at a path or a URL; nothing is looked at yet.
+    """Return the storage at a path or a URL, without accessing it.
 
     Raises:
-        BadInputError: the URL needs a library that is not installed, or is none that fsspec knows.
+        BadInputError: the URL needs a library that is not installed, or fsspec does not support it.
     """
     text = str(place)
     match = None if isinstance(place, Path) else _URL.fullmatch(text)
@@ -161,7 +159,7 @@ class LocalStorage(Storage):
                 for chunk in chunks:
                     file.write(chunk)
                     unsynced += len(chunk)
-                    if unsynced >= _SYNC_BYTES:  # (so that whoever gives the chunks sees a slow disk move)
+                    if unsynced >= _SYNC_BYTES:  # So the giver of the chunks sees the progress of a slow disk.
                         file.flush()
                         os.fdatasync(file.fileno())
                         unsynced = 0
@@ -203,7 +201,7 @@ class LocalStorage(Storage):
             self._sync_folders(final)
 
     def _sync_folders(self, final: Path) -> None:
-        """Sync the entry of a file, and those of the folders that lead to it from here.
+        """Sync the entry of a file, and the entries of the folders above it within the storage.
 
         Another process may have made a folder, and not have synced its entry yet.
         """
@@ -252,7 +250,7 @@ class RemoteStorage(Storage):
             except FileNotFoundError:
                 return []
         within = (name.rstrip("/") for name in found if name.strip("/") != self._at(path).strip("/"))
-        return sorted({name.rsplit("/", 1)[-1] for name in within})  # (some stores list a folder in itself)
+        return sorted({name.rsplit("/", 1)[-1] for name in within})  # Some stores list a folder in itself.
 
     def size(self, path: str) -> int:
         with _failing():
@@ -273,7 +271,7 @@ class RemoteStorage(Storage):
                 for chunk in chunks:
                     file.write(chunk)
             except BaseException:
-                with contextlib.suppress(Exception):  # (what has come of it is left out, as far as the store can)
+                with contextlib.suppress(Exception):  # Discard the incomplete file, if the store can.
                     file.discard()
                 raise
             file.close()
@@ -284,7 +282,7 @@ class RemoteStorage(Storage):
             if self._files.exists(self._at(path)):
                 return False
         probe = f"{_PROBE}-{secrets.token_hex(4)}"
-        # Some file systems take the mode "xb" for "wb": what refuses a second file of a name is believed only then.
+        # Some file systems treat the mode "xb" like "wb". So first check that a second file of one name is refused.
         if not self._opens_new(probe, b"") or self._opens_new(probe, b""):
             self.remove(probe)
             return None
@@ -292,11 +290,11 @@ class RemoteStorage(Storage):
         return self._opens_new(path, data)
 
     def _opens_new(self, path: str, data: bytes) -> bool:
-        """Write a file by the mode that must refuse one that exists; return whether it was written."""
+        """Write a file with the mode that must refuse an existing file. Return whether it was written."""
         try:
             with self._files.open(self._at(path), "xb") as file:
                 file.write(data)
-        except Exception:  # noqa: BLE001 - each store has errors of its own for what exists, and for what it cannot do
+        except Exception:  # noqa: BLE001 - each store has its own errors for existing files
             return False
         return True
 
@@ -337,7 +335,7 @@ class RemoteStorage(Storage):
 
 
 class _Reading(io.RawIOBase):
-    """A file of fsspec's, whose failures are OSErrors."""
+    """A file of fsspec that raises OSError for all failures."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -370,7 +368,7 @@ class _Reading(io.RawIOBase):
 
 @contextlib.contextmanager
 def _failing() -> Generator[None]:
-    """Whatever a library of somebody else's raises about what lies far away is an OSError."""
+    """Turn all exceptions of a storage library into OSError."""
     try:
         yield
     except OSError:

@@ -18,11 +18,11 @@ def parse_duration(text: str) -> float:
         Seconds, 0 or more.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is malformed.
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None or found[2] not in _SECONDS or not math.isfinite(float(found[1])):
-        raise ValueError(f"{text!r} is no duration")
+        raise ValueError(f"{text!r} is not a duration")
     return float(found[1]) * _SECONDS[found[2]]
 
 
@@ -30,7 +30,7 @@ def parse_hours(text: str) -> float:
     """Read hours (`300`), or a number with a unit of time: `90m`, `300h`, `40d`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is malformed.
     """
     found, seconds = _DURATION.fullmatch(text.strip()), parse_duration(text)
     return float(found[1]) if found is not None and not found[2] else seconds / _SECONDS["h"]
@@ -40,11 +40,11 @@ def parse_size(text: str) -> float:
     """Read bytes (`1000000`), or a number with a unit: `200MB`, `2GiB`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is malformed.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or not math.isfinite(float(found[1])):
-        raise ValueError(f"{text!r} is no size")
+        raise ValueError(f"{text!r} is not a size")
     power = " kMGT".index(found[2]) if found[2] else 0
     return float(found[1]) * (1024 if found[3] else 1000) ** power
 
@@ -53,13 +53,13 @@ WorkUnit = Literal["token", "micro-batch"]
 
 
 class WorkTime(NamedTuple):
-    """How many seconds so much work takes."""
+    """Seconds per unit of work."""
 
     seconds: float
     unit: WorkUnit
 
     def of(self, unit: WorkUnit) -> float:
-        """Return the seconds of one such unit; 0 where they are those of another."""
+        """Return the seconds of a unit, or 0 if they belong to another unit."""
         return self.seconds if unit == self.unit else 0.0
 
 
@@ -67,10 +67,10 @@ def parse_work_time(text: str) -> WorkTime:
     """Read seconds for each token or each micro-batch: `0.0005/token`, `0.1/micro-batch`; `0` for none.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is malformed.
     """
     number, slash, unit = text.strip().partition("/")
     seconds = float(number)
     if (unit not in get_args(WorkUnit) and (slash or seconds)) or not 0 <= seconds < math.inf:
-        raise ValueError(f"{text!r} is no time for each token or micro-batch")
+        raise ValueError(f"{text!r} is not a time for each token or micro-batch")
     return WorkTime(seconds, cast(WorkUnit, unit or "token"))

@@ -86,7 +86,7 @@ class Job:
             BadInputError: a folder for checkpoints is given here, and the job has none.
         """
         if settings and checkpoint_dir and not settings.spec.checkpoint.dir:
-            # (Its coordinator has to look for checkpoints in it before any script is run.)
+            # The coordinator must search the directory before it starts any script.
             raise BadInputError(
                 f"holdfast.init(checkpoint_dir={str(checkpoint_dir)!r}) says where a script that runs alone keeps its "
                 f"checkpoints; this job was started without: start it with --checkpoint-dir {checkpoint_dir}"
@@ -98,7 +98,7 @@ class Job:
         self._session: Session | None = None
         self._last_words: LastWords | None = None
         self._ended = False
-        #: what is to be said once, and not on every worker
+        #: warnings that one worker logs for all
         self._warnings: list[str] = []
         self._after_apply: Callable[[Step], None] | None = None
         self._step: Step | None = None
@@ -141,7 +141,7 @@ class Job:
         return self._replica.mesh
 
     def mesh_as(self, **dimensions: str) -> DeviceMesh:
-        """Return `mesh` under other names: `job.mesh_as(dp="shard", cp="", tp="tensor")`, where "" is of one place."""
+        """Return `mesh` with other names: `job.mesh_as(dp="shard", cp="", tp="tensor")`. "": a dimension of size 1."""
         return self._replica.named(dimensions)
 
     @property
@@ -154,13 +154,14 @@ class Job:
         return self._spread
 
     def materialize(self, model: torch.nn.Module, *starts: Start) -> None:
-        """Give a model that was made on the meta device, and then spread, the values that it would have whole.
+        """Initialize a model that was made on the meta device and then spread over a replica group.
 
-        Each module resets its parameters, then each of `starts` is called as by `model.apply(start)`, to fill what is a
-        module's own; random numbers are those of a whole model. To be called before the optimizer is made.
+        Each module resets its parameters. Then each of `starts` is called as by `model.apply(start)`, to fill other
+        parameters and buffers. The values are those that the whole model would have. Call it before you make the
+        optimizer.
 
         Raises:
-            BadInputError: a parameter or a buffer got no value; or the model is trained already.
+            BadInputError: a parameter or a buffer got no value, or `protect` was called before.
         """
         if self._session is not None:
             raise BadInputError("call job.materialize(...) before job.protect(...): it begins the model anew")
@@ -185,32 +186,37 @@ class Job:
         extra: Mapping[str, Any] | None = None,
         after_apply: Callable[[Step], None] | None = None,
     ) -> None:
-        """Say what is trained, and join the job.
+        """Register the model, the optimizer and the data, and join the job.
 
-        From here on the gradients belong to holdfast: call neither `loss.backward()` nor `optimizer.step()` nor
-        `scheduler.step()`; `step.backward(loss)` and `step.apply()` do it.
+        From now on, do not call `loss.backward()`, `optimizer.step()` or `scheduler.step()`. Call `step.backward(loss)`
+        and `step.apply()` instead.
 
         Args:
-            model, optimizer: on `job.device`; all workers' must be made alike. The first worker's values count.
-                Several optimizers are given by name: each step updates one of them, `step.update`.
+            model: on `job.device`. All workers must make the same model. Its values come from the first worker.
+            optimizer: of the model's parameters. Several optimizers are given by name: each step updates one of them,
+                `step.update`.
             data: a data set or DataLoader, a `Stream`, or a function of the step that returns one (docs/data.md).
-            updates: of several optimizers, the order in which steps update them, over and over; each once if None.
-            global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
-            seed: of the order of samples, and of all randomness inside the micro-batches.
-            collate: makes a micro-batch of a list of samples; torch's default_collate if None.
-            num_workers, prefetch_factor, pin_memory: as of torch's DataLoader; what workers need is pickled for them.
-            max_grad_norm: clip the global batch's gradient to this norm, that of several optimizers by name.
-            scaler: for float16: scales the loss, and skips the optimizer on all workers at a step with a gradient that
-                is not finite on any of them; call none of its methods.
-            extra: more state, by name: anything with state_dict() and load_state_dict(). torch's schedulers are stepped
-                once per step that updates their optimizer; those that need a metric are for `after_apply` to step.
-            after_apply: the script's own part of a step, such as a moving average of the weights in `extra`: called
-                inside `apply()`, on every worker, before the state is saved or sent to anybody. It must be a function
-                of the state and of the step's loss, norm and the like alone, and may change the model and `extra`; an
-                `extra` that is changed anywhere else is refused. If it raises, the step is saved and the job ends.
+            updates: with several optimizers, the order in which steps update them, repeated; None: each once.
+            global_batch: samples per step, independent of the number of workers.
+            micro_batch: samples per forward pass.
+            seed: for the order of samples, and for all random numbers within micro-batches.
+            collate: makes a micro-batch from a list of samples; None: torch's default_collate.
+            num_workers: as in torch's DataLoader. Data set and collate function must be picklable for it.
+            prefetch_factor: as in torch's DataLoader.
+            pin_memory: as in torch's DataLoader.
+            max_grad_norm: the gradient of the global batch is clipped to this norm. With several optimizers: by name.
+            scaler: for float16. It scales the loss. If a gradient is not finite on any worker, all workers skip the
+                optimizer. Do not call its methods.
+            extra: more state by name: objects with state_dict() and load_state_dict(). Schedulers of torch are stepped
+                once for each step that updates their optimizer. Schedulers that need a metric must be stepped in
+                `after_apply`.
+            after_apply: the script's own part of a step, such as a moving average of the weights in `extra`. It is
+                called within `apply()` on all workers, before the state is saved or sent. It may change the model and
+                `extra`, and must depend only on the state and the results of the step. Changes of `extra` anywhere
+                else are refused. If it raises an exception, the step is saved and the job ends.
 
         Raises:
-            BadInputError: something does not fit.
+            BadInputError: an argument is wrong, or `protect` was called before.
         """
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
@@ -229,15 +235,16 @@ class Job:
         self._session = self._open(workload)
 
     def steps(self, count: int) -> Iterator[Step]:
-        """Yield steps until `count` are applied; resumes where the job stands, repeats a step that a failure undid.
+        """Yield steps until `count` steps are applied. Resumes at the job's step; repeats steps that a failure undid.
 
-        Returns once every worker of the job has finished. Use it once.
+        The loop ends once all workers of the job have finished. It can be used once.
 
         Raises:
-            SystemExit: the job is done, and this worker has not got its last state: a standby, or a worker that was
-                still joining. What the script does after the loop, such as saving the model on rank 0, is not for it.
-            BadInputError: before `protect`, a second time, with a negative count, or with other parameters than then.
-            StepUseError: the loop went on without `step.apply()`.
+            SystemExit: the job is done, and this worker does not have the last state, because it was a standby or still
+                joining. Code after the loop, such as saving the model on rank 0, is not for it.
+            BadInputError: `protect` was not called, or other parameters are trained now; or the loop was used before;
+                or the count is negative.
+            StepUseError: the loop continued without `step.apply()`.
         """
         session = self._session
         if session is None:
@@ -288,26 +295,27 @@ class Job:
         mode: Literal["min", "max"] = "min",
         save_top_k: int = 0,
     ) -> None:
-        """Evaluate the model every so many steps, all workers together; called after `protect` and before `steps`.
+        """Evaluate the model every few steps, on all workers together. Call it after `protect` and before `steps`.
 
-        The data are cut into shards, in their own order, which the workers share out; a failure costs the shards that
-        were under way. What comes of them does not depend on who computed them. The step that follows has the results
-        in its `metrics`, as `name/key`, and the job's events have them (`evaluated`).
+        The data is split into shards, in order, and the workers share the shards. After a failure, only shards in
+        progress are repeated. The results do not depend on which worker computes a shard. The next step has them in
+        `metrics`, as `name/key`, and so do the job's events (`evaluated`).
 
         Args:
-            fn: given a shard's batch on `job.device`, returns the means over its samples, by name: numbers, or tensors
-                of one element, the same names for every batch. Means over all data weigh shards by their samples.
-                Called without gradients, seeded by step and shard; a model with MoE layers it calls once. It may call
-                model.eval(): modes, random generators and running statistics are afterwards what they were. It must not
-                change anything else.
-            data: a map-style data set, in batches of `micro_batch`, or a DataLoader of one, in batches of its own; its
-                order is not used.
-            every: after each step whose number is a multiple of it, the loop's last one included.
-            monitor, mode: which value is best, least ("min") or greatest ("max").
-            save_top_k: so many of the best states stay in the checkpoint directory, as best-NAME-STEP.
+            fn: gets a batch on `job.device`, and returns means over its samples by name: numbers, or tensors of one
+                element, with the same names for each batch. Means over all data weight batches by their samples. It
+                is called without gradients, seeded by step and shard. It must call a model with MoE layers once. It
+                may call model.eval(): modes, random generators and running statistics are restored afterwards. It must
+                not change anything else.
+            data: a map-style data set, in batches of `micro_batch`, or a DataLoader with its own batch size. The order
+                of the DataLoader is not used.
+            every: evaluate after each step with a number that is a multiple of it, and after the last step.
+            monitor: the value that decides which state is best.
+            mode: whether the least ("min") or the greatest ("max") value is best.
+            save_top_k: keep this many of the best states in the checkpoint directory, as best-NAME-STEP.
 
         Raises:
-            BadInputError: something does not fit, or `protect` was not called.
+            BadInputError: an argument is wrong, or `protect` was not called.
         """
         session = self._session
         if session is None:
@@ -318,10 +326,10 @@ class Job:
 
     @contextmanager
     def pause(self, reason: str = "") -> Generator[None, None, None]:
-        """Say that the script is busy with something of its own: `with job.pause("evaluation"): ...`.
+        """Announce that the script runs other code than training: `with job.pause("evaluation"): ...`.
 
-        That is nobody's fault, and is compared with earlier pauses alone: a worker that evaluates while others wait for
-        it is not taken for one that hangs. Of the reason, 64 bytes are kept. A `step.apply()` in it is no part of it.
+        A worker that evaluates while others wait for it is then not removed as hung, for half an hour. A `step.apply()`
+        within the block does not belong to the pause. The first 64 bytes of the reason are kept.
 
         Raises:
             BadInputError: before `protect`.
@@ -332,25 +340,25 @@ class Job:
             yield
 
     def await_saved(self) -> None:
-        """Wait until what is being saved is a checkpoint: the script ends."""
+        """Wait until checkpoints that are being written are complete. Called when the script ends."""
         if self._session is not None:
             self._session.await_saved()
 
     def _warn(self, session: Session) -> None:
-        """Say once, and not on every worker, what differs from what a script may expect."""
+        """Log, on rank 0, differences from plain PyTorch that a user may not expect."""
         warnings, self._warnings = self._warnings, []
         for warning in warnings if session.rank == 0 else ():
             logger.warning("%s", warning)
 
     def stop(self, reason: str) -> None:
-        """Have all workers leave their loops after the same step, save, and end the job as done (exit code 0).
+        """End the loops of all workers after the same step, save, and end the job as done (exit code 0).
 
-        It is enough that one worker calls it; that others do so at other steps, or not, does no harm. Called before
-        `step.apply()`, the step at hand is the last one, called after it, the next one. (A `break` that all workers
-        come to at the same step ends the loop right there.)
+        One worker is enough. Other workers may call it at other steps, or not at all. If it is called before
+        `step.apply()`, the current step is the last one; after it, the next step is. A `break` that all workers
+        reach at the same step ends the loop at once.
 
         Args:
-            reason: said where the job's end is told, in its first 1000 characters.
+            reason: part of the job's last event; at most 1000 characters are kept.
 
         Raises:
             BadInputError: before `protect`.
@@ -360,9 +368,9 @@ class Job:
         self._session.want(Wish.STOP, reason[:_REASON_CHARACTERS])
 
     def checkpoint(self) -> None:
-        """Have the state saved after the step at hand, or after the next one where `step.apply()` is through.
+        """Save the state after the current step, or after the next one if `step.apply()` was called.
 
-        It is enough that one worker calls it. A checkpoint that is still being written is waited for.
+        One worker is enough. If a checkpoint is still being written, the new one follows it.
 
         Raises:
             BadInputError: before `protect`, or without a folder for checkpoints.
@@ -382,7 +390,7 @@ class Job:
             session.left_loop.save()
 
     def _applied(self, number: int, commit: Commit) -> None:
-        """Let the script do its part of a step, which is always the one that its loop is at."""
+        """Call the script's `after_apply` with the step of its loop."""
         step = self._step
         if self._after_apply is None or step is None or step.number != number:
             raise RuntimeError(f"broken invariant: step {number} is applied, the loop is at {step and step.number}")
@@ -429,19 +437,19 @@ class Job:
 def init(
     *, layout: GivenLayout | None = None, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = AUTO
 ) -> Job:
-    """Attach to the agent that started this process; alone, without one, be a world of one.
+    """Connect to the agent that started this process. Without an agent, the script trains alone.
 
     Args:
-        layout: how one replica of the model lies on processes of a node, which meet here; None: whole on each. Several,
-            in the order of preference, or a dict {from so many nodes on: layout}: one is in force, `job.layout`, and
-            may become another with the number of nodes.
-        checkpoint_dir, checkpoint_every: where (a folder or a URL) and how often (in steps; "auto": as often as
-            wastes least) a world of one saves its state, and resumes from; under an agent the job's options say so, and
-            must name a place where one is named here.
+        layout: how processes of a node share one replica of the model; None: each process has a whole replica. Several
+            layouts, in order of preference, or a dict {least number of nodes: layout}: one of them is in force,
+            `job.layout`, and another one may follow when the number of nodes changes.
+        checkpoint_dir: folder or URL for the checkpoints of a script that trains alone; it resumes from there. With an
+            agent, the job's options decide, and the job must have a checkpoint directory if one is given here.
+        checkpoint_every: steps between these checkpoints; "auto": the period that wastes least time.
 
     Raises:
-        BadInputError: the agent's settings in the environment are wrong; a folder is named here and the job has none;
-            or the layout does not fit the workers of a node, or is not the same on all of them.
+        BadInputError: the agent's settings in the environment are wrong; a checkpoint directory is given, and the job
+            has none; or the layout does not fit the workers of a node, or differs between them.
     """
     level = log_level(os.environ)
     if level:
@@ -452,7 +460,7 @@ def init(
     if guard := TrainingGuard.installed():
         guard.attached()
     if settings is None:
-        EndAlone(lambda: None).install()  # (what is refused in init() already ends the process like what is later)
+        EndAlone(lambda: None).install()  # So an error in init() gives the same exit code as a later one.
     job = Job(settings, layout=layout, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
     if settings is None:
         EndAlone(job.await_saved).install()

@@ -1,4 +1,4 @@
-"""One attempt at one step: what the user's loop is given."""
+"""One attempt at one step, as the user's loop sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.protocol.commit import Commit
 
 
 class StepWork(Protocol):
-    """What a step does: an `Attempt`, or a `ShadowAttempt`."""
+    """The work of a step: an `Attempt`, or a `ShadowAttempt`."""
 
     step: int
     update: str
@@ -40,23 +40,23 @@ class StepWork(Protocol):
 class Step:
     """One attempt at one step of the job.
 
-    A failure elsewhere never raises here: the micro-batches simply end, `apply` returns False, and `job.steps` yields
-    the step again. After an `apply` that returned True, `loss` and `grad_norm` are those of the global batch, `skipped`
-    says whether its gradients were not finite and left the model as it was, and `metrics` has what was logged.
+    A failure on another worker raises nothing here: the micro-batches end early, `apply` returns False, and `job.steps`
+    yields the step again. After an `apply` that returned True, `loss` and `grad_norm` are of the global batch,
+    `skipped` is True if the step did not change the model, and `metrics` has the logged values.
 
-    A node that waits as a standby warms up by steps that are a `shadow`: each is undone, as by a failure.
+    A standby warms up with steps that have `shadow` set: each is undone, as by a failure.
     """
 
     def __init__(self, attempt: StepWork, settle: Callable[[], Commit | None], *, shadow: bool = False) -> None:
-        """Stand before its first micro-batch.
+        """Begin before the first micro-batch.
 
         Args:
-            settle: commits the attempt, or waits until what becomes of the step is decided elsewhere; returns v where
-                it is applied here by then.
-            shadow: nobody counts this one, and it is never applied.
+            settle: commits the attempt, or waits for the decision about it. Returns the step result if the step is
+                applied on this worker by then, else None.
+            shadow: whether the step does not count, and is never applied.
         """
         self.number = attempt.step
-        #: the name of the optimizer that this step updates, of several; "" of one
+        #: the optimizer that this step updates, if there are several; else ""
         self.update = attempt.update
         self.loss = math.nan
         self.grad_norm = math.nan
@@ -76,7 +76,7 @@ class Step:
         """Yield this worker's micro-batches of the step, each seeded by (seed, step, micro-batch).
 
         Raises:
-            StepUseError: the loop went on without `backward`, or is the second one.
+            StepUseError: the loop continued without `backward`, or is the second loop.
         """
         if self._begun:
             raise StepUseError(f"step {self.number}: micro_batches() is gone through once, its samples count once")
@@ -96,10 +96,13 @@ class Step:
             self._looping = False
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of the micro-batch at hand; `loss` is its mean.
+        """Add the gradients of the current micro-batch.
+
+        Args:
+            loss: mean over the samples of the micro-batch.
 
         Raises:
-            StepUseError: there is no micro-batch at hand.
+            StepUseError: called outside of the loop over micro-batches.
         """
         if self._open is None and self._looping:
             raise StepUseError(
@@ -112,17 +115,18 @@ class Step:
         self._attempt.backward(loss, micro_batch)
 
     def skip(self, reason: str) -> None:
-        """Leave the micro-batch at hand out of the step, in place of `backward`: its samples are bad, or its loss is.
+        """Skip the current micro-batch instead of calling `backward`, for example because its samples are bad.
 
-        The step's gradient and loss are the means over the other micro-batches. If all are skipped, so is the step. The
-        decision is part of the step: it is told (`micro_batch_skipped`), and repeated if the step is done again.
+        The gradient and the loss of the step are means over the other micro-batches. If all are skipped, the step is
+        skipped. The decision belongs to the step: there is an event (`micro_batch_skipped`), and if the step is
+        repeated, so is the decision.
 
         Args:
-            reason: for people, in its first 200 characters.
+            reason: for people; at most 200 characters are kept.
 
         Raises:
-            BadInputError: there is no reason, or the job has a layout.
-            StepUseError: there is no micro-batch at hand, or it has had its backward.
+            BadInputError: the reason is empty, or the job has a layout.
+            StepUseError: called outside of the loop over micro-batches, or after `backward`.
         """
         given = cast(object, reason)
         if not isinstance(given, str) or not given.strip():
@@ -140,20 +144,20 @@ class Step:
         *,
         reduce: Literal["mean", "sum", "min", "max"] = "mean",
     ) -> None:
-        """Log values of the step: once it is applied, `metrics` has them, and the job's events (`step_committed`).
+        """Log values of the step. Once it is applied, they are in `metrics` and in the event `step_committed`.
 
-        Inside the loop over the micro-batches a value is the micro-batch's, whoever computes that: it is reduced over
-        all those of the step that log it, in their order, so that it does not depend on the world. Outside of the loop
-        it is this worker's, and is reduced over the workers that log it; what is the same on all stays what it is. What
-        is infinite or no number is kept as it is (null in the events). Steps that log nothing cost nothing.
+        Within the loop over micro-batches, a value belongs to the micro-batch. It is reduced over all micro-batches
+        that log it, in their order, so the result does not depend on the number of workers. Outside of the loop, it
+        belongs to the worker, and is reduced over all workers that log it. NaN and infinity are kept (null in events).
 
         Args:
-            values: numbers by name (1 to 128 characters), or tensors of one element; 16 KiB a step with their names.
-            reduce: mean, sum, min or max; of one name always the same.
+            values: numbers, or tensors of one element, by name (1 to 128 characters); at most 16 KiB per step with
+                their names.
+            reduce: mean, sum, min or max; always the same for one name.
 
         Raises:
-            BadInputError: a name is no string, a value no number, or it is too much.
-            StepUseError: after `apply`.
+            BadInputError: a name is not a string, a value is not a number, or there are too many.
+            StepUseError: called after `apply`.
         """
         if self._ended:
             raise StepUseError(
@@ -162,18 +166,18 @@ class Step:
         self._attempt.log(values, reduce)
 
     def apply(self) -> bool:
-        """Reduce, agree, and change the state: on all survivors or on none.
+        """Reduce the gradients, commit the step, and update the model: on all surviving workers, or on none.
 
-        After a step that was not skipped, the `grad` of each parameter outside the experts is the global batch's,
-        clipped, until the next step begins.
+        After a step that was not skipped, the `grad` of each parameter outside of experts is the clipped gradient of
+        the global batch, until the next step begins.
 
         Returns:
-            True where the step is applied here, exactly once per step; False where a failure undid the attempt.
+            True if the step is applied, which happens exactly once per step; False if a failure undid the attempt.
 
         Raises:
             StepUseError: called twice, or before all micro-batches were computed.
-            BadInputError: an `extra` was changed since the step before, outside of its apply().
-            Exception: whatever `after_apply` raised; the step is applied, and the job ends.
+            BadInputError: an `extra` was changed outside of `apply()`.
+            Exception: an exception of `after_apply`; the step is applied, and the job ends.
         """
         if self._ended or self._at_hand:
             raise StepUseError(f"step {self.number}: apply() is called once, after all micro-batches had backward()")
@@ -191,20 +195,20 @@ class Step:
 
     @property
     def _at_hand(self) -> bool:
-        """True while a micro-batch waits for its `backward`."""
+        """Whether the current micro-batch still needs its `backward`."""
         return self._open is not None
 
     def left(self) -> None:
-        """The loop wants another step.
+        """Check that the step was applied before the loop continues.
 
         Raises:
-            StepUseError: without having called `apply`: it would be given the same step for ever.
+            StepUseError: `apply` was not called, so the loop would get the same step forever.
         """
         if not self._ended:
             raise StepUseError(f"step {self.number}: the loop goes on without step.apply()")
 
     def passed(self, commit: Commit) -> None:
-        """The step is applied: take its loss, its norm and whether it was skipped from v."""
+        """Set the results of the applied step."""
         self.applied = True
         self.loss = commit.mean_loss
         self.grad_norm = math.sqrt(commit.grad_square)
