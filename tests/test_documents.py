@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from holdfast.documents import Given, build, check_known, keys_of, load_toml, open_given, read_toml
+from holdfast.documents import Given, build_struct, check_known, keys_of, load_toml, open_given, read_toml
 from holdfast.errors import BadInputError
 
 
@@ -53,7 +53,7 @@ def test_keys_are_the_paths_of_fields() -> None:
 
 
 def test_what_is_not_given_has_its_default() -> None:
-    assert build(Outer, {}) == Outer()
+    assert build_struct(Outer, {}) == Outer()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_not_given_has_its_default() -> None:
     ],
 )
 def test_text_is_read_as_its_key_is_declared(key: str, text: str, value: object) -> None:
-    assert getattr(build(Outer, said(key, text)), key) == value
+    assert getattr(build_struct(Outer, said(key, text)), key) == value
 
 
 @pytest.mark.parametrize(
@@ -93,21 +93,21 @@ def test_text_is_read_as_its_key_is_declared(key: str, text: str, value: object)
 )
 def test_a_bad_value_is_said_with_its_rule(key: str, text: str, complaint: str) -> None:
     with pytest.raises(BadInputError) as caught:
-        build(Outer, said(key, text))
+        build_struct(Outer, said(key, text))
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_is_read_with_its_sections(tmp_path: Path) -> None:
     given = read_toml(file(tmp_path, 'name = "n"\n[inner]\nwait = "4h"\nplace = "below"\n'), Outer)
-    assert build(Outer, given) == Outer(name="n", inner=Inner(wait=14400.0, place=str(tmp_path / "below")))
+    assert build_struct(Outer, given) == Outer(name="n", inner=Inner(wait=14400.0, place=str(tmp_path / "below")))
     absolute = read_toml(file(tmp_path, '[inner]\nwait = 5\nplace = "/there"\n'), Outer)
-    assert build(Outer, absolute).inner == Inner(wait=5.0, place="/there")
+    assert build_struct(Outer, absolute).inner == Inner(wait=5.0, place="/there")
 
 
 def test_what_comes_later_wins(tmp_path: Path) -> None:
     given = read_toml(file(tmp_path, "[inner]\nevery = 2\n"), Outer) | said("inner.every", "7")
-    assert build(Outer, given).inner.every == 7
+    assert build_struct(Outer, given).inner.every == 7
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_comes_later_wins(tmp_path: Path) -> None:
 def test_a_bad_file_is_one_line_that_names_it(text: str, complaint: str, tmp_path: Path) -> None:
     path = file(tmp_path, text)
     with pytest.raises(BadInputError) as caught:
-        build(Outer, read_toml(path, Outer))
+        build_struct(Outer, read_toml(path, Outer))
     message = str(caught.value)
     assert str(path) in message
     assert complaint in message

@@ -18,7 +18,7 @@ def v(step: int, samples: StepSamples = SAMPLES) -> Commit:
 
 
 def said_of(samples: StepSamples, step: int, commit: Commit) -> str:
-    return samples.wrong(step, samples=commit.samples, hashes=commit.sample_hashes)
+    return samples.find_error(step, samples=commit.samples, hashes=commit.sample_hashes)
 
 
 def test_hashes_are_those_that_journals_were_written_with() -> None:
@@ -107,7 +107,7 @@ def elsewhere(step: int, joined: dict[int, list[int]]) -> int:
 def test_a_micro_batch_that_is_wrong_at_any_place_of_a_unit_is_wrong(place: int, there: list[int], right: bool) -> None:
     joined = {one: there if one == place else list(range(6)) for one in range(1, PLACES)}
     told = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
-    wrong = SAMPLES.wrong(4, places=PLACES, **told)
+    wrong = SAMPLES.find_error(4, places=PLACES, **told)
     assert (wrong == "") is right
     assert right or "once at each of the 4 places of a replica" in wrong
 
@@ -115,7 +115,7 @@ def test_a_micro_batch_that_is_wrong_at_any_place_of_a_unit_is_wrong(place: int,
 def test_what_is_missing_at_one_place_and_doubled_at_another_does_not_add_up() -> None:
     joined = {1: [0, 1, 2, 3, 4], 2: [0, 1, 2, 3, 4, 5, 5], 3: [0, 1, 2, 3, 4, 5]}
     told = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
-    assert SAMPLES.wrong(4, places=PLACES, **told)
+    assert SAMPLES.find_error(4, places=PLACES, **told)
 
 
 @pytest.mark.parametrize(("micro_batches", "places"), [(MAX_MICRO_BATCHES, 1024), (MAX_MICRO_BATCHES, 2), (64, 8)])

@@ -35,10 +35,10 @@ class CountedLog:
 
     def warn(self, kind: str, text: str) -> None:
         """Log a line, or count it if a line of its kind was logged within the interval."""
-        if self.first(kind, text):
+        if self.is_first(kind, text):
             self._log.warning("%s", text)
 
-    def first(self, kind: str, text: str) -> bool:
+    def is_first(self, kind: str, text: str) -> bool:
         """Return whether to log a line of this kind now; else count it."""
         self.flush()
         with self._lock:
@@ -77,4 +77,4 @@ class CountedRecords(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Count warnings and errors. Records of lower levels pass."""
-        return record.levelno < logging.WARNING or self._counted.first(str(record.msg), record.getMessage())
+        return record.levelno < logging.WARNING or self._counted.is_first(str(record.msg), record.getMessage())

@@ -129,7 +129,7 @@ def read_toml(path: Path, struct: type[Struct]) -> dict[str, Given]:
     sections = {name.rpartition(".")[0] for name in known} - {""}
     folder = os.path.dirname(path)
     found: dict[str, Given] = {}
-    for name, value in _flat(document, sections, str(path)):
+    for name, value in _flatten(document, sections, str(path)):
         check_known(name, known, f"{path}: {name}")
         found[name] = Given(value, f"{path}: {name}", folder=folder)
     return found
@@ -143,10 +143,10 @@ def open_given(path: Path) -> BinaryIO:
     Raises:
         OSError: the file cannot be opened, or is a device, which may never end.
     """
-    return open(path, "rb", opener=_open_at_once)
+    return open(path, "rb", opener=_open_without_waiting)
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_without_waiting(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
@@ -178,7 +178,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise BadInputError(f"{path}: is not valid TOML: {str(error).splitlines()[0]}") from None
 
 
-def _flat(document: Mapping[str, Any], sections: set[str], file: str) -> Iterator[tuple[str, Any]]:
+def _flatten(document: Mapping[str, Any], sections: set[str], file: str) -> Iterator[tuple[str, Any]]:
     for name, value in document.items():
         if "." in name:  # Only a key in quotes contains a dot.
             raise BadInputError(f'{file}: "{name}" is one key with a dot: leave the quotes out')
@@ -186,7 +186,7 @@ def _flat(document: Mapping[str, Any], sections: set[str], file: str) -> Iterato
             yield name, value
             continue
         if not isinstance(value, dict):
-            raise BadInputError(f"{file}: {name} is {shown(value)}: it must be a section, [{name}]")
+            raise BadInputError(f"{file}: {name} is {shorten(value)}: it must be a section, [{name}]")
         yield from ((f"{name}.{key}", inner) for key, inner in cast(_Extra, value).items())
 
 
@@ -211,7 +211,7 @@ def check_known(name: str, known: Collection[str], said: str, where: str = "") -
         raise BadInputError(f"{said} is not known{few}")
 
 
-def build(struct: type[S], given: Mapping[str, Given]) -> S:
+def build_struct(struct: type[S], given: Mapping[str, Given]) -> S:
     """Return a struct with the given values, by key, and defaults for all others.
 
     Raises:
@@ -224,11 +224,11 @@ def build(struct: type[S], given: Mapping[str, Given]) -> S:
             branch = tree
             for section in sections:
                 branch = branch.setdefault(section, {})
-            branch[last] = value_of(key, given[name])
+            branch[last] = convert_value(key, given[name])
     return msgspec.convert(tree, struct)
 
 
-def value_of(key: Key, given: Given) -> object:
+def convert_value(key: Key, given: Given) -> object:
     """Convert a value to the type of its key.
 
     Raises:
@@ -244,10 +244,10 @@ def value_of(key: Key, given: Given) -> object:
             raise ValueError("not finite")
         value = msgspec.convert(value, key.hint)
     except (msgspec.ValidationError, ValueError):
-        raise BadInputError(f"{given.name} is {_said(key, given)}: it must be {rule(key)}") from None
+        raise BadInputError(f"{given.name} is {_describe_value(key, given)}: it must be {describe_rule(key)}") from None
     if "path" in key.extra and value:
         if "\0" in str(value):
-            raise BadInputError(f"{given.name} is {_said(key, given)}: no path can hold a NUL")
+            raise BadInputError(f"{given.name} is {_describe_value(key, given)}: no path can hold a NUL")
         return value if "url" in key.extra and is_url(str(value)) else os.path.join(given.folder, str(value))
     return value
 
@@ -262,13 +262,13 @@ def _from_text(key: Key, text: str) -> object:
         return text
 
 
-def _said(key: Key, given: Given) -> str:
+def _describe_value(key: Key, given: Given) -> str:
     words = isinstance(key.kind, inspect.StrType | inspect.LiteralType) and "unit" not in key.extra
     text = str(given.value)
-    return text if given.text and not words and _number(text) and len(text) <= _MOST_SHOWN else shown(given.value)
+    return text if given.text and not words and _is_number(text) and len(text) <= _MOST_SHOWN else shorten(given.value)
 
 
-def _number(text: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
@@ -276,17 +276,17 @@ def _number(text: str) -> bool:
     return True
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     """Return a bad value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
-def rule(key: Key) -> str:
+def describe_rule(key: Key) -> str:
     """Return the rule for a key's value in words."""
     kind = key.kind
     if "unit" in key.extra:
-        limits = _range(kind) if isinstance(kind, inspect.FloatType) and kind.le is not None else ""
+        limits = _describe_range(kind) if isinstance(kind, inspect.FloatType) and kind.le is not None else ""
         return _UNITS[key.extra["unit"]][1] + (f", {limits.lstrip(' ,')}" if limits else "")
     match kind:
         case inspect.LiteralType():
@@ -297,29 +297,29 @@ def rule(key: Key) -> str:
             return ", or ".join(
                 ", ".join(map(str, one.values))
                 if isinstance(one, inspect.LiteralType)
-                else rule(dataclasses.replace(key, kind=one))
+                else describe_rule(dataclasses.replace(key, kind=one))
                 for one in types
             )
         case inspect.IntType() | inspect.FloatType():
-            return f"a {'whole ' if isinstance(kind, inspect.IntType) else ''}number{_range(kind)}"
+            return f"a {'whole ' if isinstance(kind, inspect.IntType) else ''}number{_describe_range(kind)}"
         case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
             one = item.type if isinstance(item, inspect.Metadata) else item
             if not isinstance(one, inspect.IntType | inspect.FloatType):
                 return "a list of texts"
-            return f"a list of {'whole ' if isinstance(one, inspect.IntType) else ''}numbers{_range(one)}"
+            return f"a list of {'whole ' if isinstance(one, inspect.IntType) else ''}numbers{_describe_range(one)}"
         case inspect.StrType(pattern=str()):
             return "letters, digits, dots and dashes, at most 64"
         case _:
             return "text"
 
 
-def _range(kind: inspect.IntType | inspect.FloatType) -> str:
+def _describe_range(kind: inspect.IntType | inspect.FloatType) -> str:
     if kind.ge is not None and kind.le is not None:
-        return f" from {_plain(kind.ge)} to {_plain(kind.le)}"
+        return f" from {_format_number(kind.ge)} to {_format_number(kind.le)}"
     if kind.gt is not None and kind.le is not None:
-        return f" above {_plain(kind.gt)}, {_plain(kind.le)} at most"
-    return f", {_plain(kind.ge)} or more" if kind.ge is not None else ""
+        return f" above {_format_number(kind.gt)}, {_format_number(kind.le)} at most"
+    return f", {_format_number(kind.ge)} or more" if kind.ge is not None else ""
 
 
-def _plain(number: float) -> str:
+def _format_number(number: float) -> str:
     return str(int(number) if number == int(number) else number)

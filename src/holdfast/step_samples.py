@@ -66,7 +66,7 @@ class StepSamples:
         hashes = self._of(step)[0] if places > 1 else ()
         return sum(place_hash(one, place, places, self.micro_batches) for one in hashes for place in range(1, places))
 
-    def wrong(self, step: int, *, samples: int, hashes: int, place_hashes: int = 0, places: int = 1) -> str:
+    def find_error(self, step: int, *, samples: int, hashes: int, place_hashes: int = 0, places: int = 1) -> str:
         """Return the error in the samples of a step, or "" if each micro-batch is in it once on each local rank.
 
         Args:

@@ -103,7 +103,9 @@ class Storage(ABC):
             found = self.read(probe, 64)
             self.remove(probe)
         except OSError as error:
-            raise BadInputError(f"the checkpoint directory {self.where} cannot be written to: {said(error)}") from None
+            raise BadInputError(
+                f"the checkpoint directory {self.where} cannot be written to: {error_text(error)}"
+            ) from None
         if found != b"holdfast":
             raise BadInputError(f"the checkpoint directory {self.where} gives back other bytes than were written")
 
@@ -119,7 +121,7 @@ def storage_at(place: str | Path) -> Storage:
     return LocalStorage(Path(text).absolute()) if match is None else _remote(text, match[1].lower())
 
 
-def said(error: OSError) -> str:
+def error_text(error: OSError) -> str:
     """Return a line that says why: the system's words, or the library's."""
     text = str(error.strerror or error).strip() or type(error).__name__
     return text.partition("\n")[0][:300]
@@ -143,7 +145,7 @@ class LocalStorage(Storage):
     def size(self, path: str) -> int:
         status = self._path(path).stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return status.st_size
 
     def open(self, path: str) -> BinaryIO:
@@ -243,30 +245,30 @@ class RemoteStorage(Storage):
         self._root = root.rstrip("/")
 
     def entries(self, path: str = "") -> list[str]:
-        with _failing():
+        with _as_os_errors():
             self._files.invalidate_cache()
             try:
-                found = cast(list[str], self._files.ls(self._at(path), detail=False))
+                found = cast(list[str], self._files.ls(self._full_path(path), detail=False))
             except FileNotFoundError:
                 return []
-        within = (name.rstrip("/") for name in found if name.strip("/") != self._at(path).strip("/"))
+        within = (name.rstrip("/") for name in found if name.strip("/") != self._full_path(path).strip("/"))
         return sorted({name.rsplit("/", 1)[-1] for name in within})  # Some stores list a folder in itself.
 
     def size(self, path: str) -> int:
-        with _failing():
-            info = self._files.info(self._at(path))
+        with _as_os_errors():
+            info = self._files.info(self._full_path(path))
         if info.get("type") != "file" or info.get("size") is None:
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return int(info["size"])
 
     def open(self, path: str) -> BinaryIO:
-        with _failing():
-            return cast(BinaryIO, io.BufferedReader(_Reading(self._files.open(self._at(path), "rb"))))
+        with _as_os_errors():
+            return cast(BinaryIO, io.BufferedReader(_RemoteFile(self._files.open(self._full_path(path), "rb"))))
 
     def write(self, path: str, chunks: Iterable[Chunk]) -> None:
-        with _failing():
-            self._files.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
-            file = self._files.open(self._at(path), "wb")
+        with _as_os_errors():
+            self._files.makedirs(self._full_path(path).rsplit("/", 1)[0], exist_ok=True)
+            file = self._files.open(self._full_path(path), "wb")
             try:
                 for chunk in chunks:
                     file.write(chunk)
@@ -277,38 +279,38 @@ class RemoteStorage(Storage):
             file.close()
 
     def create(self, path: str, data: bytes) -> bool | None:
-        with _failing():
-            self._files.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
-            if self._files.exists(self._at(path)):
+        with _as_os_errors():
+            self._files.makedirs(self._full_path(path).rsplit("/", 1)[0], exist_ok=True)
+            if self._files.exists(self._full_path(path)):
                 return False
         probe = f"{_PROBE}-{secrets.token_hex(4)}"
         # Some file systems treat the mode "xb" like "wb". So first check that a second file of one name is refused.
-        if not self._opens_new(probe, b"") or self._opens_new(probe, b""):
+        if not self._create_exclusively(probe, b"") or self._create_exclusively(probe, b""):
             self.remove(probe)
             return None
         self.remove(probe)
-        return self._opens_new(path, data)
+        return self._create_exclusively(path, data)
 
-    def _opens_new(self, path: str, data: bytes) -> bool:
+    def _create_exclusively(self, path: str, data: bytes) -> bool:
         """Write a file with the mode that must refuse an existing file. Return whether it was written."""
         try:
-            with self._files.open(self._at(path), "xb") as file:
+            with self._files.open(self._full_path(path), "xb") as file:
                 file.write(data)
         except Exception:  # noqa: BLE001 - each store has its own errors for existing files
             return False
         return True
 
     def copy(self, path: str, target: str) -> None:
-        with _failing():
-            self._files.makedirs(self._at(target).rsplit("/", 1)[0], exist_ok=True)
-            self._files.cp_file(self._at(path), self._at(target))
+        with _as_os_errors():
+            self._files.makedirs(self._full_path(target).rsplit("/", 1)[0], exist_ok=True)
+            self._files.cp_file(self._full_path(path), self._full_path(target))
 
     def remove(self, path: str) -> None:
-        with _failing(), contextlib.suppress(FileNotFoundError):
+        with _as_os_errors(), contextlib.suppress(FileNotFoundError):
             self._files.invalidate_cache()
-            self._files.rm(self._at(path), recursive=True)
+            self._files.rm(self._full_path(path), recursive=True)
 
-    def _at(self, path: str) -> str:
+    def _full_path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
     def check(self) -> None:
@@ -334,7 +336,7 @@ class RemoteStorage(Storage):
             raise error
 
 
-class _Reading(io.RawIOBase):
+class _RemoteFile(io.RawIOBase):
     """A file of fsspec that raises OSError for all failures."""
 
     def __init__(self, file: Any) -> None:
@@ -347,13 +349,13 @@ class _Reading(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        with _failing():
+        with _as_os_errors():
             data = cast(bytes, self._file.read(len(buffer)))
         buffer[: len(data)] = data
         return len(data)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        with _failing():
+        with _as_os_errors():
             return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
@@ -361,13 +363,13 @@ class _Reading(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            with _failing():
+            with _as_os_errors():
                 self._file.close()
         super().close()
 
 
 @contextlib.contextmanager
-def _failing() -> Generator[None]:
+def _as_os_errors() -> Generator[None]:
     """Turn all exceptions of a storage library into OSError."""
     try:
         yield

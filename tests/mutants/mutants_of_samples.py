@@ -17,7 +17,7 @@ SAMPLE_MUTANTS = (
         name="nobody_refuses",
         module=WORKER,
         qualname="WorkerMachine.reduced",
-        old="self.samples.wrong(self.step, samples=v.samples, places=self.generations.places, **hashes)",
+        old="self.samples.find_error(self.step, samples=v.samples, places=self.generations.places, **hashes)",
         new="''",
         why="a step that does not have each micro-batch once counts for nobody",
         quick=True,
@@ -25,7 +25,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="samples_are_only_counted",
         module=SAMPLES,
-        qualname="StepSamples.wrong",
+        qualname="StepSamples.find_error",
         old="(samples, hashes) == (global_batch, expected)",
         new="samples == global_batch",
         why="one micro-batch twice and another not at all are as many samples",
@@ -33,7 +33,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="hashes_of_the_first_place_alone",
         module=SAMPLES,
-        qualname="StepSamples.wrong",
+        qualname="StepSamples.find_error",
         old="place_hashes == elsewhere",
         new="True",
         why="a gradient that is wrong at another place of a unit is as wrong",

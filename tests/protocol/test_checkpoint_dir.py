@@ -145,7 +145,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
         manifest.write_text(json.dumps(value))
     (checkpoint / name).unlink()
     os.mkfifo(checkpoint / name)
-    with pytest.raises(DamagedCheckpointError, match="no regular file"):
+    with pytest.raises(DamagedCheckpointError, match="not a regular file"):
         verify(checkpoint)
 
 

@@ -13,7 +13,7 @@ from holdfast.cli.connection import TokenFile
 from holdfast.cli.options import CONNECTION, JOB, RECOVERY
 from holdfast.control.addresses import advertised_address
 from holdfast.control.registry import check_name
-from holdfast.documents import shown
+from holdfast.documents import shorten
 from holdfast.errors import BadInputError
 from holdfast.protocol.names import ADDRESS_PATTERN, FAILURE_RATES, RACK_PATTERN
 
@@ -49,7 +49,7 @@ class ListenOptions:
         """
         host, colon, port = self.listen.rpartition(":")
         if not (host and colon and re.fullmatch("[0-9]{1,5}", port) and int(port) <= _MOST_PORT):
-            raise BadInputError(f"--listen is {shown(self.listen)}: it must be HOST:PORT, such as 127.0.0.1:7000")
+            raise BadInputError(f"--listen is {shorten(self.listen)}: it must be HOST:PORT, such as 127.0.0.1:7000")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -13,7 +13,7 @@ import typer
 from msgspec import Struct
 
 from holdfast.cli.options import EXPERIMENTS, EXPERTS, JOB, OUTPUT, RECOVERY
-from holdfast.documents import Given, Key, build, check_known, keys_of, read_toml
+from holdfast.documents import Given, Key, build_struct, check_known, keys_of, read_toml
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import JobSpec
 
@@ -212,4 +212,4 @@ def job_spec(given: Mapping[str, Given]) -> JobSpec:
     Raises:
         BadInputError: a value breaks its key's rule.
     """
-    return build(JobSpec, given)
+    return build_struct(JobSpec, given)

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.names import MALFORMED
-from holdfast.storage import Storage, said, storage_at
+from holdfast.storage import Storage, error_text, storage_at
 
 LOCK_NAME = "holdfast.lock"
 _MAX_BYTES = 16_384
@@ -113,7 +113,7 @@ class CheckpointLock:
                 )
         except OSError as error:
             raise BadInputError(
-                f"the lock file {self._where} cannot be written: {said(error)}; check its permissions"
+                f"the lock file {self._where} cannot be written: {error_text(error)}; check its permissions"
             ) from None
         self._renewer = threading.Thread(target=self._renew, name="holdfast-lock", daemon=True)
         self._renewer.start()
@@ -153,7 +153,7 @@ class CheckpointLock:
         except FileNotFoundError:
             return None
         except OSError as error:
-            why = said(error)
+            why = error_text(error)
         except MALFORMED as error:
             why = str(error)
         raise BadInputError(

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.coordination.failures.classes import faults
-from holdfast.documents import check_known, load_toml, open_given, shown
+from holdfast.documents import check_known, load_toml, open_given, shorten
 from holdfast.errors import BadInputError
 from holdfast.protocol.failures import MAX_RULES, Detector, FailureRule
 
@@ -38,7 +38,7 @@ def read_rules(path: str) -> tuple[FailureRule, ...]:
     tables: object = document.get("class", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in cast(list[object], tables)):
         raise BadInputError(
-            f"{path}: class is {shown(document['class'])}: write each rule under a [[class]] of its own"
+            f"{path}: class is {shorten(document['class'])}: write each rule under a [[class]] of its own"
         )
     with open_given(file) as stream:
         lines = _lines(stream.read().decode("utf-8-sig"))
@@ -77,4 +77,4 @@ def _rule(table: Mapping[str, Any], place: str) -> FailureRule:
     except msgspec.ValidationError as error:
         found = re.search(r"\$\.(\w+)", str(error))
         key = found.group(1) if found is not None else "pattern"
-        raise BadInputError(f"{place}: {key} is {shown(table[key])}: it must be {_MUST_BE[key]}") from None
+        raise BadInputError(f"{place}: {key} is {shorten(table[key])}: it must be {_MUST_BE[key]}") from None

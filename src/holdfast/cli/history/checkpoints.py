@@ -27,7 +27,7 @@ from holdfast.protocol.checkpoints.directory import (
 )
 from holdfast.protocol.checkpoints.joining import is_of_model, join_into_file
 from holdfast.protocol.checkpoints.names import CheckpointName
-from holdfast.storage import LocalStorage, Storage, said, storage_at
+from holdfast.storage import LocalStorage, Storage, error_text, storage_at
 
 Place = Annotated[str, typer.Argument(help="The checkpoint directory: a folder or a URL.", metavar="DIR")]
 Step = Annotated[int | None, typer.Option("--step", metavar="STEP", help="The checkpoint of this step.")]
@@ -132,7 +132,7 @@ def _write(output: Path, there: Path, content: Iterator[bytes]) -> None:
     try:
         LocalStorage(there.parent).write(there.name, content)
     except OSError as error:
-        raise BadInputError(f"--output {output} cannot be written: {said(error)}") from None
+        raise BadInputError(f"--output {output} cannot be written: {error_text(error)}") from None
 
 
 def _export_torch(storage: Storage, name: CheckpointName, output: Path, *, model_only: bool) -> None:
@@ -180,7 +180,7 @@ def _read_errors(directory: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise BadInputError(f"{directory} cannot be read: {said(error)}") from None
+        raise BadInputError(f"{directory} cannot be read: {error_text(error)}") from None
 
 
 def _open_directory(directory: str) -> Storage:

@@ -20,7 +20,7 @@ from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import live_jobs, registry_directory
-from holdfast.documents import Given, build
+from holdfast.documents import Given, build_struct
 from holdfast.errors import EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError, JobFailedError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.record import OVER
@@ -162,7 +162,7 @@ def update(
     changes = {key: value for key, value in given.items() if value is not None}
     if not changes:
         raise BadInputError("no change is given: give --weight, --priority, --min-nodes or --max-nodes")
-    build(JobSpec, {key: Given(value, f"--{key.replace('_', '-')}") for key, value in changes.items()})
+    build_struct(JobSpec, {key: Given(value, f"--{key.replace('_', '-')}") for key, value in changes.items()})
     with server.pool() as client:
         client.update(name, changes)
         _await_settled(client, name, "", no_wait=True, as_json=as_json)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.protocol.record import KnownCheckpoint
-from holdfast.storage import said, storage_at
+from holdfast.storage import error_text, storage_at
 
 
 def intact_checkpoints(directory: str, say: Callable[[str], None]) -> tuple[KnownCheckpoint, ...]:
@@ -26,7 +26,7 @@ def intact_checkpoints(directory: str, say: Callable[[str], None]) -> tuple[Know
             storage_at(directory), lambda error: say(f"holdfast: a checkpoint is damaged and not used: {error}")
         )
     except OSError as error:
-        raise BadInputError(f"the checkpoint directory {directory} cannot be read: {said(error)}") from None
+        raise BadInputError(f"the checkpoint directory {directory} cannot be read: {error_text(error)}") from None
     return tuple(
         KnownCheckpoint(step=name.step, name=name.folder, term=name.term, generation=name.generation) for name in intact
     )

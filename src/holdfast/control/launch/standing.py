@@ -19,7 +19,7 @@ from holdfast.protocol.events import (
     StepCommitted,
 )
 from holdfast.protocol.record import KnownCheckpoint
-from holdfast.storage import said, storage_at
+from holdfast.storage import error_text, storage_at
 
 
 class Standing:
@@ -72,7 +72,7 @@ class Standing:
         try:
             saved = newest_saved(directory)
         except (OSError, BadInputError) as error:
-            why = said(error) if isinstance(error, OSError) else str(error)
+            why = error_text(error) if isinstance(error, OSError) else str(error)
             told = f"step {self._saved} was saved; " if self._saved else ""
             return f"{told}what is there now cannot be seen in {directory}: {why}"
         gone = f"step {self._saved} was saved, and is in {directory} no more; " if saved < self._saved else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.documents import keys_of, shown
+from holdfast.documents import keys_of, shorten
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.storage import is_url
@@ -32,14 +32,14 @@ def check_handed_in(spec: JobSpec) -> None:
             value = getattr(value, part)
         if value and not is_url(value) and not os.path.isabs(value):
             raise BadInputError(
-                f"{'.'.join(parts)} is {shown(value)}: nodes have other folders than you; give it from / on"
+                f"{'.'.join(parts)} is {shorten(value)}: nodes have other folders than you; give it from / on"
             )
     _check_text("", msgspec.to_builtins(spec))
 
 
 def _check_text(name: str, value: object) -> None:
     if isinstance(value, str) and "\0" in value:
-        raise BadInputError(f"{name} is {shown(value)}: it must hold no NUL")
+        raise BadInputError(f"{name} is {shorten(value)}: it must hold no NUL")
     if isinstance(value, dict):
         for key, one in value.items():  # pyright: ignore[reportUnknownVariableType]
             _check_text(f"{name}.{key}".lstrip("."), one)  # pyright: ignore[reportUnknownArgumentType]

@@ -311,7 +311,7 @@ class WorkerMachine(Adopting):
             return [Tell(VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=why))]
         self._comparison.agree()
         hashes = {"hashes": v.sample_hashes, "place_hashes": v.place_hashes}
-        if wrong := self.samples.wrong(self.step, samples=v.samples, places=self.generations.places, **hashes):
+        if wrong := self.samples.find_error(self.step, samples=v.samples, places=self.generations.places, **hashes):
             self._follow("refused")
             return [Tell(VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=wrong))]
         self._follow("reduced")

@@ -281,7 +281,7 @@ class Audit:
             micro_batch = samples // micro_batches
             known = StepSamples(seed=seed, micro_batches=micro_batches, micro_batch=micro_batch)
             self._samples = known
-        return known.wrong(step, samples=samples, hashes=hashes)
+        return known.find_error(step, samples=samples, hashes=hashes)
 
     def _skip(self, event: MicroBatchSkipped) -> None:
         before = (event.step, event.micro_batch) in {skip[:2] for skip in self._skips[-1024:]}

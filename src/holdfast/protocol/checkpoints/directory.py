@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile, newest_lineage, parse_name
-from holdfast.storage import Chunk, Storage, said
+from holdfast.storage import Chunk, Storage, error_text
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -127,7 +127,7 @@ def verify(
             if contents and _digest(storage, f"{checkpoint}/{file.name}", moved) != file.sha256:
                 raise DamagedCheckpointError(f"{checkpoint}/{file.name} has other content than was written")
         except OSError as error:
-            raise DamagedCheckpointError(f"{checkpoint}/{file.name} cannot be read: {said(error)}") from None
+            raise DamagedCheckpointError(f"{checkpoint}/{file.name} cannot be read: {error_text(error)}") from None
     return step
 
 
@@ -144,7 +144,7 @@ def read_manifest(storage: Storage, checkpoint: str) -> tuple[int, tuple[StoredF
         listed = [{**entry, "name": name} for name, entry in value["files"].items()]
         step = int(value["step"])
     except OSError as error:
-        raise DamagedCheckpointError(f"{checkpoint}/{MANIFEST} cannot be read: {said(error)}") from None
+        raise DamagedCheckpointError(f"{checkpoint}/{MANIFEST} cannot be read: {error_text(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise DamagedCheckpointError(f"{checkpoint}/{MANIFEST} is no manifest: it was cut short") from None
     try:

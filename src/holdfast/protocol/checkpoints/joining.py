@@ -10,7 +10,7 @@ from functools import cached_property
 from holdfast.protocol.checkpoints.boxes import Box, cover_exactly, split_into_slabs
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError, read_manifest
 from holdfast.protocol.checkpoints.tensor_files import ITEM_BYTES, SUFFIX, StoredPiece, make_header, read_header
-from holdfast.storage import Storage, said
+from holdfast.storage import Storage, error_text
 
 _READ_BYTES = 4 << 20
 #: prefixes of tensors that do not belong to the model
@@ -57,7 +57,7 @@ def read_whole_tensors(storage: Storage, checkpoint: str) -> list[WholeTensor]:
             with storage.open(path) as stream:
                 pieces, start = read_header(stream, file.bytes, path)
         except OSError as error:
-            raise DamagedCheckpointError(f"{path} cannot be read: {said(error)}") from None
+            raise DamagedCheckpointError(f"{path} cannot be read: {error_text(error)}") from None
         for piece in pieces:
             placed = PlacedBox(box=piece.box, path=path, offset=start + piece.begin)
             found.setdefault(piece.name, []).append((piece, placed))

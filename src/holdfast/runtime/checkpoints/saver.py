@@ -38,7 +38,7 @@ from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows, row_name
 from holdfast.runtime.moe.holding.shards import LayerSpec
 from holdfast.runtime.state.state import StateMismatchError, StateView, TrainingState
-from holdfast.storage import Chunk, Storage, said
+from holdfast.storage import Chunk, Storage, error_text
 
 logger = logging.getLogger(__name__)
 
@@ -459,4 +459,4 @@ def read_beside(storage: Storage, checkpoint: str, name: str) -> bytes:
         with opened(storage, checkpoint, file) as stream:
             return stream.read(file.bytes)
     except OSError as error:
-        raise DamagedCheckpointError(f"{checkpoint}/{name} cannot be read: {said(error)}") from None
+        raise DamagedCheckpointError(f"{checkpoint}/{name} cannot be read: {error_text(error)}") from None

@@ -23,7 +23,7 @@ from holdfast.protocol.checkpoints.tensor_files import SUFFIX, StoredPiece, read
 from holdfast.runtime.checkpoints.global_terms import LocalPart
 from holdfast.runtime.checkpoints.parts import stored_as
 from holdfast.runtime.state.memory import directly_readable
-from holdfast.storage import Storage, said
+from holdfast.storage import Storage, error_text
 
 
 def load_tensors(
@@ -46,7 +46,7 @@ def load_tensors(
                 with opened(storage, checkpoint, file) as stream:
                     filling.take(stream, called, file.bytes)
             except OSError as error:
-                raise DamagedCheckpointError(f"{called} cannot be read: {said(error)}") from None
+                raise DamagedCheckpointError(f"{called} cannot be read: {error_text(error)}") from None
     if lacking := filling.lacking:
         raise DamagedCheckpointError(f"{checkpoint} does not hold all of {lacking}, once")
 

@@ -24,7 +24,7 @@ from holdfast.runtime.checkpoints.parts import stored_names
 from holdfast.runtime.checkpoints.saver import STATE, read_beside
 from holdfast.runtime.checkpoints.stored_tensors import load_tensors
 from holdfast.runtime.state import tree
-from holdfast.storage import Storage, said, storage_at
+from holdfast.storage import Storage, error_text, storage_at
 
 _DTYPES = {code: name for name, code in CODES.items()}
 
@@ -90,7 +90,7 @@ def main(place: str, checkpoint: str, output: str, what: str) -> None:
         disk = error if isinstance(error, OSError) else error.__context__
         if not isinstance(disk, OSError):
             raise
-        raise BadInputError(f"--output {output} cannot be written: {said(disk)}") from None
+        raise BadInputError(f"--output {output} cannot be written: {error_text(disk)}") from None
     finally:
         if os.path.exists(partial):
             os.unlink(partial)

@@ -276,7 +276,7 @@ class Job:
             except GeneratorExit:
                 self._left(session)
                 raise
-            step.left()
+            step.check_applied()
         self._ended = True
         if self._last_words is not None:
             self._last_words.remove()
@@ -394,7 +394,7 @@ class Job:
         step = self._step
         if self._after_apply is None or step is None or step.number != number:
             raise RuntimeError(f"broken invariant: step {number} is applied, the loop is at {step and step.number}")
-        step.passed(commit)
+        step.on_applied(commit)
         self._after_apply(step)
 
     def _open(self, workload: Workload) -> Session:

@@ -25,7 +25,7 @@ from holdfast.protocol.commit import describe_too_many_skipped
 from holdfast.protocol.job_spec import MAX_SKIPPED_STEPS
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import Saving
-from holdfast.storage import Storage, said
+from holdfast.storage import Storage, error_text
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class SoloLink:
             self._known = find_intact_checkpoints(self._storage, lambda error: damaged.append(str(error)))
         except OSError as error:
             raise BadInputError(
-                f"the checkpoint directory {self._storage.where} cannot be read: {said(error)}"
+                f"the checkpoint directory {self._storage.where} cannot be read: {error_text(error)}"
             ) from None
         self._damaged = damaged
 

@@ -190,7 +190,7 @@ class Step:
         v = self._settle()
         if v is None:
             return False
-        self.passed(v)
+        self.on_applied(v)
         return True
 
     @property
@@ -198,7 +198,7 @@ class Step:
         """Whether the current micro-batch still needs its `backward`."""
         return self._open is not None
 
-    def left(self) -> None:
+    def check_applied(self) -> None:
         """Check that the step was applied before the loop continues.
 
         Raises:
@@ -207,7 +207,7 @@ class Step:
         if not self._ended:
             raise StepUseError(f"step {self.number}: the loop goes on without step.apply()")
 
-    def passed(self, commit: Commit) -> None:
+    def on_applied(self, commit: Commit) -> None:
         """Set the results of the applied step."""
         self.applied = True
         self.loss = commit.mean_loss

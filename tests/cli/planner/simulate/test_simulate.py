@@ -10,7 +10,7 @@ import pytest
 from built_commands import BuiltCommands
 
 from holdfast.cli import app
-from holdfast.documents import Given, build, keys_of
+from holdfast.documents import Given, build_struct, keys_of
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planner.fleet.case import FleetCase, sources
 from holdfast.planner.fleet.recovery import PARTS
@@ -70,7 +70,7 @@ def test_what_is_refused_beside_scale_would_change_nothing_there() -> None:
         if not {name, name.split(".")[0]} & {*OF_NO_EFFECT}:
             continue
         assert isinstance(key.default, float | int)
-        assert scale_rows(build(FleetCase, {name: Given(2 * key.default + 1, name)})) == shown
+        assert scale_rows(build_struct(FleetCase, {name: Given(2 * key.default + 1, name)})) == shown
         changed += 1
     assert changed > len(OF_NO_EFFECT)
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from holdfast.documents import check_known, load_toml, shown
+from holdfast.documents import check_known, load_toml, shorten
 from holdfast.errors import BadInputError
 from holdfast.planner.reliability.sparing.block_mtbf import RepairChain
 from holdfast.planner.reliability.sparing.case import (
@@ -118,20 +118,20 @@ def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
 def number(key: str, value: Any) -> float:
     """Return a TOML number as float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadInputError(f"{key} = {shown(value)}: must be a number")
+        raise BadInputError(f"{key} = {shorten(value)}: must be a number")
     if not abs(value) <= MOST:
-        raise BadInputError(f"{key} = {shown(value)}: must be a finite number, of at most {MOST:g}")
+        raise BadInputError(f"{key} = {shorten(value)}: must be a finite number, of at most {MOST:g}")
     if 0 < abs(value) < LEAST:
-        raise BadInputError(f"{key} = {shown(value)}: must be 0, or at least {LEAST:g}")
+        raise BadInputError(f"{key} = {shorten(value)}: must be 0, or at least {LEAST:g}")
     return float(value)
 
 
 def integer(key: str, value: Any) -> int:
     """Return a TOML integer."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInputError(f"{key} = {shown(value)}: must be a whole number")
+        raise BadInputError(f"{key} = {shorten(value)}: must be a whole number")
     if abs(value) > MOST:
-        raise BadInputError(f"{key} = {shown(value)}: must be at most {MOST:g}")
+        raise BadInputError(f"{key} = {shorten(value)}: must be at most {MOST:g}")
     return value
 
 
@@ -143,7 +143,7 @@ def choice(kind: type[E]) -> Callable[[str, Any], E]:
             return kind(value)
         except ValueError:
             allowed = " or ".join(f'"{member}"' for member in kind)
-            raise BadInputError(f"{key} = {shown(value)}: must be {allowed}") from None
+            raise BadInputError(f"{key} = {shorten(value)}: must be {allowed}") from None
 
     return read
 
@@ -283,7 +283,7 @@ def _section(document: dict[str, Any], name: str, readers: dict[str, Reader], ne
 
 def _values(name: str, table: Any, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise BadInputError(f"{name} = {shown(table)}: must be a section")
+        raise BadInputError(f"{name} = {shorten(table)}: must be a section")
     values = cast(dict[str, Any], table)
     for key in values:
         check_known(key, readers, f"{name}.{key}")

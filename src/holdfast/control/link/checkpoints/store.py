@@ -15,7 +15,7 @@ from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
 from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints
 from holdfast.protocol.messages.worker import CheckpointKept, CheckpointNews, CheckpointUnwritten, CheckpointWritten
-from holdfast.storage import Chunk, Storage, said
+from holdfast.storage import Chunk, Storage, error_text
 
 logger = logging.getLogger(__name__)
 
@@ -242,8 +242,8 @@ class CheckpointStore:
         except OSError as error:
             if self._is_overtaken(name):  # its folder may be removed by now
                 return None
-            logger.error("the checkpoint of step %d failed: %s", name.step, said(error))
-            return _unwritten(name, part.worker, said(error))
+            logger.error("the checkpoint of step %d failed: %s", name.step, error_text(error))
+            return _unwritten(name, part.worker, error_text(error))
         return CheckpointWritten(
             worker=part.worker,
             term=name.term,
@@ -287,7 +287,7 @@ class CheckpointStore:
             self._at_disk()
             directory.seal(self.storage, name, order.files, self._moved)
         except (OSError, DamagedCheckpointError) as error:
-            why = said(error) if isinstance(error, OSError) else str(error)
+            why = error_text(error) if isinstance(error, OSError) else str(error)
             if not self._is_overtaken(name):  # otherwise its folder may be removed by now
                 logger.error("the checkpoint %s could not be kept: %s", name.folder, why)
             told: CheckpointNews = _unwritten(name, self._worker, why)
@@ -310,13 +310,13 @@ class CheckpointStore:
         try:
             directory.remove_unfinished(self.storage, name)
         except OSError as error:
-            logger.warning("what was left of older checkpoints is not removed: %s", said(error))
+            logger.warning("what was left of older checkpoints is not removed: %s", error_text(error))
 
     def _remove(self, names: Sequence[str]) -> None:
         try:
             directory.remove(self.storage, names)
         except (OSError, ValueError) as error:
-            logger.error("checkpoints are not removed: %s", said(error) if isinstance(error, OSError) else error)
+            logger.error("checkpoints are not removed: %s", error_text(error) if isinstance(error, OSError) else error)
 
 
 def _unwritten(name: CheckpointName, worker: str, why: str) -> CheckpointUnwritten:
