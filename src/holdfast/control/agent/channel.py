@@ -26,9 +26,9 @@ from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_PART_BYTES, MAX_WHOLE
 MAX_UNSENT_BYTES = 32 << 20
 #: of a message; parts are full, but for the last one
 _MAX_PARTS = 2 * MAX_WHOLE_BYTES // MAX_PART_BYTES
-#: of a replay, so much is given to the socket before it has to make room
+#: bytes of a replay that are given to the socket before it must make room
 _SOCKET_BYTES = 1 << 20
-#: and so many messages are sent before others get their turn
+#: messages of a replay that are sent before other tasks run
 _REPLAY_BATCH = 8
 _UNACKNOWLEDGED_MS = 10_000
 _decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
@@ -61,11 +61,11 @@ class PartJoiner:
         self._bytes = self._left = 0
 
     def take(self, message: CoordinatorMessage) -> CoordinatorMessage | None:
-        """Take what has come; return a message that is whole now.
+        """Add a received message. Return a message that is complete now, if there is one.
 
         Raises:
-            PartsError: something came between two parts, or they are more than may be.
-            DecodeError: what the parts make up is no message.
+            PartsError: another message came between two parts, or there are too many parts.
+            DecodeError: the joined parts are not a message.
         """
         if not isinstance(message, Part):
             if self._parts:
@@ -127,12 +127,12 @@ class CoordinatorChannel(asyncio.Protocol):
             self._transport.abort()
 
     def replay(self, messages: Iterator[AgentMessage]) -> None:
-        """Send these as the socket has room for them; what is sent from now on comes after them."""
+        """Send these messages as the socket has room. Later messages follow them."""
         self._waiting.append(messages)
         self._pump()
 
     def close(self) -> None:
-        """Close the connection after what was sent; what waits for room is dropped."""
+        """Close the connection after the sent messages. Messages that wait for room are dropped."""
         transport = self._transport
         self._waiting.clear()
         if transport is None or transport.is_closing():
@@ -250,13 +250,13 @@ class CoordinatorChannel(asyncio.Protocol):
         try:
             message = self._joiner.take(self._decode(data))
         except (msgspec.DecodeError, UnicodeDecodeError, PartsError):
-            self.abort()  # a coordinator that does not speak our language is none
+            self.abort()  # not a coordinator of this protocol
             return
         if message is not None:
             self._on_message(message)
 
 
-#: makes a channel of the URL, the token and what is called with each message
+#: Makes a channel from the URL, the token and the callback for messages.
 ChannelMaker = Callable[[str, str, OnMessage], CoordinatorChannel]
 
 
@@ -274,10 +274,10 @@ async def open_channel(
     timeout_s: float = 10.0,
     make: ChannelMaker = CoordinatorChannel,
 ) -> CoordinatorChannel:
-    """Connect to a coordinator, over a channel that `make` makes of the URL, the token and `on_message`.
+    """Connect to a coordinator, over a channel from `make`.
 
     Raises:
-        OSError: nobody answers (ChannelRefusedError: not with a WebSocket).
+        OSError: no answer (ChannelRefusedError: an answer, but not with a WebSocket).
         TimeoutError: no answer in time.
     """
     loop = asyncio.get_running_loop()

@@ -107,7 +107,7 @@ class _Gpu:
             return 0
         for found in range(MAX_XIDS):
             event = _ask(self._nvml, "EventSetWait_v2", self._events, 0)
-            if event is None:  # There is none within 0 ms.
+            if event is None:  # No event within 0 ms.
                 return found
             self._xids.append(int(event.eventData))
             _log.warning("GPU %d (%s): Xid error %d", self._index, self._name, event.eventData)

@@ -1,4 +1,4 @@
-"""Memory as Linux tells of it: what is left of it, what processes hold, and how often one was killed for want of it."""
+"""Memory as Linux reports it: available memory, memory of processes, and kills for lack of memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.protocol.messages.memory import MAX_MEMORY_SAMPLES, MemorySample
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-#: where control groups of version 2 and 1 count what was killed, and how the files are read: `oom_kill 3`
+#: Files in which control groups of version 2 and 1 count kills, as `oom_kill 3`.
 _EVENTS = ("memory.events", "memory.oom_control")
 #: how often an agent looks what its workers hold, seconds, and how many such looks it remembers: 12.8 s
 LOOK_S = 0.05
@@ -34,7 +34,7 @@ class OomCounter:
         return (_kills(self._file) or 0) if self._file is not None else 0
 
     def has_struck(self) -> bool:
-        """Tell whether somebody was killed for want of memory since this counter was made."""
+        """Return whether a process was killed for lack of memory since this counter was made."""
         return self._kills > self._before
 
 
@@ -54,13 +54,13 @@ class MemoryRing:
         self._looks: deque[tuple[float, MemoryReading]] = deque(maxlen=_REMEMBERED)
 
     def take(self, now: float, held: MemoryReading) -> None:
-        """Remember what they hold now, in seconds of any clock that only goes on."""
+        """Store the present memory. `now`: seconds of any monotonic clock."""
         self._looks.append((now, held))
 
     def since(self, now: float, seconds: float) -> tuple[MemorySample, ...]:
-        """Return what they held in the `seconds` up to `now`, oldest first.
+        """Return the samples of the `seconds` up to `now`, oldest first.
 
-        Where nothing was different before and after, that look is left out; of too many, the newest are told.
+        Samples that equal their neighbours are left out. If there are too many, the newest are returned.
         """
         looks = [look for look in self._looks if now - look[0] <= seconds]
         last = len(looks) - 1
@@ -99,7 +99,7 @@ def _folders(pid: int, proc: Path, groups: Path) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers == "" or "memory" in controllers.split(","):
             base = groups / "memory" if controllers else groups
-            found += [base / path.lstrip("/"), base]  # (in a container the group's own path may not be mounted)
+            found += [base / path.lstrip("/"), base]  # In a container, the group's own path may not be mounted.
     return found
 
 
@@ -113,7 +113,7 @@ def _available(meminfo: Path) -> int | None:
 
 
 def _left(folder: Path) -> int | None:
-    """Return what a control group of version 2 may still take; None: no limit, or not known."""
+    """Return the bytes that a control group of version 2 may still use, or None without a known limit."""
     try:
         limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:

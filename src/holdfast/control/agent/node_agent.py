@@ -83,14 +83,14 @@ _log = logging.getLogger("holdfast.agent")
 _FIRST_BACKOFF_S = 0.02
 _LAST_BACKOFF_S = 0.5
 _UNAUTHORISED = (401, 403)
-#: a clock that moves so many seconds further than time passes was set, not only corrected
+#: A clock that differs by this many seconds from the passed time was set, not only corrected.
 _CLOCK_SET_S = 1.0
 
 StartTask = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class NodeWorkers(Protocol):
-    """The workers of a node, as its agent needs them: `Workforce` says what each does."""
+    """The workers of a node, as its agent uses them. `Workforce` documents the methods."""
 
     async def open(self) -> None: ...
 
@@ -129,16 +129,16 @@ class Agent:
         channel: ChannelMaker = CoordinatorChannel,
         plans: PlanMaker | None = None,
     ) -> None:
-        """Begin with nobody.
+        """Begin without workers and without a connection.
 
         Args:
-            workers: makes what stands for the node's workers; others than processes where no training is wanted.
-            channel: makes that of each connection.
-            plans: makes plans of what is told of them; others than the machine's own where many agents share them.
+            workers: makes the node's workers; tests and benchmarks use others than processes.
+            channel: makes the channel of each connection.
+            plans: makes plans from messages; agents that share a process can share plans.
         """
         self.settings = settings
         self.clock = clock
-        #: for members to try whether they reach this node, before it is let in
+        #: Members connect to it to check that they reach this node, before it may join.
         self._probe_listener: asyncio.Server | None = None
         node = NodeIdentity(
             job=settings.spec.name,
@@ -194,11 +194,11 @@ class Agent:
             await self.workforce.end()
         finally:
             await self._close()
-        # (whoever has told it to end wants to know that it has, not how the job goes)
+        # After an order to end, the exit code says that the agent has ended, and not how the job goes.
         return EXIT_ENDED if self._notice.given and end.exit_code == EXIT_DONE else end.exit_code
 
     async def _open_probe_listener(self) -> None:
-        """Listen for members that try whether they reach this node."""
+        """Listen for members that check whether they reach this node."""
         settings = self.settings
         self._probe_listener = await serve_probes(settings.advertise) if settings.preflight else None
         if self._probe_listener is not None:
@@ -210,7 +210,7 @@ class Agent:
         self._obey(self.machine.end(code, why))
 
     def told_to_end(self, code: int, why: str) -> None:
-        """End the node, once the others can go on without it, or its grace is over; told again, at once."""
+        """End the node once the job can continue without it, or when its grace is over. A second call ends it at once."""
         notice = self._notice
         if not notice.grace_s or notice.given or not self.machine.ever_welcomed:
             self.end(code, why)
@@ -225,7 +225,7 @@ class Agent:
         self.end(code, why)
 
     def _obey(self, instructions: Iterable[AgentInstruction]) -> None:
-        """Carry out what the machine asks for."""
+        """Carry out the machine's instructions."""
         for instruction in instructions:
             match instruction:
                 case Say() | Replay():
@@ -247,7 +247,7 @@ class Agent:
                     self._ended(instruction)
 
     def _keep(self, work: FetchParts | ForgetParts | AdmitReaders | OpenMemory | Stow) -> None:
-        """Do what concerns snapshots and checkpoints."""
+        """Carry out instructions about snapshots and checkpoints."""
         match work:
             case FetchParts(wanted):
                 self._snapshots.fetch(wanted)
@@ -280,13 +280,13 @@ class Agent:
     # ---- the connection to the coordinator ----
 
     async def _stay_connected(self) -> None:
-        """Connect again for ever: a coordinator that is away is waited for while training goes on."""
+        """Connect again and again. Training continues while there is no coordinator."""
         settings, machine = self.settings, self.machine
         backoff, looked_at, unfit = _FIRST_BACKOFF_S, "", ""
         secure = settings.coordinator.startswith("https:")
         tls = ssl.create_default_context(cafile=settings.tls_ca or None) if secure else None
         while not (self._exit.done() or self._silent):
-            if machine.session != looked_at:  # (at the begin, and with fresh workers after having been expelled)
+            if machine.session != looked_at:  # At the start, and with new workers after a removal.
                 unfit, looked_at = await self._preflight.unfit() if settings.preflight else "", machine.session
             try:
                 channel = await open_channel(
@@ -345,16 +345,16 @@ class Agent:
                     os._exit(EXIT_FAILED)
                 os.kill(os.getpid(), number)
 
-    # ---- what the workers do ----
+    # ---- events of the workers ----
 
     def _open_store(self) -> CheckpointLanes:
         """Return what writes the workers' parts of checkpoints, which outlive them."""
         settings, loop = self.settings, asyncio.get_running_loop()
-        shutil.rmtree(settings.parts, ignore_errors=True)  # (of an agent that was killed: nobody writes that any more)
+        shutil.rmtree(settings.parts, ignore_errors=True)  # Left by an agent that was killed.
         os.makedirs(settings.parts, mode=0o700, exist_ok=True)
 
         def tell(news: CheckpointNews) -> None:
-            with contextlib.suppress(RuntimeError):  # (what hangs may come to something after the agent's end)
+            with contextlib.suppress(RuntimeError):  # A hanging write may end after the agent.
                 loop.call_soon_threadsafe(self.on_worker_message, news)
 
         storage, rate = storage_at(settings.spec.checkpoint.dir), settings.spec.checkpoint.rate
@@ -407,14 +407,14 @@ class Agent:
             await asyncio.sleep(until_mark(self.clock.time(), self.machine.watch_s))
 
     def _look_at_clock(self) -> None:
-        """Say where this machine's clock was set; nothing is decided by it."""
+        """Log if this machine's clock was set. No decision depends on it."""
         ahead_s = self.clock.time() - self.clock.monotonic()
         set_by_s, self._wall_ahead_s = ahead_s - self._wall_ahead_s, ahead_s
         if abs(set_by_s) > _CLOCK_SET_S:
             _log.warning("this machine's clock was set by %+.1f s; nothing is decided by it", set_by_s)
 
     async def _look(self) -> None:
-        """Look where the workers stand."""
+        """Check the activities of the workers."""
         watch, now = self.machine.watch, self.clock.monotonic
         while not self._exit.done():
             await asyncio.sleep(watch.look_s)
@@ -424,13 +424,13 @@ class Agent:
             self._obey(self.machine.seen(*watch.look(now(), readings), now=now()))
 
     async def _remember(self) -> None:
-        """Remember what the workers hold, for a while."""
+        """Sample the memory of the workers."""
         while not self._exit.done():
             self._memory.take(self.clock.monotonic(), self.workforce.held())
             await asyncio.sleep(LOOK_S)
 
     def _answer(self, ask: Probe | TakeStacks | TakeMemory | ProbeAddress) -> None:
-        """Find out what the coordinator asks for."""
+        """Answer a question of the coordinator."""
         if isinstance(ask, ProbeAddress):
             self._task(self._probe(ask, self._channel))
             return
@@ -444,16 +444,16 @@ class Agent:
             samples = self._memory.since(now, ask.seconds)
             self._obey(machine.seen(MemoryTaken(number=ask.number, samples=samples), now=now))
         else:
-            accounts = force.accounts()  # (before anybody goes on)
+            accounts = force.accounts()  # Before any worker continues.
             self._task(self._tell_stacks(ask.number, force.stacks(), accounts, now, self._channel))
 
     async def _probe(self, ask: ProbeAddress, channel: CoordinatorChannel | None) -> None:
-        """Connect to an address of another node, and say what came of it."""
+        """Connect to an address of another node, and report the result."""
         error = await connection_error(ask.host, ask.port)
         self._answer_on(channel, AddressProbed(number=ask.number, error=error))
 
     def _answer_on(self, channel: CoordinatorChannel | None, answer: AddressProbed | Stacks) -> None:
-        """Answer on the connection of the question: on the next one, another question may have the same number."""
+        """Send an answer on the connection of its question: on a later one, another question may have its number."""
         if self._channel is channel:
             self._obey(self.machine.seen(answer, now=self.clock.monotonic()))
 

@@ -1,4 +1,4 @@
-"""A node's worker processes, as its agent sees them: one place for each, and the socket to whoever fills it."""
+"""The worker processes of a node, as its agent sees them: a slot for each, and the socket to its process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import WorkerDown
 
-#: the exit code of a process whose parent, the zygote, was lost before it could tell
+#: exit code of a process if its parent, the zygote, was lost before it could report one
 UNKNOWN_EXIT = 1 << 16
 
 
@@ -33,7 +33,7 @@ class WorkerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def send(self, frame: bytes) -> None:
-        """Pass an order on, as `encode_frame` wrote it; a worker that is gone is no error."""
+        """Send an order, encoded by `encode_frame`. A worker that is gone is ignored."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 
@@ -85,17 +85,17 @@ class ProcessPlace:
 
     @property
     def pid(self) -> int | None:
-        """The process's pid, None while there is none."""
+        """The pid of the process, or None without one."""
         return self.handle.pid if self.handle else None
 
     @property
     def has_ended(self) -> bool:
-        """True where the process has ended, whether anybody has heard of it or not."""
+        """Whether the process has ended, even if that was not reported yet."""
         return self.handle is not None and self.handle.has_ended()
 
     @property
     def was_killed(self) -> bool:
-        """True where somebody else has ended the process, for good, without a word of its own."""
+        """Whether another process has killed it, without a message of its own."""
         return self.exit_code == -signal.SIGKILL and self.crashed is None
 
     def refill(self, worker: str) -> None:
@@ -112,7 +112,7 @@ class ProcessPlace:
         self.oom, self.cores = OomCounter(process.pid), CoreMeter(process.pid)
 
     def forget_process(self) -> None:
-        """The process has ended, or is none of ours any more."""
+        """Forget the process: it has ended, or is no longer ours."""
         if self.handle is not None:
             self.handle.close()
             self.handle = None
@@ -121,14 +121,14 @@ class ProcessPlace:
             self.connection = None
 
     def obituary(self, code: int, script: str) -> WorkerDown:
-        """Say how the process ended."""
+        """Return how the process ended."""
         kind, detail, exit_code, final = FailureKind.PROCESS_EXIT, describe_exit(code), code, False
         error = self.crashed.error if self.crashed is not None else None
         if code == -signal.SIGKILL and self.oom is not None and self.oom.has_struck():
             detail = f"{detail}: out of memory (oom_kill)"
         if code == UNKNOWN_EXIT:
             detail, exit_code = "its exit code is not known: the zygote was lost", EXIT_FAILED
-        if self.crashed is not None:  # (what it has said of itself is the cause, however it went out then)
+        if self.crashed is not None:  # Its own last message names the cause, however it ended then.
             kind, final = self.crashed.kind, self.crashed.final
             detail, exit_code = self.crashed.detail, self.crashed.exit_code
         elif self.hung:

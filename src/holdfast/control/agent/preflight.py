@@ -42,7 +42,7 @@ class Preflight:
         return "; ".join(why for why in (_memory(self.workers), _disk(self.folder), *found) if why)
 
     async def _network(self) -> str:
-        """Let two ends exchange 128 KiB over the address at which the other nodes reach this one.
+        """Exchange 128 KiB between two sockets over the address at which the other nodes reach this one.
 
         It is tried twice: the time may also be up because this process was stopped (SIGSTOP), or its machine paused.
         """

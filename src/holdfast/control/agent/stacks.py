@@ -38,7 +38,7 @@ class StackReader:
             processes[worker][0].send_signal(STACKS_SIGNAL)
 
     async def read(self) -> dict[str, str]:
-        """Return what they answer; who has not answered in time is left out."""
+        """Return their answers. Workers without a timely answer are left out."""
         waiting = dict(self._asked)
         loop, sizes, found = asyncio.get_running_loop(), dict(self._begin), dict[str, str]()
         until = loop.time() + _PATIENCE_S
@@ -46,7 +46,7 @@ class StackReader:
             await asyncio.sleep(_LOOK_S)
             for worker, path in list(waiting.items()):
                 size = os.path.getsize(path)
-                if size == sizes[worker] > self._begin[worker]:  # (it has stopped growing)
+                if size == sizes[worker] > self._begin[worker]:  # It has stopped growing.
                     found[worker] = self._text(worker, path)
                     del waiting[worker]
                 sizes[worker] = size
@@ -59,7 +59,7 @@ class StackReader:
 
 
 def stacks_of(number: int, texts: Mapping[str, str], accounts: Mapping[str, ProgressAccount], now: float) -> Stacks:
-    """Return what is told of all workers: their stacks, and their newest collectives; `now`: on the pages' clock."""
+    """Return the stacks and the newest collectives of all workers. `now`: on the clock of the pages."""
     told: list[WorkerStack] = []
     for worker in list(dict.fromkeys((*accounts, *texts)))[:64]:
         waits = accounts[worker].waits if worker in accounts else ()
@@ -90,7 +90,7 @@ class CoreMeter:
         self._waits = CoreWaits()
 
     def add_to(self, reading: Reading, now: float, *, closely: bool) -> Reading:
-        """Say in a reading for how long its main thread had no core, though it was ready; `closely`: and each other."""
+        """Add to a reading how long the main thread was ready without a core; `closely`: and all other threads."""
         threads = {self._pid: thread_clock(self._folder)}
         if closely:
             tasks = f"{self._folder}/task"
@@ -102,7 +102,7 @@ class CoreMeter:
 
 
 def thread_clock(folder: str) -> ThreadClock | None:
-    """Read what the kernel tells in a thread's folder of /proc; None where it is gone, or nobody counts that."""
+    """Read a thread's clock from /proc, or None if the thread is gone or the kernel does not count."""
     try:
         with open(f"{folder}/schedstat", "rb") as counters, open(f"{folder}/stat", "rb") as stat:
             ran, waited = counters.read().split()[:2]

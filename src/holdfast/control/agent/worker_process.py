@@ -69,7 +69,7 @@ def run_script(script: str, module: str = "") -> int:
         # The last frame of the process: where Python itself would print a traceback and exit with 1 (130 after Ctrl-C).
         session = LastWords.installed()
         if session is not None:
-            session.ending()  # (first: to make a traceback may take longer than what the script was about may)
+            session.ending()  # First, because making a traceback may take longer than the limit of the script's activity.
         if _GROUP_AGAIN in str(error):
             return _ended_by_us(BadInputError(_ONE_GROUP + _place(error, script)), script)
         if any(words in str(error) for words in _NO_GROUP):
@@ -100,7 +100,7 @@ def _ended_by_us(error: HoldfastError, script: str) -> int:
         told = _tell(kind, detail, error.exit_code, final=misused)
     else:
         told = _end(kind, detail, error.exit_code, _error(error, script))
-    # All workers find the same fault in a script's settings: whoever ends the job, or the node, says it once.
+    # All workers find the same error in a script's settings. The coordinator or the agent prints it once.
     if not (told and bad_input):
         print(f"holdfast: {error}", file=sys.stderr, flush=True)
     return error.exit_code
@@ -141,7 +141,7 @@ def _raised(error: BaseException, script: str) -> int:
 
 
 def _exit_code(error: SystemExit) -> int:
-    """Return what the interpreter makes of `sys.exit(...)`."""
+    """Return the exit code of `sys.exit(...)`, as the interpreter computes it."""
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     print(error.code, file=sys.stderr, flush=True)
@@ -157,9 +157,9 @@ def _script_part(trace: TracebackType | None, script: str) -> TracebackType | No
 
 
 def _place(error: BaseException, script: str) -> str:
-    """Return where in the user's own code an error came up, in brackets: the last frame beside the script, if any.
+    """Return the place of an error in the user's own code, in brackets: the last frame in the script's folder, if any.
 
-    Also where that was in another process of this one's: all nodes' processes name the same place, whoever fetched.
+    Also for an error in a child process, so that all nodes name the same place.
     """
     folder = os.path.dirname(os.path.abspath(script)) if script else ""
     packages = (f"{os.sep}site-packages{os.sep}", f"{os.sep}holdfast{os.sep}")
@@ -171,14 +171,14 @@ def _place(error: BaseException, script: str) -> str:
 
 
 def _error(error: BaseException, script: str) -> ScriptError:
-    """Return what was raised as others are told it."""
+    """Return an exception as a message."""
     place = _place(error, script) or _place(error, "")
     trace = "".join(traceback.format_exception(error))
     return ScriptError(place=f"{type(error).__name__}{place}", traceback=trace[-_TRACEBACK_CHARACTERS:])
 
 
 def _end(kind: FailureKind, detail: str, exit_code: int, error: ScriptError, *, final: bool = False) -> bool:
-    """Tell the agent, as `_tell`; where a session trains in this process, return once nobody needs what it has."""
+    """Report to the agent, as `_tell`. If a session trains in this process, wait until its state is not needed."""
     session, settings = LastWords.installed(), WorkerSettings.from_environment(os.environ)
     if session is not None and settings is not None:
         error = session.locate(error)
@@ -198,12 +198,12 @@ def _end(kind: FailureKind, detail: str, exit_code: int, error: ScriptError, *, 
 def _tell(
     kind: FailureKind, detail: str, exit_code: int, *, final: bool = False, error: ScriptError | None = None
 ) -> bool:
-    """Tell the agent; return whether it has heard it."""
+    """Report to the agent. Return whether it has received the report."""
     settings = WorkerSettings.from_environment(os.environ)
     if settings is None:
         return False
     heard = threading.Event()
-    with contextlib.suppress(OSError):  # the agent is gone: nobody left to tell
+    with contextlib.suppress(OSError):  # The agent is gone.
         link = WorkerLink(settings.socket)
         link.start(lambda order: None, heard.set)
         detail = detail[-_DETAIL_CHARACTERS:]

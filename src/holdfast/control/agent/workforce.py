@@ -37,14 +37,14 @@ _log = logging.getLogger("holdfast.agent")
 
 _FORK_AGAIN_S = 0.5
 _LAST_WORDS_S = 0.05
-#: what processes that have ended have printed last is waited for so long
+#: most seconds to wait for the last output of ended processes
 _LAST_LINES_S = 2.0
 _TERM_GRACE_S = 1.0
 _KILL_GRACE_S = 5.0
 
 
 class WorkforceOwner(Protocol):
-    """Who is told what the workers say and how they end; called inside the event that brought it about."""
+    """Receiver of the workers' messages and ends. Called within the event that caused them."""
 
     def on_worker_message(self, message: WorkerMessage | UnitWord) -> None:
         """The worker that fills a place has said something."""
@@ -91,7 +91,7 @@ class Workforce:
         self._early_exits: dict[int, int] = {}
         #: processes that were killed and replaced, until their exits are told
         self._given_up: set[int] = set()
-        #: Reads what they print; None if that is neither shown nor logged.
+        #: Reads their output; None if it is neither shown nor logged.
         self._relay: OutputRelay | None = None
         self._zygotes = ZygoteSupply(
             shared=settings.zygote,
@@ -102,7 +102,7 @@ class Workforce:
             on_lost=self._on_zygote_lost,
         )
 
-    # ---- what the agent asks for ----
+    # ---- calls of the agent ----
 
     async def open(self) -> None:
         """Listen for workers."""
@@ -124,7 +124,7 @@ class Workforce:
         self._server = await loop.create_unix_server(self._connection, self.socket_path)
 
     def replace(self, worker: str) -> None:
-        """Fill this worker's place with a new process; what runs there is killed, and nobody hears how it ended."""
+        """Replace the process of this worker's slot. The old process is killed, and its end is not reported."""
         place = self.places[index_of(worker)]
         if place.handle is not None:
             self._given_up.add(place.handle.pid)
@@ -135,7 +135,7 @@ class Workforce:
         self._start_task(self._start(place, worker))
 
     def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None:
-        """Hand an order, or a word of their unit, to these workers; one that is gone is no error."""
+        """Send an order, or a message of their replica group, to these workers. A worker that is gone is ignored."""
         if isinstance(order, UnitFormed):
             order = self._form(order)
         if self._relay is not None and isinstance(order, Begin | Prepare):
@@ -152,7 +152,7 @@ class Workforce:
                 place.handle.send_signal(number)
 
     def stopped(self) -> set[str]:
-        """Return the workers whose processes are stopped."""
+        """Return the workers with stopped processes (SIGSTOP)."""
         return {place.worker for place in self.places if place.handle is not None and is_stopped(place.handle.pid)}
 
     def readings(self, now: float, closely: Collection[str]) -> dict[str, Reading]:
@@ -174,7 +174,7 @@ class Workforce:
         return {worker: account for worker, account in known if account is not None}
 
     def held(self) -> MemoryReading:
-        """Return what the workers hold, and what state they have moved, as far as that can be read."""
+        """Return the memory and the state traffic of the workers, as far as they can be read."""
         pids = [(place.index, place.pid) for place in self.places if place.pid]
         moved = [self._page.moved(index, pid) for index, pid in pids] if self._page is not None else []
         return MemoryReading(
@@ -184,7 +184,7 @@ class Workforce:
         )
 
     def stacks(self) -> asyncio.Future[dict[str, str]]:
-        """Ask where the threads of all workers stand in their programs; what they answer comes in a moment."""
+        """Ask all workers for the stacks of their threads. The answers follow within a moment."""
         reader = StackReader({place.worker: (place.handle, place.stacks) for place in self.places if place.handle})
         self._stacks_read = asyncio.ensure_future(reader.read())
         return self._stacks_read
@@ -244,7 +244,7 @@ class Workforce:
 
     def _on_message(self, connection: WorkerConnection, message: FromWorkerProcess) -> None:
         if isinstance(message, PartHanded):
-            self._owner.on_part(message)  # (its worker may be given up by now: what it has applied is the same)
+            self._owner.on_part(message)  # Even if its worker is given up by now, the applied steps count.
             return
         place = self._place_of(message.worker)
         if place is None:
@@ -274,7 +274,7 @@ class Workforce:
     # ---- units ----
 
     def _form(self, formed: UnitFormed) -> UnitFormed | UnitRefused:
-        """Make the memory for the proposals of a unit, which is formed now."""
+        """Create the shared memory for the proposals of a new replica group."""
         try:
             page = self._proposals[formed.unit] = ProposalPage(len(formed.workers))
         except OSError as error:
@@ -285,14 +285,14 @@ class Workforce:
         return structs.replace(formed, page=page.path, snapshots=snapshot_folder(self.settings, always=True))
 
     def _forget_units(self) -> None:
-        """Give back what belonged to units that are none any more."""
+        """Release resources of replica groups that no longer exist."""
         for unit in self._proposals.keys() - {place.unit for place in self.places}:
             self._proposals.pop(unit).close()
 
     def _pass_raised(self, place: ProcessPlace, raised: Raised) -> None:
-        """A script has raised, a moment ago: pass it on, unless that is what the end of another place has led to.
+        """Pass on an exception of a script, unless the end of another worker has caused it.
 
-        Then that end is told first, by which this worker is replaced as well.
+        That end is then reported first, and this worker is replaced with it.
         """
         if place.worker != raised.worker or self._closing:
             return
@@ -340,7 +340,7 @@ class Workforce:
             self._started(place, worker, pid)
 
     def _output_of(self, worker: str) -> tuple[str, str]:
-        """Return where a process that is about to start is to write stdout and stderr; "" for ours."""
+        """Return the file for stdout and stderr of a new process, or "" for our own."""
         return self._relay.open(worker) if self._relay is not None else ("", "")
 
     def _heard_last(self, worker: str, *, failed: bool) -> None:
@@ -351,7 +351,7 @@ class Workforce:
         handle = ProcessHandle(pid)
         early = self._early_exits.pop(pid, None)
         if place.worker != worker or self._closing:
-            handle.send_signal(signal.SIGKILL)  # another took its place meanwhile, or nobody is wanted any more
+            handle.send_signal(signal.SIGKILL)  # Another process was started meanwhile, or none is wanted.
             handle.close()
             if early is None:
                 self._given_up.add(pid)
@@ -391,12 +391,12 @@ class Workforce:
             self._early_exits[pid] = code
 
     def _exited(self, place: ProcessPlace, code: int) -> None:
-        """A process ended. What it said last lies in its socket: that comes first, up to the socket's end."""
+        """Handle the end of a process. First its last messages are read from its socket, up to the socket's end."""
         place.exit_code, place.end_number = code, place.end_number or next(self._ends)
         if place.connection is None and (code or place.attached):
             self._tell_exit(place, place.worker)
             return
-        # A process that it has forked may hold the socket open; and of one that was quick, nothing may be heard yet.
+        # A child process may keep the socket open, and the messages of a quick process may not have arrived yet.
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._tell_exit, place, place.worker)
 
     def _tell_exit(self, place: ProcessPlace, worker: str) -> None:
@@ -424,7 +424,7 @@ class Workforce:
                 self._start_task(self._await_orphan(place, place.handle))
 
     async def _await_orphan(self, place: ProcessPlace, handle: ProcessHandle) -> None:
-        """Watch a worker whose parent is gone: it trains on, but nobody learns its exit code."""
+        """Watch a worker without its parent: it continues, but its exit code will be unknown."""
         await handle.ended()
         if place.handle is handle:
             self._exited(place, UNKNOWN_EXIT)

@@ -32,7 +32,7 @@ from holdfast.control.mould import serve
 from holdfast.control.owned_folders import remove_abandoned_folders
 from holdfast.control.processes import die_with_parent, outlive_parent, print_error
 
-#: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
+#: Processes may end a little later than the killed process that started them and the zygote.
 _REMOVE_TRIES = 50
 _CHUNK = 1 << 16
 #: descriptors that come with a requester's first words: stdout and stderr, and perhaps one for a process of its own
@@ -50,14 +50,14 @@ class _Requester:
         self.streams: list[int] = []
 
     def receive(self) -> bytes:
-        """Return what has come, b"" at the end."""
+        """Return received bytes, or b"" at the end."""
         if self.streams:
             return self.connection.recv(_CHUNK)
         data, self.streams, _, _ = socket.recv_fds(self.connection, _CHUNK, _MOST)
         return data
 
     def given(self) -> None:
-        """The third descriptor is its process's alone now: held here, it would hide that process's end."""
+        """Close our copy of the third descriptor: an open copy would hide the end of the child process."""
         for stream in self.streams[_STREAMS:]:
             os.close(stream)
         del self.streams[_STREAMS:]
@@ -69,9 +69,9 @@ class _Requester:
 
 
 class Zygote:
-    """The server loop. `serve` returns None at the end of the lifeline, and in a forked child what the child is for.
+    """The server loop. `serve` returns None at the end of the lifeline, and in a forked child the child's request.
 
-    `channel`: in a child, the descriptor that is for it alone; -1 where there is none.
+    `channel`: in a child, its own descriptor, or -1.
     """
 
     def __init__(self, listener: socket.socket, lifeline: int) -> None:
@@ -136,7 +136,7 @@ class Zygote:
             return False
         if pid == 0:
             if fork.module:
-                die_with_parent(mine)  # (a worker trains on without its zygote; it gets other loader workers)
+                die_with_parent(mine)  # A worker continues without its zygote, and gets other loader workers.
             _speak_through(requester.streams[:_STREAMS])
             self.channel = os.dup(requester.streams[_STREAMS]) if len(requester.streams) > _STREAMS else -1
             self._forget_everything()
@@ -190,13 +190,13 @@ class Zygote:
 
 
 def _speak_through(streams: list[int]) -> None:
-    """Make these stdout and stderr."""
+    """Use these descriptors as stdout and stderr."""
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream, number)
 
 
 def preload(names: list[str]) -> None:
-    """Import modules by name; what cannot be imported is said and left to the scripts."""
+    """Import modules by name. A module that cannot be imported is reported, and left to the scripts."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -206,7 +206,7 @@ def preload(names: list[str]) -> None:
 
 
 def become(fork: Fork) -> None:
-    """Turn a freshly forked child into the process that a cold start would have been."""
+    """Make a forked child equal to a newly started process."""
     os.setpgid(0, 0)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -223,12 +223,12 @@ def become(fork: Fork) -> None:
     os.chdir(fork.cwd)
     if fork.script:
         sys.argv = [fork.script, *fork.args]
-        # (the zygote runs with -P: nothing of its own stands there)
+        # The zygote runs with -P, so it has no entry of its own there.
         sys.path.insert(0, fork.cwd if fork.as_module else str(Path(fork.script).parent))
     reseed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # what a worker said is not lost when it is killed
+            stream.reconfigure(line_buffering=True)  # A worker's output must not be lost when it is killed.
 
 
 def reseed() -> None:
@@ -256,12 +256,12 @@ def main() -> int:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The lifeline is stdin: it ends when whoever started the zygote ends, however that happens.
+    # The lifeline is stdin: it ends with the process that started the zygote.
     lifeline = os.dup(0)
     listener = None if options.mould else socket.socket(fileno=options.listen_fd)
     if listener is not None:
         os.set_inheritable(listener.fileno(), False)
-    # While it imports it looks at nothing: the kernel ends it with whoever started it, where it has nothing to remove.
+    # While it imports, the kernel ends it together with its parent, for it has nothing to remove yet.
     if not options.remove:
         die_with_parent(os.getppid())
     if not select.select([lifeline], [], [], 0)[0]:
@@ -282,7 +282,7 @@ def main() -> int:
 
 
 def live(zygote: Zygote) -> None:
-    """Serve until its lifeline ends; a forked child does what it is for, and does not return."""
+    """Serve until the lifeline ends. A forked child carries out its request, and does not return."""
     fork = zygote.serve()
     if fork is None:
         return
@@ -293,7 +293,7 @@ def live(zygote: Zygote) -> None:
 
 
 def remove(folder: Path, abandoned: str = "") -> None:
-    """Remove a folder in which processes that are about to end may still make files, within some seconds.
+    """Remove a folder, within some seconds: processes that are about to end may still create files in it.
 
     Args:
         abandoned: the pattern of folders to remove as well, once the processes that lock them have ended.
@@ -307,8 +307,8 @@ def remove(folder: Path, abandoned: str = "") -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End a worker process as the interpreter would, but without taking its modules apart: with torch 0.5 s."""
-    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - what the interpreter itself calls
+    """End a worker process like the interpreter, but without destroying modules, which takes 0.5 s with torch."""
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - the interpreter calls it, too
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage] - the same
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

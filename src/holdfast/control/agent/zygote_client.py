@@ -58,10 +58,10 @@ class ZygoteClient(asyncio.Protocol):
         errors: str = "",
         as_module: str = "",
     ) -> int:
-        """Fork a worker and return its pid; the arguments are those of `Fork`.
+        """Fork a worker and return its pid. Arguments as for `Fork`.
 
         Raises:
-            ZygoteLostError: the zygote is gone, or the system has no process left to give.
+            ZygoteLostError: the zygote is gone, or the system cannot create a process.
         """
         if self._transport is None or self._transport.is_closing():
             raise ZygoteLostError("the zygote is gone")
@@ -161,7 +161,7 @@ class ZygoteSupply:
                     self._client = await ZygoteClient.connect(self._shared, self._on_exit, self._lost)
                     self.path = self._shared
                 except OSError:
-                    self._shared = ""  # it is gone for good; from here on this agent has its own
+                    self._shared = ""  # It will not return, so this agent starts its own.
             if self._client is None:
                 self._client = await self._start()
             return self._client

@@ -40,10 +40,10 @@ class SnapshotDoor:
     """Listens for readers, as long as the agent lives."""
 
     def __init__(self, host: str, folder: Path, job: str, key: Callable[[], bytes]) -> None:
-        """Say where the parts lie; `start` begins.
+        """Prepare to serve parts; `start` begins.
 
         Args:
-            key: what readers have to know, as far as it is known by now; b"" lets nobody in.
+            key: secret that readers must show; b"" if it is not known yet, so that no reader is admitted.
         """
         self._folder, self._job, self._key = folder, job, key
         self._readers = threading.BoundedSemaphore(MAX_READERS)
@@ -53,12 +53,12 @@ class SnapshotDoor:
         """Listen on a free port, and return it.
 
         Raises:
-            OSError: there is none.
+            OSError: no port is free.
         """
         return self._reception.start()
 
     def close(self) -> None:
-        """Stop listening, and leave what is under way."""
+        """Stop listening, and abort transfers in progress."""
         self._reception.close()
 
     def _give(self, connection: socket.socket) -> None:

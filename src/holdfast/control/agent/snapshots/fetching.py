@@ -16,7 +16,7 @@ from holdfast.protocol.state import SnapshotPart
 
 logger = logging.getLogger("holdfast.agent")
 
-#: of what a node fetches, in bytes per second: steps go on meanwhile
+#: Most bytes per second that a node fetches, for training continues meanwhile.
 RATE = 256 << 20
 #: how often one part is tried, and how long is waited in between
 TRIES = 3
@@ -24,7 +24,7 @@ PAUSE_S = 0.5
 
 
 class Fetching:
-    """Brings here what is wanted, newest snapshots first."""
+    """Fetches wanted parts, newest snapshots first."""
 
     def __init__(
         self,
@@ -35,11 +35,12 @@ class Fetching:
         *,
         rate: float = RATE,
     ) -> None:
-        """Want nothing yet.
+        """Begin without wanted parts.
 
         Args:
-            key: what a reader has to know. on_part: told, from the thread, of each part that lies whole in the folder.
-            rate: in bytes per second, at the most.
+            key: secret of readers.
+            on_part: called in the thread for each complete part in the folder.
+            rate: most bytes per second.
         """
         self._folder, self._job, self._key, self._on_part, self._rate = folder, job, key, on_part, rate
         self._changed = threading.Condition()
@@ -51,7 +52,7 @@ class Fetching:
         self._log = CountedLog(logger, time.monotonic)
 
     def want(self, wanted: Sequence[WantedPart]) -> None:
-        """Replace what is wanted; what is under way is finished, and found out of date later."""
+        """Replace the wanted parts. A transfer in progress is finished; if it is not wanted, it is dropped later."""
         with self._changed:
             self._wanted = sorted(wanted, key=lambda one: one.snapshot.key, reverse=True)
             known = {one.snapshot for one in wanted}
@@ -62,7 +63,7 @@ class Fetching:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Fetch no more, and wait until what is under way is left."""
+        """Stop fetching, and wait until the transfer in progress has ended."""
         with self._changed:
             self._closed = True
             if self._reader is not None:

@@ -1,7 +1,6 @@
-"""A node's parts of snapshots: the folder that its workers write to, the door for readers, and what is fetched.
+"""A node's parts of snapshots: the folder to which its workers write, the server for readers, and fetched parts.
 
-What is to be kept, fetched and dropped is decided in `holdfast.coordination.agent.held_snapshots` and by the
-coordinator; this is the shell around it.
+`holdfast.coordination.agent.held_snapshots` and the coordinator decide which parts are kept, fetched and dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from holdfast.protocol.state import SnapshotPart
 _log = logging.getLogger("holdfast.agent")
 
 SHARED_MEMORY = "/dev/shm"
-#: what an agent has left that was killed stays for the next one of its name, and for nobody after so many seconds
+#: Parts of an agent that was killed stay this many seconds for the next agent of its name.
 LEFT_S = 24 * 3600.0
 
 _HEAD = "holdfast-"
@@ -36,10 +35,10 @@ _OF_RUN = ".run"
 
 
 def snapshot_folder(settings: AgentSettings, *, always: bool = False) -> str:
-    """Return where the parts of a node's snapshots lie; the same for an agent that is started again. "": nowhere.
+    """Return the folder for a node's parts of snapshots, the same for a restarted agent, or "" without one.
 
     Args:
-        always: whether or not any are taken every so many steps.
+        always: also if the job takes no regular snapshots.
     """
     spec = settings.spec
     if not (spec.checkpoint.snapshot_every or always):
@@ -80,10 +79,10 @@ class SnapshotKeeper:
         self._fetching: Fetching | None = None
 
     def open(self, *, always: bool = False) -> NodeSnapshots | None:
-        """Look what is there from before, and let readers in; None where this node keeps nothing.
+        """Find parts of an earlier agent, and admit readers. Return None if this node keeps no parts.
 
         Args:
-            always: whether or not snapshots are taken every so many steps.
+            always: also if the job takes no regular snapshots.
         """
         folder, loop = self._folder, asyncio.get_running_loop()
         if not (self._usual or always):
@@ -108,7 +107,7 @@ class SnapshotKeeper:
         self._key = key
 
     def fetch(self, wanted: Sequence[WantedPart]) -> None:
-        """Bring these here, and nothing else any more."""
+        """Fetch these parts, and no others."""
         if self._fetching is not None:
             self._fetching.want(wanted)
 
@@ -121,14 +120,14 @@ class SnapshotKeeper:
         remove_abandoned(self._folder)
 
     async def close(self, *, remove: bool) -> None:
-        """Let nobody in any more. `remove`: the job has ended here, and nobody needs anything of it."""
+        """Stop serving. `remove`: the job has ended here, so remove its parts."""
         if self._fetching is not None:
             await asyncio.to_thread(self._fetching.close)
             self._fetching = None
         if self._door is not None:
             await asyncio.to_thread(self._door.close)
             self._door = None
-        if self._lock >= 0:  # (else the folder is not ours)
+        if self._lock >= 0:  # Else the folder belongs to another agent.
             if remove:
                 shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock)
