@@ -20,7 +20,7 @@ from typing import IO, Any, NoReturn
 
 import msgspec
 
-from holdfast.control.agent.zygote import leave
+from holdfast.control.agent.zygote import exit_quickly
 from holdfast.control.processes import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -181,11 +181,11 @@ def _become(order: Order, descriptors: Sequence[int]) -> NoReturn:
         if how == "-c":
             sys.argv = ["-c", *rest]
             exec(second, {"__name__": "__main__"})
-            leave(0)
+            exit_quickly(0)
         sys.argv = rest
-        leave(importlib.import_module(rest[0]).main())
+        exit_quickly(importlib.import_module(rest[0]).main())
     except SystemExit as end:
-        leave(end.code if isinstance(end.code, int) else int(end.code is not None))
+        exit_quickly(end.code if isinstance(end.code, int) else int(end.code is not None))
     except BaseException:  # noqa: BLE001 - the last frame of the process
         traceback.print_exc()
-        leave(1)
+        exit_quickly(1)

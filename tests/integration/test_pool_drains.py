@@ -34,10 +34,10 @@ def test_a_drained_node_is_left_and_given_to_nobody_and_a_job_may_have_more_or_f
     assert not pool.events_of("one", "failure_detected"), "leaving is no failure"
 
     assert "one may have 3 nodes" in pool.call("scale", "-j", "one", "3")
-    assert "it is to have 2 now" in pool.call("scale", "-j", "one", "+1"), "no third one is to be had"
+    assert "its share is 2 now" in pool.call("scale", "-j", "one", "+1"), "no third one is to be had"
     assert f"{drained} may be given" in pool.call("undrain", drained)
     pool.wait(pool.has("one", 3), "a third node")
-    assert "needs 2 nodes at the least" in pool.call("scale", "-j", "one", "1", code=4)
+    assert "needs 2 nodes" in pool.call("scale", "-j", "one", "1", code=4)
     pool.call("scale", "-j", "one", "2")
     pool.wait(pool.has("one", 2), "one fewer")
     assert "there is no node 'nowhere'" in pool.call("drain", "nowhere", code=3)

@@ -99,7 +99,7 @@ def _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refu
     (pool.folder / "job.toml").write_text(f'script = "{TINY}"\nwieght = 2\n')
     assert "weight" in pool.call("submit", "job.toml", code=2)
     assert "there is no script" in pool.call("submit", "nowhere.py", code=2)
-    assert "nothing is to be changed" in pool.call("update", "-j", "a", code=2)
+    assert "no change is given" in pool.call("update", "-j", "a", code=2)
     pool.call("update", "-j", "a", "--weight", "2")
     assert pool.job("a")["weight"] == 2
     pool.check_owners()

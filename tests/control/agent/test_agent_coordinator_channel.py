@@ -298,11 +298,11 @@ def test_what_is_large_comes_in_parts() -> None:
 )
 def test_parts_that_do_not_make_a_message_are_refused(messages: list[CoordinatorMessage], why: str) -> None:
     joiner = PartJoiner(max_bytes=100)
-    assert [joiner.take(message) for message in messages[:-1]] == [None] * len(messages[:-1])
+    assert [joiner.add(message) for message in messages[:-1]] == [None] * len(messages[:-1])
     with pytest.raises(PartsError, match=why):
-        joiner.take(messages[-1])
+        joiner.add(messages[-1])
 
 
 def test_parts_of_no_message_are_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        PartJoiner().take(Part(data=b"no message", left=0))
+        PartJoiner().add(Part(data=b"no message", left=0))

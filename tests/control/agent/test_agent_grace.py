@@ -21,7 +21,7 @@ def with_grace(seconds: float) -> JobSpec:
 
 
 def told(agent: Agent) -> None:
-    agent.told_to_end(EXIT_ENDED, "ended by SIGTERM")
+    agent.on_end_notice(EXIT_ENDED, "ended by SIGTERM")
 
 
 def test_it_says_so_to_each_coordinator_and_ends_once_it_is_let_go() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.agent.memory import MemoryReading, MemoryRing, OomCounter, available_bytes, resident_bytes
-from holdfast.control.agent.places import ProcessPlace
+from holdfast.control.agent.places import ProcessSlot
 from holdfast.coordination.failures.classes import Classes
 from holdfast.protocol.messages.memory import MAX_MEMORY_SAMPLES, MemorySample
 
@@ -80,32 +80,32 @@ def test_this_machine_says_something() -> None:
 
 def test_a_process_that_was_killed_for_want_of_memory_says_so(machine: Machine) -> None:
     machine.write("proc/7/cgroup", "0::/\n")
-    place = ProcessPlace(index=0, worker="n/0/ab", oom=machine.counter())
-    assert place.obituary(-signal.SIGKILL, "train.py").detail == "SIGKILL"
+    place = ProcessSlot(index=0, worker="n/0/ab", oom=machine.counter())
+    assert place.describe_end(-signal.SIGKILL, "train.py").detail == "SIGKILL"
     machine.write("proc/vmstat", "oom_kill 4\n")
-    down = place.obituary(-signal.SIGKILL, "train.py")
+    down = place.describe_end(-signal.SIGKILL, "train.py")
     assert Classes().of(down.kind, down.detector, down.detail).status == "out_of_memory"
-    assert place.obituary(-signal.SIGTERM, "train.py").detail == "SIGTERM"
+    assert place.describe_end(-signal.SIGTERM, "train.py").detail == "SIGTERM"
 
 
 def test_what_is_remembered_is_told_oldest_first_without_what_does_not_differ_from_both_beside_it() -> None:
     ring = MemoryRing()
     for second, memory in enumerate((1, 5, 5, 5, 9)):
-        ring.take(float(second), MemoryReading(memory=memory, sent=10 * second if second == 4 else 0))
-    told = ring.since(4.5, 3.5)
+        ring.add(float(second), MemoryReading(memory=memory, sent=10 * second if second == 4 else 0))
+    told = ring.samples_since(4.5, 3.5)
     assert told == (
         MemorySample(ago_s=3.5, memory=5),
         MemorySample(ago_s=1.5, memory=5),
         MemorySample(ago_s=0.5, memory=9, sent=40),
     )
-    assert MemoryRing().since(4.5, 3.5) == ()
+    assert MemoryRing().samples_since(4.5, 3.5) == ()
 
 
 def test_of_very_many_looks_the_newest_are_told_and_the_others_forgotten() -> None:
     ring = MemoryRing()
     for look in range(10_000):
-        ring.take(look / 100, MemoryReading(memory=look))
-    told = ring.since(100.0, 1000.0)
+        ring.add(look / 100, MemoryReading(memory=look))
+    told = ring.samples_since(100.0, 1000.0)
     assert len(told) == MAX_MEMORY_SAMPLES
     assert told[-1] == MemorySample(ago_s=0.01, memory=9999)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.control.agent.snapshots.door import SnapshotDoor
-from holdfast.control.agent.snapshots.fetching import Fetching
+from holdfast.control.agent.snapshots.door import SnapshotServer
+from holdfast.control.agent.snapshots.fetching import SnapshotFetcher
 from holdfast.control.link import wire as link_wire
 from holdfast.control.link.snapshots.files import DamagedPartError, PartFile, StoredPart, path_of, read_body
 from holdfast.control.link.snapshots.reading import ANSWER, MAGIC, REQUEST, TAG, RemotePart, proof
@@ -41,7 +41,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     folder = tmp_path / "there"
     folder.mkdir()
     write(folder, part())
-    door = SnapshotDoor("127.0.0.1", folder, "job", lambda: KEY)
+    door = SnapshotServer("127.0.0.1", folder, "job", lambda: KEY)
     yield Keeper(node="a", host="127.0.0.1", port=door.start())
     door.close()
 
@@ -96,7 +96,7 @@ class Fetched:
         self.folder = folder
         self.came = threading.Condition()
         self.parts: list[SnapshotPart] = []
-        self.fetching = Fetching(folder, "job", lambda: KEY, self.take)
+        self.fetching = SnapshotFetcher(folder, "job", lambda: KEY, self.take)
 
     def take(self, snapshot: SnapshotPart) -> None:
         with self.came:
@@ -112,7 +112,7 @@ def test_what_is_wanted_comes_newest_first_and_is_given_out_again(keeper: Keeper
     for step in (20, 30):
         write(tmp_path / "there", part(step=step))
     here = Fetched(tmp_path / "here")
-    here.fetching.want([WantedPart(snapshot=part(step=step), keeper=keeper) for step in (10, 20, 30)])
+    here.fetching.set_wanted([WantedPart(snapshot=part(step=step), keeper=keeper) for step in (10, 20, 30)])
     here.wait(3)
     here.fetching.close()
     assert [one.step for one in here.parts] == [30, 20, 10]
@@ -129,7 +129,7 @@ def test_one_that_is_damaged_there_is_not_kept_here_and_keeps_no_other_out(keepe
     data[5] ^= 1
     path.write_bytes(data)
     here = Fetched(tmp_path / "here")
-    here.fetching.want([WantedPart(snapshot=part(step=step), keeper=keeper) for step in (10, 20)])
+    here.fetching.set_wanted([WantedPart(snapshot=part(step=step), keeper=keeper) for step in (10, 20)])
     here.wait(1)
     here.fetching.close()
     assert here.parts == [part()]
@@ -169,7 +169,7 @@ def test_an_agent_that_ends_waits_for_nobody_who_has_fallen_silent(
         server.start()
         here = Fetched(tmp_path / "here")
         silent = Keeper(node="b", host="127.0.0.1", port=listener.getsockname()[1])
-        here.fetching.want([WantedPart(snapshot=part(), keeper=silent)])
+        here.fetching.set_wanted([WantedPart(snapshot=part(), keeper=silent)])
         assert served.wait(DEADLINE_S)
         closing = threading.Thread(target=here.fetching.close, daemon=True)
         closing.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.agent.places import ProcessPlace
+from holdfast.control.agent.places import ProcessSlot
 from holdfast.control.agent.worker_process import run_script
 from holdfast.control.link.framing import Crashed
 from holdfast.control.link.last_words import LastWords
@@ -84,8 +84,8 @@ def test_a_process_group_of_the_scripts_own_beside_that_of_its_layout(
 
 def test_what_a_process_has_said_of_its_end_is_the_cause_although_it_was_killed_then() -> None:
     crashed = Crashed(worker="n0/0/a", kind=FailureKind.EXCEPTION, detail="ValueError: oops", exit_code=1)
-    place = ProcessPlace(index=0, worker="n0/0/a", crashed=crashed, hung="its way out has taken 40 s")
-    down = place.obituary(-signal.SIGKILL, "train.py")
+    place = ProcessSlot(index=0, worker="n0/0/a", crashed=crashed, hung="its way out has taken 40 s")
+    down = place.describe_end(-signal.SIGKILL, "train.py")
     assert (down.kind, down.detail) == (FailureKind.EXCEPTION, "ValueError: oops")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.control.agent.snapshots.door import SnapshotDoor
+from holdfast.control.agent.snapshots.door import SnapshotServer
 from holdfast.control.link.snapshots.files import path_of
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
@@ -59,7 +59,7 @@ class Node:
             tell=self.told.append,
             experts=experts,
         )
-        self.door = SnapshotDoor("127.0.0.1", folder, "job", lambda: KEY)
+        self.door = SnapshotServer("127.0.0.1", folder, "job", lambda: KEY)
         self.keeper = Keeper(node=name, host="127.0.0.1", port=self.door.start())
 
     def close(self) -> None:

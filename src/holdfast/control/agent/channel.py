@@ -60,7 +60,7 @@ class PartJoiner:
         self._parts: list[bytes] = []
         self._bytes = self._left = 0
 
-    def take(self, message: CoordinatorMessage) -> CoordinatorMessage | None:
+    def add(self, message: CoordinatorMessage) -> CoordinatorMessage | None:
         """Add a received message. Return a message that is complete now, if there is one.
 
         Raises:
@@ -129,7 +129,7 @@ class CoordinatorChannel(asyncio.Protocol):
     def replay(self, messages: Iterator[AgentMessage]) -> None:
         """Send these messages as the socket has room. Later messages follow them."""
         self._waiting.append(messages)
-        self._pump()
+        self._send_replay()
 
     def close(self) -> None:
         """Close the connection after the sent messages. Messages that wait for room are dropped."""
@@ -169,9 +169,9 @@ class CoordinatorChannel(asyncio.Protocol):
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Response):
-                self._answered(event)
+                self._on_handshake(event)
             elif isinstance(event, Frame):
-                self._frame(event)
+                self._on_frame(event)
         self._flush()
 
     def eof_received(self) -> bool:
@@ -182,7 +182,7 @@ class CoordinatorChannel(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._pump()
+        self._send_replay()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting.clear()
@@ -202,7 +202,7 @@ class CoordinatorChannel(asyncio.Protocol):
         self._protocol.send_binary(data)
         self._flush()
 
-    def _pump(self) -> None:
+    def _send_replay(self) -> None:
         """Send what waits, as far as there is room; others get their turn in between."""
         for _ in range(_REPLAY_BATCH):
             if not self._waiting or self._paused or not self._open:
@@ -218,7 +218,7 @@ class CoordinatorChannel(asyncio.Protocol):
                 self._waiting.popleft()
             else:
                 self._write(_encoder.encode(message))
-        asyncio.get_running_loop().call_soon(self._pump)
+        asyncio.get_running_loop().call_soon(self._send_replay)
 
     def _flush(self) -> None:
         transport = self._transport
@@ -229,7 +229,7 @@ class CoordinatorChannel(asyncio.Protocol):
             else:
                 transport.close()  # the protocol's way to say that nothing follows
 
-    def _answered(self, response: Response) -> None:
+    def _on_handshake(self, response: Response) -> None:
         if self.ready.done():
             return
         if self._protocol.handshake_exc is None:
@@ -239,7 +239,7 @@ class CoordinatorChannel(asyncio.Protocol):
         self.ready.set_exception(ChannelRefusedError(status, f"HTTP {status} {response.reason_phrase}"))
         self.abort()
 
-    def _frame(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if frame.opcode not in (Opcode.BINARY, Opcode.CONT):
             return  # pings and closes are the protocol's; text is nothing of ours
         self._parts.append(bytes(frame.data))
@@ -248,7 +248,7 @@ class CoordinatorChannel(asyncio.Protocol):
         data = b"".join(self._parts)
         self._parts = []
         try:
-            message = self._joiner.take(self._decode(data))
+            message = self._joiner.add(self._decode(data))
         except (msgspec.DecodeError, UnicodeDecodeError, PartsError):
             self.abort()  # not a coordinator of this protocol
             return

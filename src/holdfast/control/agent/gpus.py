@@ -118,7 +118,7 @@ class _Gpu:
         nvml, xids = self._nvml, tuple(self._xids)
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
-            used, total = _memory_of(nvml, handle)
+            used, total = _read_memory(nvml, handle)
         except nvml.NVMLError as error:
             return GpuFacts(index=self._index, name=self._name, xids=xids, problem=str(error)[:_MAX_TEXT])
         bits = _ask(nvml, "DeviceGetCurrentClocksThrottleReasons", handle) or 0
@@ -135,7 +135,7 @@ class _Gpu:
         )
 
 
-def _memory_of(nvml: Nvml, handle: Any) -> tuple[int, int]:
+def _read_memory(nvml: Nvml, handle: Any) -> tuple[int, int]:
     """Return the used and the total memory in bytes, or (0, 0) if the GPU shares the memory of the machine.
 
     Raises:

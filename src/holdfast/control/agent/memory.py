@@ -25,13 +25,13 @@ class OomCounter:
     """
 
     def __init__(self, pid: int, *, proc: Path = _PROC, groups: Path = _CGROUPS) -> None:
-        places = [folder / name for folder in _folders(pid, proc, groups) for name in _EVENTS]
-        self._file = next((place for place in (*places, proc / "vmstat") if _kills(place) is not None), None)
+        places = [folder / name for folder in _cgroup_folders(pid, proc, groups) for name in _EVENTS]
+        self._file = next((place for place in (*places, proc / "vmstat") if _count_kills(place) is not None), None)
         self._before = self._kills
 
     @property
     def _kills(self) -> int:
-        return (_kills(self._file) or 0) if self._file is not None else 0
+        return (_count_kills(self._file) or 0) if self._file is not None else 0
 
     def has_struck(self) -> bool:
         """Return whether a process was killed for lack of memory since this counter was made."""
@@ -53,11 +53,11 @@ class MemoryRing:
     def __init__(self) -> None:
         self._looks: deque[tuple[float, MemoryReading]] = deque(maxlen=_REMEMBERED)
 
-    def take(self, now: float, held: MemoryReading) -> None:
+    def add(self, now: float, held: MemoryReading) -> None:
         """Store the present memory. `now`: seconds of any monotonic clock."""
         self._looks.append((now, held))
 
-    def since(self, now: float, seconds: float) -> tuple[MemorySample, ...]:
+    def samples_since(self, now: float, seconds: float) -> tuple[MemorySample, ...]:
         """Return the samples of the `seconds` up to `now`, oldest first.
 
         Samples that equal their neighbours are left out. If there are too many, the newest are returned.
@@ -83,12 +83,14 @@ def resident_bytes(pid: int, *, proc: Path = _PROC) -> int:
 def available_bytes(*, proc: Path = _PROC, groups: Path = _CGROUPS) -> int | None:
     """Return how much memory a new process could have, of the machine and of this process's group; None: not known."""
     found = [
-        value for value in (_available(proc / "meminfo"), *map(_left, _folders(0, proc, groups))) if value is not None
+        value
+        for value in (_read_available(proc / "meminfo"), *map(_read_cgroup_left, _cgroup_folders(0, proc, groups)))
+        if value is not None
     ]
     return min(found, default=None)
 
 
-def _folders(pid: int, proc: Path, groups: Path) -> list[Path]:
+def _cgroup_folders(pid: int, proc: Path, groups: Path) -> list[Path]:
     """Return the folders of a process's control group, as far as it has any with a controller for memory."""
     try:
         lines = (proc / (str(pid) if pid else "self") / "cgroup").read_text().splitlines()
@@ -103,16 +105,16 @@ def _folders(pid: int, proc: Path, groups: Path) -> list[Path]:
     return found
 
 
-def _kills(file: Path) -> int | None:
-    return _number(file, "oom_kill")
+def _count_kills(file: Path) -> int | None:
+    return _read_number(file, "oom_kill")
 
 
-def _available(meminfo: Path) -> int | None:
-    kilobytes = _number(meminfo, "MemAvailable:")
+def _read_available(meminfo: Path) -> int | None:
+    kilobytes = _read_number(meminfo, "MemAvailable:")
     return kilobytes << 10 if kilobytes is not None else None
 
 
-def _left(folder: Path) -> int | None:
+def _read_cgroup_left(folder: Path) -> int | None:
     """Return the bytes that a control group of version 2 may still use, or None without a known limit."""
     try:
         limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
@@ -121,7 +123,7 @@ def _left(folder: Path) -> int | None:
     return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None
 
 
-def _number(file: Path, name: str) -> int | None:
+def _read_number(file: Path, name: str) -> int | None:
     try:
         lines = file.read_text().splitlines()
     except OSError:

@@ -29,7 +29,7 @@ from holdfast.control.agent.preflight import Preflight
 from holdfast.control.agent.reach import connection_error, serve_probes
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper
-from holdfast.control.agent.stacks import stacks_of
+from holdfast.control.agent.stacks import make_worker_stacks
 from holdfast.control.agent.workforce import Workforce, WorkforceOwner
 from holdfast.control.link.checkpoints.lanes import CheckpointLanes
 from holdfast.control.link.checkpoints.spool import part_of
@@ -104,15 +104,15 @@ class NodeWorkers(Protocol):
 
     def send_signal(self, number: int) -> None: ...
 
-    def stopped(self) -> set[str]: ...
+    def find_stopped(self) -> set[str]: ...
 
     def readings(self, now: float, closely: Collection[str]) -> dict[str, Reading]: ...
 
     def accounts(self) -> dict[str, ProgressAccount]: ...
 
-    def held(self) -> MemoryReading: ...
+    def read_memory(self) -> MemoryReading: ...
 
-    def stacks(self) -> Awaitable[dict[str, str]]: ...
+    def read_stacks(self) -> Awaitable[dict[str, str]]: ...
 
     def kill_hung(self, worker: str, why: str) -> None: ...
 
@@ -167,7 +167,7 @@ class Agent:
         self._snapshots = SnapshotKeeper(settings, self._on_part)
         self._store = self._open_store() if settings.parts else None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.workforce = workers(settings, self, self._task)
+        self.workforce = workers(settings, self, self._start_task)
         self._make_channel = channel
         self._channel: CoordinatorChannel | None = None
         self._notice = Notice(settings.spec.recovery.grace)
@@ -183,12 +183,12 @@ class Agent:
         try:
             await self._open_probe_listener()
             await self.workforce.open()
-            self._obey(self.machine.start(self._snapshots.open()))
-            self._task(self._stay_connected())
-            self._task(self._watch())
+            self._execute(self.machine.start(self._snapshots.open()))
+            self._start_task(self._stay_connected())
+            self._start_task(self._watch())
             if self.settings.spec.experiments.watch:
-                self._task(self._look())
-                self._task(self._remember())
+                self._start_task(self._watch_activities())
+                self._start_task(self._sample_memory())
                 self._end_gpu_watch = watch_gpus(self._on_gpus).set
             end = await self._exit
             await self.workforce.end()
@@ -207,29 +207,29 @@ class Agent:
 
     def end(self, code: int, why: str) -> None:
         """End the node: its workers, then the agent with this exit code."""
-        self._obey(self.machine.end(code, why))
+        self._execute(self.machine.end(code, why))
 
-    def told_to_end(self, code: int, why: str) -> None:
-        """End the node once the job can continue without it, or when its grace is over. A second call ends it at once."""
+    def on_end_notice(self, code: int, why: str) -> None:
+        """End the node once the job can continue without it, or after its grace; at once if called again."""
         notice = self._notice
         if not notice.grace_s or notice.given or not self.machine.ever_welcomed:
             self.end(code, why)
             return
         _log.warning("node %s is to end: it leaves within %g s", self.settings.node, notice.grace_s)
-        self._obey(notice.give(self.clock.monotonic()))
-        self._task(self._end_later(code, f"{why}, after its grace of {notice.grace_s:g} s"))
+        self._execute(notice.give(self.clock.monotonic()))
+        self._start_task(self._end_later(code, f"{why}, after its grace of {notice.grace_s:g} s"))
 
     async def _end_later(self, code: int, why: str) -> None:
         await asyncio.sleep(self._notice.grace_s)
-        self._obey(self._notice.over())
+        self._execute(self._notice.over())
         self.end(code, why)
 
-    def _obey(self, instructions: Iterable[AgentInstruction]) -> None:
+    def _execute(self, instructions: Iterable[AgentInstruction]) -> None:
         """Carry out the machine's instructions."""
         for instruction in instructions:
             match instruction:
                 case Say() | Replay():
-                    self._say(instruction)
+                    self._send(instruction)
                 case Pass(workers, order):
                     self.workforce.pass_on(workers, order)
                 case StartWorker(worker):
@@ -239,14 +239,14 @@ class Agent:
                 case Answer(ask):
                     self._answer(ask)
                 case FetchParts() | ForgetParts() | AdmitReaders() | OpenMemory() | Stow():
-                    self._keep(instruction)
+                    self._execute_storage(instruction)
                 case Reconnect(why, blame):
                     _log.log(logging.WARNING if blame else logging.INFO, "%s", why)
-                    self._leave()
+                    self._close_channel()
                 case EndAgent():
-                    self._ended(instruction)
+                    self._set_exit(instruction)
 
-    def _keep(self, work: FetchParts | ForgetParts | AdmitReaders | OpenMemory | Stow) -> None:
+    def _execute_storage(self, work: FetchParts | ForgetParts | AdmitReaders | OpenMemory | Stow) -> None:
         """Carry out instructions about snapshots and checkpoints."""
         match work:
             case FetchParts(wanted):
@@ -256,12 +256,12 @@ class Agent:
             case AdmitReaders(key):
                 self._snapshots.admit(key)
             case OpenMemory():
-                self._obey(self.machine.opened(self._snapshots.open(always=True), self.clock.monotonic()))
+                self._execute(self.machine.opened(self._snapshots.open(always=True), self.clock.monotonic()))
             case Stow(order):
                 if self._store is not None:
                     self._store.obey(order)
 
-    def _say(self, what: Say | Replay) -> None:
+    def _send(self, what: Say | Replay) -> None:
         if self._channel is None or self._silent:
             return
         if isinstance(what, Say):
@@ -269,11 +269,11 @@ class Agent:
         else:
             self._channel.replay(what.messages)
 
-    def _leave(self) -> None:
+    def _close_channel(self) -> None:
         if self._channel is not None:
             self._channel.close()
 
-    def _ended(self, end: EndAgent) -> None:
+    def _set_exit(self, end: EndAgent) -> None:
         if not self._exit.done():
             self._exit.set_result(end)
 
@@ -293,13 +293,13 @@ class Agent:
                     settings.coordinator, settings.token, self._on_message, tls=tls, make=self._make_channel
                 )
             except ChannelRefusedError as error:
-                self._refused_by_server(error)
+                self._on_refused(error)
             except OSError as error:  # TimeoutError too
                 _log.debug("no coordinator: %s", error)
             else:
                 self._channel = channel
-                self._obey(machine.connected(self.clock.monotonic(), wall=self.clock.time(), unfit=unfit))
-                self._obey(self._notice.again(self.clock.monotonic()))
+                self._execute(machine.connected(self.clock.monotonic(), wall=self.clock.time(), unfit=unfit))
+                self._execute(self._notice.again(self.clock.monotonic()))
                 await channel.wait_closed()
                 if machine.welcomed:
                     backoff = _FIRST_BACKOFF_S
@@ -312,7 +312,7 @@ class Agent:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _LAST_BACKOFF_S)
 
-    def _refused_by_server(self, error: ChannelRefusedError) -> None:
+    def _on_refused(self, error: ChannelRefusedError) -> None:
         # Only at the start: training that runs is not thrown away because something else answers on the port.
         if error.status in _UNAUTHORISED and not self.machine.ever_welcomed:
             self.end(
@@ -327,7 +327,7 @@ class Agent:
         if isinstance(message, NodeFault):
             self._node_fault(message)
         else:
-            self._obey(self.machine.hear(message, self.clock.monotonic()))
+            self._execute(self.machine.hear(message, self.clock.monotonic()))
 
     def _node_fault(self, fault: NodeFault) -> None:
         _log.warning("injected fault: %s", fault.fault)
@@ -373,91 +373,91 @@ class Agent:
 
     def on_worker_message(self, message: WorkerMessage | UnitWord) -> None:
         """A worker said something."""
-        self._obey(self.machine.worker_said(message, self.clock.monotonic()))
+        self._execute(self.machine.worker_said(message, self.clock.monotonic()))
 
     def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
         """A worker's process ended."""
-        self._obey(self.machine.worker_ended(down, self.clock.monotonic(), clean=clean))
+        self._execute(self.machine.worker_ended(down, self.clock.monotonic(), clean=clean))
 
     def on_output_lost(self, file: str, why: str) -> None:
         """A worker's log cannot be written: report it. Any thread."""
         _log.warning("the log %s cannot be written: %s; lines are lost", file, why)
         failed = OutputFailed(file=file[-8192:], why=why)
-        self._obey_soon(lambda: self.machine.seen(failed, now=self.clock.monotonic()))
+        self._execute_threadsafe(lambda: self.machine.seen(failed, now=self.clock.monotonic()))
 
     def _on_gpus(self, gpus: tuple[GpuFacts, ...]) -> None:
         """Report the state of the GPUs; called in another thread."""
-        self._obey_soon(lambda: self.machine.gpus_read(GpusRead(gpus=gpus), self.clock.monotonic()))
+        self._execute_threadsafe(lambda: self.machine.gpus_read(GpusRead(gpus=gpus), self.clock.monotonic()))
 
-    def _obey_soon(self, call: Callable[[], Iterable[AgentInstruction]]) -> None:
+    def _execute_threadsafe(self, call: Callable[[], Iterable[AgentInstruction]]) -> None:
         """Call the machine in the agent's loop, and carry out its instructions; from any thread."""
         with contextlib.suppress(RuntimeError):  # the agent has ended
-            self._loop.call_soon_threadsafe(lambda: self._obey(call()))
+            self._loop.call_soon_threadsafe(lambda: self._execute(call()))
 
     def _on_part(self, part: SnapshotPart) -> None:
-        self._obey(self.machine.fetched(part, self.clock.monotonic()))
+        self._execute(self.machine.fetched(part, self.clock.monotonic()))
 
     # ---- time, and the end ----
 
     async def _watch(self) -> None:
         """Send heartbeats where nothing else is said, and look for workers that are stopped."""
         while not self._exit.done():
-            self._obey(self.machine.tick(self.clock.monotonic(), self.workforce.stopped()))
-            self._look_at_clock()
+            self._execute(self.machine.tick(self.clock.monotonic(), self.workforce.find_stopped()))
+            self._check_clock()
             await asyncio.sleep(until_mark(self.clock.time(), self.machine.watch_s))
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         """Log if this machine's clock was set. No decision depends on it."""
         ahead_s = self.clock.time() - self.clock.monotonic()
         set_by_s, self._wall_ahead_s = ahead_s - self._wall_ahead_s, ahead_s
         if abs(set_by_s) > _CLOCK_SET_S:
             _log.warning("this machine's clock was set by %+.1f s; nothing is decided by it", set_by_s)
 
-    async def _look(self) -> None:
+    async def _watch_activities(self) -> None:
         """Check the activities of the workers."""
         watch, now = self.machine.watch, self.clock.monotonic
         while not self._exit.done():
             await asyncio.sleep(watch.look_s)
             readings = self.workforce.readings(now(), watch.closely)
             if watch.learns(now()):
-                self._obey(self.machine.seen(*watch.learn(now(), readings, self.workforce.accounts()), now=now()))
-            self._obey(self.machine.seen(*watch.look(now(), readings), now=now()))
+                self._execute(self.machine.seen(*watch.learn(now(), readings, self.workforce.accounts()), now=now()))
+            self._execute(self.machine.seen(*watch.look(now(), readings), now=now()))
 
-    async def _remember(self) -> None:
+    async def _sample_memory(self) -> None:
         """Sample the memory of the workers."""
         while not self._exit.done():
-            self._memory.take(self.clock.monotonic(), self.workforce.held())
+            self._memory.add(self.clock.monotonic(), self.workforce.read_memory())
             await asyncio.sleep(LOOK_S)
 
     def _answer(self, ask: Probe | TakeStacks | TakeMemory | ProbeAddress) -> None:
         """Answer a question of the coordinator."""
         if isinstance(ask, ProbeAddress):
-            self._task(self._probe(ask, self._channel))
+            self._start_task(self._probe(ask, self._channel))
             return
         force, machine, now = self.workforce, self.machine, self.clock.monotonic()
         if isinstance(ask, Probe):
             watch = machine.watch
-            stands = watch.stands(now, force.readings(now, watch.closely), force.stopped())
-            self._obey(machine.seen(ProbeAnswer(number=ask.number, stands=stands), now=now))
+            stands = watch.stands(now, force.readings(now, watch.closely), force.find_stopped())
+            self._execute(machine.seen(ProbeAnswer(number=ask.number, stands=stands), now=now))
         elif isinstance(ask, TakeMemory):
-            self._memory.take(now, force.held())
-            samples = self._memory.since(now, ask.seconds)
-            self._obey(machine.seen(MemoryTaken(number=ask.number, samples=samples), now=now))
+            self._memory.add(now, force.read_memory())
+            samples = self._memory.samples_since(now, ask.seconds)
+            self._execute(machine.seen(MemoryTaken(number=ask.number, samples=samples), now=now))
         else:
             accounts = force.accounts()  # Before any worker continues.
-            self._task(self._tell_stacks(ask.number, force.stacks(), accounts, now, self._channel))
+            self._start_task(self._send_stacks(ask.number, force.read_stacks(), accounts, now, self._channel))
 
     async def _probe(self, ask: ProbeAddress, channel: CoordinatorChannel | None) -> None:
         """Connect to an address of another node, and report the result."""
         error = await connection_error(ask.host, ask.port)
-        self._answer_on(channel, AddressProbed(number=ask.number, error=error))
+        self._send_probe_result(channel, AddressProbed(number=ask.number, error=error))
 
-    def _answer_on(self, channel: CoordinatorChannel | None, answer: AddressProbed | Stacks) -> None:
+    def _send_probe_result(self, channel: CoordinatorChannel | None, answer: AddressProbed | Stacks) -> None:
         """Send an answer on the connection of its question: on a later one, another question may have its number."""
         if self._channel is channel:
-            self._obey(self.machine.seen(answer, now=self.clock.monotonic()))
+            self._execute(self.machine.seen(answer, now=self.clock.monotonic()))
 
-    async def _tell_stacks(
+    async def _send_stacks(
         self,
         number: int,
         texts: Awaitable[dict[str, str]],
@@ -465,7 +465,7 @@ class Agent:
         read_at: float,
         channel: CoordinatorChannel | None,
     ) -> None:
-        self._answer_on(channel, stacks_of(number, await texts, accounts, read_at))
+        self._send_probe_result(channel, make_worker_stacks(number, await texts, accounts, read_at))
 
     async def _close(self) -> None:
         channel = self._channel
@@ -484,12 +484,12 @@ class Agent:
             shutil.rmtree(self.settings.parts, ignore_errors=True)
         await self._snapshots.close(remove=self._exit.done() and self._exit.exception() is None)
 
-    def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._task_done)
+        task.add_done_callback(self._on_task_done)
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._exit.done():
@@ -502,7 +502,7 @@ async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]
     loop = asyncio.get_running_loop()
     reasons = {number: f"ended by {number.name}" for number in ending_signals()}
     for number, code in ending_signals().items():
-        end = agent.end if number is signal.SIGINT else agent.told_to_end
+        end = agent.end if number is signal.SIGINT else agent.on_end_notice
         loop.add_signal_handler(number, partial(end, code, reasons[number]))
     code = await agent.run()
     over = agent.machine.over

@@ -60,7 +60,7 @@ class WorkerConnection(asyncio.Protocol):
 
 
 @dataclass(slots=True)
-class ProcessPlace:
+class ProcessSlot:
     """One worker's place on the node, and the process that fills it now."""
 
     index: int
@@ -120,7 +120,7 @@ class ProcessPlace:
             self.connection.close()
             self.connection = None
 
-    def obituary(self, code: int, script: str) -> WorkerDown:
+    def describe_end(self, code: int, script: str) -> WorkerDown:
         """Return how the process ended."""
         kind, detail, exit_code, final = FailureKind.PROCESS_EXIT, describe_exit(code), code, False
         error = self.crashed.error if self.crashed is not None else None
@@ -143,7 +143,7 @@ class ProcessPlace:
         )
 
 
-def first_to_end(places: Sequence[ProcessPlace], place: ProcessPlace) -> ProcessPlace | None:
+def find_first_to_end(places: Sequence[ProcessSlot], place: ProcessSlot) -> ProcessSlot | None:
     """Return which place of a unit has ended first, or has said first why it ends; the one asked for if none has.
 
     Who was killed without a word comes before all that have said why they end: on a busy machine they are heard of

@@ -47,18 +47,20 @@ class StackReader:
             for worker, path in list(waiting.items()):
                 size = os.path.getsize(path)
                 if size == sizes[worker] > self._begin[worker]:  # It has stopped growing.
-                    found[worker] = self._text(worker, path)
+                    found[worker] = self._read_text(worker, path)
                     del waiting[worker]
                 sizes[worker] = size
         return found
 
-    def _text(self, worker: str, path: str) -> str:
+    def _read_text(self, worker: str, path: str) -> str:
         with open(path, encoding="utf-8", errors="replace") as file:
             file.seek(self._begin[worker])
             return _ADDRESS.sub("", file.read(4 * _CHARACTERS))[:_CHARACTERS]
 
 
-def stacks_of(number: int, texts: Mapping[str, str], accounts: Mapping[str, ProgressAccount], now: float) -> Stacks:
+def make_worker_stacks(
+    number: int, texts: Mapping[str, str], accounts: Mapping[str, ProgressAccount], now: float
+) -> Stacks:
     """Return the stacks and the newest collectives of all workers. `now`: on the clock of the pages."""
     told: list[WorkerStack] = []
     for worker in list(dict.fromkeys((*accounts, *texts)))[:64]:

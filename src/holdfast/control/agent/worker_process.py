@@ -69,16 +69,17 @@ def run_script(script: str, module: str = "") -> int:
         # The last frame of the process: where Python itself would print a traceback and exit with 1 (130 after Ctrl-C).
         session = LastWords.installed()
         if session is not None:
-            session.ending()  # First, because making a traceback may take longer than the limit of the script's activity.
+            # First, because making a traceback may take longer than the limit of the script's activity.
+            session.ending()
         if _GROUP_AGAIN in str(error):
-            return _ended_by_us(BadInputError(_ONE_GROUP + _place(error, script)), script)
+            return _was_ended_by_us(BadInputError(_ONE_GROUP + _place(error, script)), script)
         if any(words in str(error) for words in _NO_GROUP):
-            return _wants_a_group(error, script)
+            return _needs_process_group(error, script)
         if isinstance(error, HoldfastError):
-            return _ended_by_us(error, script)
+            return _was_ended_by_us(error, script)
         if isinstance(error, SystemExit):
-            return _ended_itself(error, script)
-        return _raised(error, script)
+            return _on_system_exit(error, script)
+        return _on_exception(error, script)
     finally:
         guard.lift()
     return 0
@@ -91,22 +92,22 @@ def _save() -> None:
         session.save()
 
 
-def _ended_by_us(error: HoldfastError, script: str) -> int:
+def _was_ended_by_us(error: HoldfastError, script: str) -> int:
     bad_input = error.exit_code == EXIT_BAD_INPUT
     kind = FailureKind.PROCESS_EXIT if bad_input else FailureKind.EXCEPTION
     misused = isinstance(error, StepUseError)
     detail = f"{error}{_place(error, script)}" if misused or not bad_input else str(error)
     if bad_input:
-        told = _tell(kind, detail, error.exit_code, final=misused)
+        told = _report(kind, detail, error.exit_code, final=misused)
     else:
-        told = _end(kind, detail, error.exit_code, _error(error, script))
+        told = _report_and_keep(kind, detail, error.exit_code, _error(error, script))
     # All workers find the same error in a script's settings. The coordinator or the agent prints it once.
     if not (told and bad_input):
         print(f"holdfast: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
-def _wants_a_group(error: BaseException, script: str) -> int:
+def _needs_process_group(error: BaseException, script: str) -> int:
     """End the job: the script was written for torchrun, and raises the same in every process that runs it.
 
     All workers find this. The coordinator tells the first one's words, and keeps its traceback in the event.
@@ -115,28 +116,28 @@ def _wants_a_group(error: BaseException, script: str) -> int:
     what = "".join(traceback.format_exception_only(error)).strip()
     detail = f"{what}{_place(error, script)}: {_WITHOUT_GROUP}"
     raised = _error(error, script)
-    if not _end(FailureKind.PROCESS_EXIT, detail, EXIT_BAD_INPUT, raised, final=True):
+    if not _report_and_keep(FailureKind.PROCESS_EXIT, detail, EXIT_BAD_INPUT, raised, final=True):
         print(f"{raised.traceback}holdfast: {_WITHOUT_GROUP}", file=sys.stderr, flush=True)
     return EXIT_BAD_INPUT
 
 
-def _ended_itself(error: SystemExit, script: str) -> int:
+def _on_system_exit(error: SystemExit, script: str) -> int:
     code = _exit_code(error)
     if code != EXIT_DONE:
         detail = f"the script called sys.exit({code}){_place(error, script)}"
-        _end(FailureKind.PROCESS_EXIT, detail, code, _error(error, script), final=True)
+        _report_and_keep(FailureKind.PROCESS_EXIT, detail, code, _error(error, script), final=True)
     else:
         _save()
     return code
 
 
-def _raised(error: BaseException, script: str) -> int:
+def _on_exception(error: BaseException, script: str) -> int:
     error.__traceback__ = _script_part(error.__traceback__, script)
     traceback.print_exception(error)
     sys.stderr.flush()
     what = "".join(traceback.format_exception_only(error)).strip()
     code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
-    _end(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", code, _error(error, script))
+    _report_and_keep(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", code, _error(error, script))
     return code
 
 
@@ -177,7 +178,9 @@ def _error(error: BaseException, script: str) -> ScriptError:
     return ScriptError(place=f"{type(error).__name__}{place}", traceback=trace[-_TRACEBACK_CHARACTERS:])
 
 
-def _end(kind: FailureKind, detail: str, exit_code: int, error: ScriptError, *, final: bool = False) -> bool:
+def _report_and_keep(
+    kind: FailureKind, detail: str, exit_code: int, error: ScriptError, *, final: bool = False
+) -> bool:
     """Report to the agent, as `_tell`. If a session trains in this process, wait until its state is not needed."""
     session, settings = LastWords.installed(), WorkerSettings.from_environment(os.environ)
     if session is not None and settings is not None:
@@ -192,10 +195,10 @@ def _end(kind: FailureKind, detail: str, exit_code: int, error: ScriptError, *, 
         )
         if session.keep(crashed):
             return True
-    return _tell(kind, detail, exit_code, final=final, error=error)
+    return _report(kind, detail, exit_code, final=final, error=error)
 
 
-def _tell(
+def _report(
     kind: FailureKind, detail: str, exit_code: int, *, final: bool = False, error: ScriptError | None = None
 ) -> bool:
     """Report to the agent. Return whether it has received the report."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from holdfast.control.agent.memory import MemoryReading, resident_bytes
-from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection, first_to_end
+from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessSlot, WorkerConnection, find_first_to_end
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import snapshot_folder
 from holdfast.control.agent.stacks import StackReader
@@ -73,7 +73,7 @@ class Workforce:
         start_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.settings = settings
-        self.places = [ProcessPlace(index=index) for index in range(settings.spec.workers_per_node)]
+        self.places = [ProcessSlot(index=index) for index in range(settings.spec.workers_per_node)]
         self.socket_path = f"{settings.folder}/{settings.node}.sock"
         self._page = _page_for(settings)
         #: of the units that there are, by name
@@ -129,7 +129,7 @@ class Workforce:
         if place.handle is not None:
             self._given_up.add(place.handle.pid)
             place.handle.send_signal(signal.SIGKILL)
-            self._heard_last(place.worker, failed=False)
+            self._await_last_output(place.worker, failed=False)
         place.refill(worker)
         self._forget_units()
         self._start_task(self._start(place, worker))
@@ -137,11 +137,11 @@ class Workforce:
     def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None:
         """Send an order, or a message of their replica group, to these workers. A worker that is gone is ignored."""
         if isinstance(order, UnitFormed):
-            order = self._form(order)
+            order = self._map_proposals(order)
         if self._relay is not None and isinstance(order, Begin | Prepare):
             self._relay.knows(order.plan.generation, order.plan.workers[0])
         frame = encode_frame(order, MAX_WHOLE_BYTES)
-        for place in map(self._place_of, workers):
+        for place in map(self._slot_of, workers):
             if place is not None and place.connection is not None:
                 place.connection.send(frame)
 
@@ -194,7 +194,7 @@ class Workforce:
         if self._stacks_read is not None and not self._stacks_read.done():
             self._stacks_read.add_done_callback(lambda _: self.kill_hung(worker, why))
             return
-        place = self._place_of(worker)
+        place = self._slot_of(worker)
         if place is not None and place.handle is not None:
             place.hung = why
             place.handle.send_signal(signal.SIGKILL)
@@ -239,14 +239,14 @@ class Workforce:
         self._connections.add(connection)
         return connection
 
-    def _place_of(self, worker: str) -> ProcessPlace | None:
+    def _slot_of(self, worker: str) -> ProcessSlot | None:
         return next((place for place in self.places if place.worker == worker), None)
 
     def _on_message(self, connection: WorkerConnection, message: FromWorkerProcess) -> None:
         if isinstance(message, PartHanded):
             self._owner.on_part(message)  # Even if its worker is given up by now, the applied steps count.
             return
-        place = self._place_of(message.worker)
+        place = self._slot_of(message.worker)
         if place is None:
             connection.close()  # a process that was given up, or a stranger
             return
@@ -269,11 +269,11 @@ class Workforce:
         for place in self.places:
             if place.connection is connection:
                 place.connection = None
-                self._tell_exit(place, place.worker)
+                self._report_exit(place, place.worker)
 
     # ---- units ----
 
-    def _form(self, formed: UnitFormed) -> UnitFormed | UnitRefused:
+    def _map_proposals(self, formed: UnitFormed) -> UnitFormed | UnitRefused:
         """Create the shared memory for the proposals of a new replica group."""
         try:
             page = self._proposals[formed.unit] = ProposalPage(len(formed.workers))
@@ -289,31 +289,31 @@ class Workforce:
         for unit in self._proposals.keys() - {place.unit for place in self.places}:
             self._proposals.pop(unit).close()
 
-    def _pass_raised(self, place: ProcessPlace, raised: Raised) -> None:
+    def _pass_raised(self, place: ProcessSlot, raised: Raised) -> None:
         """Pass on an exception of a script, unless the end of another worker has caused it.
 
         That end is then reported first, and this worker is replaced with it.
         """
         if place.worker != raised.worker or self._closing:
             return
-        if (first := first_to_end(self.places, place)) is place:
+        if (first := find_first_to_end(self.places, place)) is place:
             self._owner.on_worker_message(raised)
             return
         if first is not None:
             self._blame(first)
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, raised)
 
-    def _blame(self, place: ProcessPlace) -> None:
+    def _blame(self, place: ProcessSlot) -> None:
         """What others of its unit have met is its doing: tell of its end first, and do not wait for it."""
         if place.exit_code is None and place.handle is not None and place.crashed is not None:
             self._given_up.add(place.handle.pid)
             place.handle.send_signal(signal.SIGKILL)
             place.exit_code = place.crashed.exit_code
-        self._tell_exit(place, place.worker)
+        self._report_exit(place, place.worker)
 
     # ---- processes ----
 
-    async def _start(self, place: ProcessPlace, worker: str) -> None:
+    async def _start(self, place: ProcessSlot, worker: str) -> None:
         settings = self.settings
         self._forking += 1
         try:
@@ -321,7 +321,7 @@ class Workforce:
             while not pid and not self._closing:
                 try:
                     zygote = await self._zygotes.get()
-                    output, errors = self._output_of(worker)
+                    output, errors = self._output_file(worker)
                     pid = await zygote.fork(
                         script=settings.spec.script,
                         as_module=settings.spec.module,
@@ -337,17 +337,17 @@ class Workforce:
         finally:
             self._forking -= 1
         if pid:
-            self._started(place, worker, pid)
+            self._on_started(place, worker, pid)
 
-    def _output_of(self, worker: str) -> tuple[str, str]:
+    def _output_file(self, worker: str) -> tuple[str, str]:
         """Return the file for stdout and stderr of a new process, or "" for our own."""
         return self._relay.open(worker) if self._relay is not None else ("", "")
 
-    def _heard_last(self, worker: str, *, failed: bool) -> None:
+    def _await_last_output(self, worker: str, *, failed: bool) -> None:
         if self._relay is not None and worker:
             self._relay.ended(worker, failed=failed)
 
-    def _started(self, place: ProcessPlace, worker: str, pid: int) -> None:
+    def _on_started(self, place: ProcessSlot, worker: str, pid: int) -> None:
         handle = ProcessHandle(pid)
         early = self._early_exits.pop(pid, None)
         if place.worker != worker or self._closing:
@@ -386,29 +386,29 @@ class Workforce:
             return
         place = next((place for place in self.places if place.pid == pid), None)
         if place is not None:
-            self._exited(place, code)
+            self._on_process_end(place, code)
         elif self._forking:
             self._early_exits[pid] = code
 
-    def _exited(self, place: ProcessPlace, code: int) -> None:
+    def _on_process_end(self, place: ProcessSlot, code: int) -> None:
         """Handle the end of a process. First its last messages are read from its socket, up to the socket's end."""
         place.exit_code, place.end_number = code, place.end_number or next(self._ends)
         if place.connection is None and (code or place.attached):
-            self._tell_exit(place, place.worker)
+            self._report_exit(place, place.worker)
             return
         # A child process may keep the socket open, and the messages of a quick process may not have arrived yet.
-        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._tell_exit, place, place.worker)
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._report_exit, place, place.worker)
 
-    def _tell_exit(self, place: ProcessPlace, worker: str) -> None:
+    def _report_exit(self, place: ProcessSlot, worker: str) -> None:
         if place.worker == worker and place.exit_code is not None:
-            if (first := first_to_end(self.places, place)) is not place:
+            if (first := find_first_to_end(self.places, place)) is not place:
                 if first is not None:
                     self._blame(first)
                 wait_s = _LAST_WORDS_S if first is None else 0.0
-                asyncio.get_running_loop().call_later(wait_s, self._tell_exit, place, worker)
+                asyncio.get_running_loop().call_later(wait_s, self._report_exit, place, worker)
                 return
-            code, down = place.exit_code, place.obituary(place.exit_code, self.settings.spec.script)
-            self._heard_last(worker, failed=code not in (EXIT_DONE, UNKNOWN_EXIT))
+            code, down = place.exit_code, place.describe_end(place.exit_code, self.settings.spec.script)
+            self._await_last_output(worker, failed=code not in (EXIT_DONE, UNKNOWN_EXIT))
             place.refill("")
             if not self._closing:
                 self._owner.on_worker_exit(down, clean=code in (EXIT_DONE, UNKNOWN_EXIT))
@@ -423,11 +423,11 @@ class Workforce:
             if place.handle is not None:
                 self._start_task(self._await_orphan(place, place.handle))
 
-    async def _await_orphan(self, place: ProcessPlace, handle: ProcessHandle) -> None:
+    async def _await_orphan(self, place: ProcessSlot, handle: ProcessHandle) -> None:
         """Watch a worker without its parent: it continues, but its exit code will be unknown."""
         await handle.ended()
         if place.handle is handle:
-            self._exited(place, UNKNOWN_EXIT)
+            self._on_process_end(place, UNKNOWN_EXIT)
 
 
 def _page_for(settings: AgentSettings) -> ProgressPage | None:

@@ -56,7 +56,7 @@ class _Requester:
         data, self.streams, _, _ = socket.recv_fds(self.connection, _CHUNK, _MOST)
         return data
 
-    def given(self) -> None:
+    def close_child_stream(self) -> None:
         """Close our copy of the third descriptor: an open copy would hide the end of the child process."""
         for stream in self.streams[_STREAMS:]:
             os.close(stream)
@@ -97,7 +97,7 @@ class Zygote:
                 elif isinstance(key.fileobj, int):
                     self._reap(key.fileobj)
                 else:
-                    fork = self._requested(key.data)
+                    fork = self._on_request(key.data)
                     if fork is not None:
                         return fork
 
@@ -107,7 +107,7 @@ class Zygote:
         self._requesters.append(requester)
         self._selector.register(connection, selectors.EVENT_READ, requester)
 
-    def _requested(self, requester: _Requester) -> Fork | None:
+    def _on_request(self, requester: _Requester) -> Fork | None:
         if requester not in self._requesters:
             return None  # dropped while this event was under way
         try:
@@ -131,17 +131,17 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            requester.given()
+            requester.close_child_stream()
             self._reply(requester, ForkFailed(request=fork.request, why=str(error)))
             return False
         if pid == 0:
             if fork.module:
                 die_with_parent(mine)  # A worker continues without its zygote, and gets other loader workers.
-            _speak_through(requester.streams[:_STREAMS])
+            _redirect_output(requester.streams[:_STREAMS])
             self.channel = os.dup(requester.streams[_STREAMS]) if len(requester.streams) > _STREAMS else -1
             self._forget_everything()
             return True
-        requester.given()
+        requester.close_child_stream()
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (pid, requester)
         self._selector.register(pidfd, selectors.EVENT_READ, None)
@@ -189,7 +189,7 @@ class Zygote:
             os.close(pidfd)
 
 
-def _speak_through(streams: list[int]) -> None:
+def _redirect_output(streams: list[int]) -> None:
     """Use these descriptors as stdout and stderr."""
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream, number)
@@ -205,7 +205,7 @@ def preload(names: list[str]) -> None:
                 print_error(f"holdfast zygote: {name} is not preloaded: {error}")
 
 
-def become(fork: Fork) -> None:
+def set_up_child(fork: Fork) -> None:
     """Make a forked child equal to a newly started process."""
     os.setpgid(0, 0)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -286,10 +286,10 @@ def live(zygote: Zygote) -> None:
     fork = zygote.serve()
     if fork is None:
         return
-    become(fork)
+    set_up_child(fork)
     if fork.module:
-        leave(importlib.import_module(fork.module).main(zygote.channel))
-    leave(run_script(fork.script, fork.as_module))
+        exit_quickly(importlib.import_module(fork.module).main(zygote.channel))
+    exit_quickly(run_script(fork.script, fork.as_module))
 
 
 def remove(folder: Path, abandoned: str = "") -> None:
@@ -306,7 +306,7 @@ def remove(folder: Path, abandoned: str = "") -> None:
         time.sleep(_REMOVE_PAUSE_S)
 
 
-def leave(code: int) -> NoReturn:
+def exit_quickly(code: int) -> NoReturn:
     """End a worker process like the interpreter, but without destroying modules, which takes 0.5 s with torch."""
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - the interpreter calls it, too
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage] - the same

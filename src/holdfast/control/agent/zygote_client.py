@@ -100,7 +100,7 @@ class ZygoteClient(asyncio.Protocol):
             self._transport.abort()
             return
         for reply in replies:
-            self._take(reply)
+            self._on_reply(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for answer in self._waiting.values():
@@ -109,7 +109,7 @@ class ZygoteClient(asyncio.Protocol):
         self._waiting.clear()
         self._on_lost()
 
-    def _take(self, reply: ZygoteReply) -> None:
+    def _on_reply(self, reply: ZygoteReply) -> None:
         if isinstance(reply, Exited):
             self._on_exit(reply.pid, reply.code)
             return
@@ -158,7 +158,7 @@ class ZygoteSupply:
         async with self._lock:
             if self._client is None and self._shared:
                 try:
-                    self._client = await ZygoteClient.connect(self._shared, self._on_exit, self._lost)
+                    self._client = await ZygoteClient.connect(self._shared, self._on_exit, self._on_lost)
                     self.path = self._shared
                 except OSError:
                     self._shared = ""  # It will not return, so this agent starts its own.
@@ -183,9 +183,9 @@ class ZygoteSupply:
         path = f"{self._folder}/zygote-{self._count}.sock"
         self._own = start_zygote(path, environment=self._environment, preload=self._preload)
         self.path = path
-        return await ZygoteClient.connect(path, self._on_exit, self._lost)
+        return await ZygoteClient.connect(path, self._on_exit, self._on_lost)
 
-    def _lost(self) -> None:
+    def _on_lost(self) -> None:
         if self._client is not None:
             self._client = None
             self._on_lost()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.control.agent.settings import AgentSettings
-from holdfast.control.agent.snapshots.keeper import abandoned_snapshots, remove_snapshots
+from holdfast.control.agent.snapshots.keeper import find_abandoned_snapshots, remove_snapshots
 from holdfast.control.checkpoint_lock import lock_owner, locked_directory
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
@@ -220,7 +220,7 @@ class Launcher:
             self._zygote_path,
             environment=self.settings.environment,
             remove=str(self._sockets),
-            abandoned=abandoned_snapshots(self._spec.checkpoint.snapshot_dir),
+            abandoned=find_abandoned_snapshots(self._spec.checkpoint.snapshot_dir),
             preload=self.settings.preload,
         )
 
@@ -444,7 +444,7 @@ async def launch(
         before = await asyncio.to_thread(stack.enter_context, lock)
         alone = before is not None and (before.job, before.events) == (owner.job, owner.events)
         checkpoints = intact_checkpoints(spec.checkpoint.dir, say)
-        remove_abandoned_folders(abandoned_snapshots(spec.checkpoint.snapshot_dir))
+        remove_abandoned_folders(find_abandoned_snapshots(spec.checkpoint.snapshot_dir))
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director, alone=alone)
         loop = asyncio.get_running_loop()
         numbers = ending_signals()

@@ -36,7 +36,7 @@ logger = logging.getLogger("holdfast.agent")
 MAX_READERS = 64
 
 
-class SnapshotDoor:
+class SnapshotServer:
     """Listens for readers, as long as the agent lives."""
 
     def __init__(self, host: str, folder: Path, job: str, key: Callable[[], bytes]) -> None:
@@ -47,7 +47,7 @@ class SnapshotDoor:
         """
         self._folder, self._job, self._key = folder, job, key
         self._readers = threading.BoundedSemaphore(MAX_READERS)
-        self._reception = Reception(host, "reader", self._give, CountedLog(logger, time.monotonic))
+        self._reception = Reception(host, "reader", self._serve, CountedLog(logger, time.monotonic))
 
     def start(self) -> int:
         """Listen on a free port, and return it.
@@ -61,7 +61,7 @@ class SnapshotDoor:
         """Stop listening, and abort transfers in progress."""
         self._reception.close()
 
-    def _give(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         wire, key = Wire(connection), self._key()
         hello = wire.read(len(MAGIC) + NONCE)
         if not hello.startswith(MAGIC) or not key:

@@ -23,7 +23,7 @@ TRIES = 3
 PAUSE_S = 0.5
 
 
-class Fetching:
+class SnapshotFetcher:
     """Fetches wanted parts, newest snapshots first."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Fetching:
         self._thread: threading.Thread | None = None
         self._log = CountedLog(logger, time.monotonic)
 
-    def want(self, wanted: Sequence[WantedPart]) -> None:
+    def set_wanted(self, wanted: Sequence[WantedPart]) -> None:
         """Replace the wanted parts. A transfer in progress is finished; if it is not wanted, it is dropped later."""
         with self._changed:
             self._wanted = sorted(wanted, key=lambda one: one.snapshot.key, reverse=True)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.control.agent.settings import AgentSettings
-from holdfast.control.agent.snapshots.door import SnapshotDoor
-from holdfast.control.agent.snapshots.fetching import Fetching
+from holdfast.control.agent.snapshots.door import SnapshotServer
+from holdfast.control.agent.snapshots.fetching import SnapshotFetcher
 from holdfast.control.link.snapshots.files import find_parts, make_folder, path_of, remove_abandoned
 from holdfast.control.owned_folders import lock_folder, remove_abandoned_folders
 from holdfast.protocol.messages.agent import NodeSnapshots, WantedPart
@@ -49,7 +49,7 @@ def snapshot_folder(settings: AgentSettings, *, always: bool = False) -> str:
     return f"{base}/{_HEAD}{os.getuid()}-{spec.name}-{settings.node}-{origin:08x}{kind}"
 
 
-def abandoned_snapshots(snapshot_dir: str) -> str:
+def find_abandoned_snapshots(snapshot_dir: str) -> str:
     """Return the pattern of the folders, in a job's `snapshot_dir`, that are of no use once their lock is free."""
     return f"{glob.escape(snapshot_dir or SHARED_MEMORY)}/{_HEAD}{os.getuid()}-*{_OF_RUN}"
 
@@ -75,8 +75,8 @@ class SnapshotKeeper:
         self._key = b""
         #: the folder, held as long as this agent lives; -1: not yet
         self._lock = -1
-        self._door: SnapshotDoor | None = None
-        self._fetching: Fetching | None = None
+        self._door: SnapshotServer | None = None
+        self._fetching: SnapshotFetcher | None = None
 
     def open(self, *, always: bool = False) -> NodeSnapshots | None:
         """Find parts of an earlier agent, and admit readers. Return None if this node keeps no parts.
@@ -91,15 +91,17 @@ class SnapshotKeeper:
             make_folder(folder)
             self._lock = _lock(folder)
             _sweep(str(folder.parent))
-            parts = find_parts(folder, self._job, _removed)
-            door = SnapshotDoor(self._host, folder, self._job, lambda: self._key)
+            parts = find_parts(folder, self._job, _log_removed)
+            door = SnapshotServer(self._host, folder, self._job, lambda: self._key)
             port = door.start()
         except OSError as error:
             _log.warning("no snapshots are kept on this node: %s", error)
             return None
         self._door = door
         tell = self._on_part
-        self._fetching = Fetching(folder, self._job, lambda: self._key, lambda part: _in_loop(loop, lambda: tell(part)))
+        self._fetching = SnapshotFetcher(
+            folder, self._job, lambda: self._key, lambda part: _call_in_loop(loop, lambda: tell(part))
+        )
         return NodeSnapshots(host=self._host, port=port, parts=tuple(parts))
 
     def admit(self, key: bytes) -> None:
@@ -109,7 +111,7 @@ class SnapshotKeeper:
     def fetch(self, wanted: Sequence[WantedPart]) -> None:
         """Fetch these parts, and no others."""
         if self._fetching is not None:
-            self._fetching.want(wanted)
+            self._fetching.set_wanted(wanted)
 
     def forget(self, parts: Sequence[SnapshotPart], why: str = "") -> None:
         """Give their memory back. `why`: "" where newer ones take their place."""
@@ -134,7 +136,7 @@ class SnapshotKeeper:
             self._lock = -1
 
 
-def _removed(path: Path, why: str) -> None:
+def _log_removed(path: Path, why: str) -> None:
     _log.warning("%s is removed, it is no part of a snapshot of this job: %s", path, why)
 
 
@@ -155,10 +157,10 @@ def _lock(folder: Path) -> int:
 
 def _sweep(base: str) -> None:
     """Remove what killed agents have left: that of launched jobs at once, other agents' after `LEFT_S`."""
-    remove_abandoned_folders(abandoned_snapshots(base))
+    remove_abandoned_folders(find_abandoned_snapshots(base))
     remove_abandoned_folders(f"{glob.escape(base)}/{_HEAD}{os.getuid()}-*", older_s=LEFT_S)
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the agent has ended
         loop.call_soon_threadsafe(action)
