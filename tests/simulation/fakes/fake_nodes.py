@@ -114,20 +114,20 @@ class _FakeWorkforce:
     def send_signal(self, number: int) -> None:
         pass
 
-    def stopped(self) -> set[str]:
+    def find_stopped(self) -> set[str]:
         return set()
 
     def readings(self, now: float, closely: Collection[str]) -> dict[str, Reading]:
         return {}
 
-    def held(self) -> MemoryReading:
+    def read_memory(self) -> MemoryReading:
         """There is no process that would hold anything."""
         return MemoryReading()
 
     def accounts(self) -> dict[str, ProgressAccount]:
         return {}
 
-    def stacks(self) -> Awaitable[dict[str, str]]:
+    def read_stacks(self) -> Awaitable[dict[str, str]]:
         return asyncio.sleep(0.0, dict[str, str]())
 
     def kill_hung(self, worker: str, why: str) -> None:

@@ -151,7 +151,7 @@ class Workforce:
             if place.handle is not None:
                 place.handle.send_signal(number)
 
-    def stopped(self) -> set[str]:
+    def find_stopped(self) -> set[str]:
         """Return the workers with stopped processes (SIGSTOP)."""
         return {place.worker for place in self.places if place.handle is not None and is_stopped(place.handle.pid)}
 
@@ -173,7 +173,7 @@ class Workforce:
         known = ((place.worker, self._page.account(place.index, place.pid)) for place in self.places if place.pid)
         return {worker: account for worker, account in known if account is not None}
 
-    def held(self) -> MemoryReading:
+    def read_memory(self) -> MemoryReading:
         """Return the memory and the state traffic of the workers, as far as they can be read."""
         pids = [(place.index, place.pid) for place in self.places if place.pid]
         moved = [self._page.moved(index, pid) for index, pid in pids] if self._page is not None else []
@@ -183,7 +183,7 @@ class Workforce:
             received=sum(received for _, received in moved),
         )
 
-    def stacks(self) -> asyncio.Future[dict[str, str]]:
+    def read_stacks(self) -> asyncio.Future[dict[str, str]]:
         """Ask all workers for the stacks of their threads. The answers follow within a moment."""
         reader = StackReader({place.worker: (place.handle, place.stacks) for place in self.places if place.handle})
         self._stacks_read = asyncio.ensure_future(reader.read())
