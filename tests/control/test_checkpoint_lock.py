@@ -142,7 +142,7 @@ def test_a_remote_store_without_conditional_writes_is_warned_of(
         self.write(path, [data])
         return True
 
-    monkeypatch.setattr(RemoteStorage, "_opens_new", always)
+    monkeypatch.setattr(RemoteStorage, "_create_exclusively", always)
     locks = Locks(f"memory://{tmp_path.name}/plain")
     locks("one").acquire()
     assert any("cannot create a file only if it does not exist" in line for line in locks.said)

@@ -158,7 +158,7 @@ class ZygoteSupply:
         async with self._lock:
             if self._client is None and self._shared:
                 try:
-                    self._client = await ZygoteClient.connect(self._shared, self._on_exit, self._on_lost)
+                    self._client = await ZygoteClient.connect(self._shared, self._on_exit, self._forget_client)
                     self.path = self._shared
                 except OSError:
                     self._shared = ""  # It will not return, so this agent starts its own.
@@ -183,9 +183,9 @@ class ZygoteSupply:
         path = f"{self._folder}/zygote-{self._count}.sock"
         self._own = start_zygote(path, environment=self._environment, preload=self._preload)
         self.path = path
-        return await ZygoteClient.connect(path, self._on_exit, self._on_lost)
+        return await ZygoteClient.connect(path, self._on_exit, self._forget_client)
 
-    def _on_lost(self) -> None:
+    def _forget_client(self) -> None:
         if self._client is not None:
             self._client = None
             self._on_lost()
