@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots import keeper as keeping
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper, remove_snapshots, snapshot_folder
 from holdfast.control.link.snapshots.files import PartFile, path_of
+from holdfast.control.owned_folders import lock_folder
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
 from holdfast.protocol.state import SnapshotPart
 
@@ -54,6 +56,31 @@ def test_what_an_agent_held_is_there_for_the_next_one_of_its_name_until_the_job_
         assert not folder.exists()
 
     asyncio.run(lives())
+
+
+def test_an_agent_waits_for_another_process_that_removes_its_folder_as_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may do so between the making of the folder and the lock; the node kept no snapshots for its whole life."""
+    folder = Path(snapshot_folder(settings(tmp_path)))
+    folder.mkdir()
+    remover = lock_folder(str(folder))
+
+    def remove_now(_: float) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(remover)
+        monkeypatch.undo()
+
+    async def lives() -> None:
+        keeper = SnapshotKeeper(settings(tmp_path), lambda _: None)
+        assert keeper.open() is not None
+        with pytest.raises(BlockingIOError):
+            lock_folder(str(folder))
+        await keeper.close(remove=True)
+
+    monkeypatch.setattr("holdfast.control.agent.snapshots.keeper.time.sleep", remove_now)
+    asyncio.run(lives())
+    assert not folder.exists()
 
 
 def test_a_job_without_snapshots_makes_no_folder(tmp_path: Path) -> None:

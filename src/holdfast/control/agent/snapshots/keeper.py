@@ -11,6 +11,7 @@ import glob
 import logging
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,9 @@ _log = logging.getLogger("holdfast.agent")
 SHARED_MEMORY = "/dev/shm"
 #: Parts of an agent that was killed stay this many seconds for the next agent of its name.
 LEFT_S = 24 * 3600.0
+
+#: tries to lock a folder that another process may be removing, and seconds between them
+_LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
 
 _HEAD = "holdfast-"
 #: at the end of the name of a folder that no later agent takes over: its agent's launcher is gone with it
@@ -88,8 +92,7 @@ class SnapshotKeeper:
         if not (self._usual or always):
             return None
         try:
-            make_folder(folder)
-            self._lock = _lock(folder)
+            self._lock = _make_and_lock(folder)
             _sweep(str(folder.parent))
             parts = find_parts(folder, self._job, _log_removed)
             door = SnapshotServer(self._host, folder, self._job, lambda: self._key)
@@ -140,19 +143,21 @@ def _log_removed(path: Path, why: str) -> None:
     _log.warning("%s is removed, it is no part of a snapshot of this job: %s", path, why)
 
 
-def _lock(folder: Path) -> int:
-    """Hold a folder: no other living agent does.
+def _make_and_lock(folder: Path) -> int:
+    """Make a folder, and lock it for this agent.
+
+    Another process that removes abandoned folders may lock and remove it before this one has locked it. So this is
+    tried several times.
 
     Raises:
-        OSError: another one does.
+        OSError: another agent has locked it, or it cannot be made.
     """
-    try:
-        return lock_folder(str(folder))
-    except FileNotFoundError:  # another process took it for abandoned, and has removed it
+    for _ in range(_LOCK_TRIES):
         make_folder(folder)
-        return lock_folder(str(folder))
-    except BlockingIOError:
-        raise OSError(f"another agent of this name uses {folder}") from None
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            return lock_folder(str(folder))
+        time.sleep(_LOCK_PAUSE_S)
+    raise OSError(f"another agent of this name uses {folder}")
 
 
 def _sweep(base: str) -> None:
