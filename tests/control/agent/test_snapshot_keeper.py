@@ -63,7 +63,7 @@ def test_an_agent_waits_for_another_process_that_removes_its_folder_as_abandoned
 ) -> None:
     """It may do so between the making of the folder and the lock; the node kept no snapshots for its whole life."""
     folder = Path(snapshot_folder(settings(tmp_path)))
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     remover = lock_folder(str(folder))
 
     def remove_now(_: float) -> None:
