@@ -24,7 +24,7 @@ from holdfast.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, HoldfastError
 
 
 class CoordinatorOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Be this coordinator, and end with the process `parent`."""
+    """Run this coordinator. It ends with the process `parent`."""
 
     settings: ServerSettings
     parent: int
@@ -32,7 +32,7 @@ class CoordinatorOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AgentOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Be this agent (its settings name the parent)."""
+    """Run this agent. Its settings name its parent."""
 
     settings: AgentSettings
     log: str
@@ -40,7 +40,7 @@ class AgentOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 def spawn(order: CoordinatorOrder | AgentOrder, environment: Mapping[str, str]) -> ChildProcess:
     """Start a process that carries out an order."""
-    # The kind stands on the command line for those who read process lists.
+    # The kind is on the command line so that process lists show it.
     kind = "coordinator" if isinstance(order, CoordinatorOrder) else f"agent:{order.settings.node}"
     command = [sys.executable, "-P", "-m", "holdfast.control.launch.children", kind]
     with blocked_sigint():
@@ -55,7 +55,7 @@ def spawn(order: CoordinatorOrder | AgentOrder, environment: Mapping[str, str]) 
 
 
 def carry_out(order: CoordinatorOrder | AgentOrder) -> int:
-    """Be what the order says; return the exit code."""
+    """Run the ordered process. Return the exit code."""
     # Imported only here: an agent must not wait for what only a coordinator needs, nor a coordinator, nor a launcher.
     if isinstance(order, AgentOrder):
         from holdfast.control.agent.node_agent import run_agent

@@ -52,7 +52,7 @@ class Follower:
                 await asyncio.sleep(_PAUSE_S)  # it is being (re)started
 
     async def node_requests(self) -> AsyncIterator[tuple[int, str]]:
-        """Yield how many nodes users ask for, or the name of one that is to come back."""
+        """Yield the number of nodes that a user adds, or the name of a node that a user lets return."""
         after = 0
         loop = asyncio.get_running_loop()
         while True:

@@ -71,7 +71,7 @@ _UNSAVED_S = 1.0
 
 
 class Director(Protocol):
-    """Decides which nodes there are, where a job does not simply start with all of them."""
+    """Decides when nodes start and end, for a job that does not start with all of them."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -162,7 +162,7 @@ class Launcher:
         return EXIT_FAILED if code == EXIT_DONE and self._tail_failed else code
 
     def interrupt(self, number: signal.Signals) -> None:
-        """End the job (a signal came), and save what it has led to; every further time wait for less."""
+        """Save the job and end it, after a signal. Each further signal shortens the wait."""
         if self._over.done():
             self._hurry.set()
         elif self._interrupted:
@@ -171,7 +171,7 @@ class Launcher:
             self._interrupted = True
             self._task(self._ask_for_the_end(number))
 
-    # ---- what a director asks for ----
+    # ---- calls of a director ----
 
     async def start_node(self, name: str) -> None:
         """Start a node's agent, and with it its workers; an earlier one of that name is seen gone before."""
@@ -215,7 +215,7 @@ class Launcher:
 
     def _start_zygote(self) -> None:
         if self.settings.zygote:
-            return  # somebody else's, that outlives this job
+            return  # not ours; it outlives this job
         self._zygote = start_zygote(
             self._zygote_path,
             environment=self.settings.environment,
@@ -315,7 +315,7 @@ class Launcher:
             self._over.set_result(EXIT_FAILED)
 
     def _nobody_is_left(self) -> bool:
-        """Tell whether neither a node of this launcher is left nor one that somebody else has added to the job."""
+        """Return whether the job has no node left, neither of this launcher nor of others."""
         mine = any(agent.code is None for agent in self._agents.values())
         return not (self._over.done() or mine or self._standing.nodes - self._agents.keys())
 
@@ -333,7 +333,7 @@ class Launcher:
     async def _refill(self) -> None:
         """Start standbys where some have taken places, or died."""
         if self._director is not None or self._interrupted or self._over.done():
-            return  # (a director decides which nodes there are)
+            return  # A director decides which nodes there are.
         alive = sum(agent.code is None for agent in self._agents.values())
         room = room_for_nodes(self._spec.workers_per_node) - alive
         for _ in range(min(self._refilling.missing(alive), room)):
@@ -361,9 +361,9 @@ class Launcher:
     # ---- ending ----
 
     async def _scripts_end(self) -> None:
-        """The job is done; what the scripts still do after their last step is theirs.
+        """Handle the end of the job. Scripts may still run code after their last step.
 
-        Nodes that were still on their way will not hear of it any more.
+        Nodes that have not joined yet are ended, for they would not learn of it.
         """
         here = [agent for agent in self._agents.values() if agent.pid in self._standing.agents]
         waits = [asyncio.ensure_future(agent.wait()) for agent in here if agent.code is None]
@@ -385,7 +385,7 @@ class Launcher:
             remove_snapshots(self._agent_settings(name))
         if zygote is not None:
             if zygote.stdin is not None:
-                zygote.stdin.close()  # its lifeline: it kills what is left and ends
+                zygote.stdin.close()  # its lifeline: it kills the remaining processes and ends
             await end_all([zygote], grace_s=0.5)
             zygote.reap()
         for task in list(self._tasks):

@@ -14,13 +14,13 @@ from holdfast.protocol.job_spec import JobSpec
 
 
 def with_script(spec: JobSpec, folder: str) -> JobSpec:
-    """Return a job with the file of its module as its script, where it has one.
+    """Return a job with the file of its module as its script, if it has a module.
 
     Args:
-        folder: where modules are looked for first, as `python -m` does in its own.
+        folder: searched first for modules, as `python -m` searches the working directory.
 
     Raises:
-        BadInputError: there is no such module, or a script beside it.
+        BadInputError: the module does not exist, or the job has a script, too.
     """
     if not spec.module:
         return spec
@@ -33,7 +33,7 @@ def module_file(name: str, paths: Sequence[str]) -> str:
     """Return the file that `python -m NAME` would run.
 
     Raises:
-        BadInputError: there is none.
+        BadInputError: the module does not exist.
     """
     found = _file_of(name, paths)
     if found is None:
@@ -49,7 +49,7 @@ def _file_of(name: str, paths: Sequence[str]) -> str | None:
     known, origin = "", None
     for part in [*name.split("."), "__main__"]:
         if places is None:
-            return origin if part == "__main__" else None  # (a module has no others in it)
+            return origin if part == "__main__" else None  # A module that is not a package contains no others.
         known = f"{known}.{part}" if known else part
         spec = PathFinder.find_spec(known, list(places))
         if spec is None:

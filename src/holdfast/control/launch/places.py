@@ -14,13 +14,13 @@ from holdfast.errors import BadInputError
 
 @contextlib.contextmanager
 def reserved_port(port: int) -> Generator[int]:
-    """Hold a port of the loopback for the job's whole life, coordinators' restarts included.
+    """Reserve a port of the loopback for the whole job, including restarts of the coordinator.
 
-    The socket is bound but never listens: with SO_REUSEADDR on both sides a coordinator can listen on the port,
-    while nobody else is given it.
+    The socket is bound but never listens. With SO_REUSEADDR on both sides a coordinator can listen on the port, and the
+    system gives it to no other process.
 
     Raises:
-        BadInputError: somebody listens there.
+        BadInputError: another process listens there.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
-"""How many standbys a launched job is short of: where one has taken a place or died, another is started.
+"""The number of missing standbys of a launched job: one that replaced a node or died is replaced.
 
-Not for ever: those that die before any is warm are started a few times only, and one that says itself that it is of no
-use, or was asked to leave, is not replaced.
+There are limits. If standbys die before any is warm, they are started only a few times. A standby that was drained, or
+that found itself unfit, is not replaced.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Collection
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE
 from holdfast.protocol.events import JobFinished, NodesJoined, ReadEvent, StandbyReady
 
-#: so often each standby is started again while none gets warm
+#: restarts of each standby while none gets warm
 _MAX_TRIES = 3
 
 
 class Refilling:
-    """Who of a launcher's nodes waits, by what the job's events say and by which agents have ended."""
+    """The standbys of a launcher, from the job's events and the ends of agents."""
 
     def __init__(self, standbys: Collection[str], nodes: int) -> None:
-        """Begin with these standbys beside so many nodes."""
+        """Begin with these standbys next to this number of nodes."""
         self._waiting = set(standbys)
         self._wanted = len(standbys)
-        #: so many nodes there are, standbys included: a node that waits in another's stead is no loss
+        #: nodes with standbys; a node that waits in place of another is not missing
         self._all = nodes + len(standbys)
         self._tries = 0
         self._over = False
@@ -49,13 +49,13 @@ class Refilling:
             self._wanted -= 1
 
     def missing(self, alive: int) -> int:
-        """Return how many standbys are to be started now, where the agents of so many nodes run."""
+        """Return how many standbys to start now, given the number of running agents."""
         short = 0 if self._over else min(self._wanted - len(self._waiting), self._all - alive)
         return max(0, min(short, _MAX_TRIES * self._wanted - self._tries))
 
     @property
     def given_up(self) -> bool:
-        """True where one is missing and none is started any more."""
+        """Whether a standby is missing and will not be started again."""
         return not self._over and len(self._waiting) < self._wanted and self._tries >= _MAX_TRIES * self._wanted
 
     def started(self, node: str) -> None:

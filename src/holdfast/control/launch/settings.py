@@ -26,27 +26,29 @@ _MOST_HERE = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSettings:
-    """Settings of `holdfast run`.
+    """Settings of `holdfast run`."""
 
-    spec: the job, as the user described it. names: what complaints call its keys, by key, where not by their options.
-    node_names: of those that it starts with, () for node-0, node-1, ... store: "" for SQLite in the job's folder.
-    registry: where commands find the job; None for nowhere. job_dir: where the job's files stay; None for a temporary
-    folder. environment: of all processes. log_folder: for the workers' output, where `spec` names none, and it is not
-    to be printed; None to have it printed. log: how much the job's processes log. zygote: the socket of one that runs
-    already, and outlives the job.
-    """
-
+    #: the job, as the user described it
     spec: JobSpec
+    #: names of its keys in messages, by key, if they differ from the options
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: names of its first nodes; () for node-0, node-1, ...
     node_names: tuple[str, ...] = ()
+    #: "" for SQLite in the job's folder
     store: str = ""
     port: int = 0
+    #: folder for the job's files; None for a temporary folder
     job_dir: Path | None = None
+    #: folder in which commands find the job; None for none
     registry: Path | None = None
+    #: environment of all processes
     environment: dict[str, str] = field(default_factory=dict[str, str])
     preload: tuple[str, ...] = PRELOAD
+    #: socket of a running zygote that outlives the job
     zygote: str = ""
+    #: Folder for the workers' output, if `spec` names none and the output is not printed. None: print the output.
     log_folder: Path | None = None
+    #: log level of the job's processes
     log: str = "warning"
 
     @property
@@ -60,10 +62,10 @@ class LaunchSettings:
         return tuple(f"standby-{number}" for number in range(self.spec.recovery.standbys))
 
     def check(self) -> None:
-        """Refuse what cannot work, before anything is touched.
+        """Refuse settings that cannot work, before anything is changed.
 
         Raises:
-            BadInputError: with what is wrong, and what to do.
+            BadInputError: with the fault and a remedy.
         """
         spec, names = self.spec, self.names
         check_script(spec.script)
@@ -174,7 +176,7 @@ def check_writable_file(option: str, path: Path) -> None:
     """Refuse a file that could not be written.
 
     Raises:
-        BadInputError: it is no regular file, or may not be written, or its folder is not there.
+        BadInputError: it is not a regular file or not writable, or its folder does not exist.
     """
     with _looked_at(option, path):
         if path.is_dir():
@@ -191,7 +193,7 @@ def check_creatable_folder(option: str, path: Path) -> None:
     """Refuse a folder that could not be made or written in.
 
     Raises:
-        BadInputError: something that is no folder stands in the way, or the permissions do.
+        BadInputError: a file is in its place, or permissions are missing.
     """
     with _looked_at(option, path):
         existing = path.absolute()
@@ -205,7 +207,7 @@ def check_creatable_folder(option: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def _looked_at(option: str, path: Path) -> Generator[None]:
-    """Say what is wrong with a path that no system call takes: a name is too long, a folder may not be read."""
+    """Return why no system call accepts a path: a name is too long, or a folder may not be read."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where a job stands: who is in it, how far it has come, what of it is saved; what an interrupted one says last."""
+"""The state of a launched job: its nodes, its step, its checkpoints, and the last words when it is interrupted."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Standing:
 
     @property
     def agents(self) -> frozenset[int]:
-        """The process ids of the agents whose nodes are in the job."""
+        """Process ids of the agents of all nodes in the job."""
         return frozenset(self._agents.values())
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The names of the nodes that are in the job, whoever has started them."""
+        """Names of all nodes in the job, including nodes of other launchers."""
         return frozenset(self._agents)
 
     def has_joined(self, agent: int) -> bool:
-        """Tell whether the node of this agent (a process id) has ever been in the job."""
+        """Return whether the node of this agent (a process id) has ever been in the job."""
         return agent in self._joined
 
     def take(self, event: ReadEvent) -> None:
@@ -68,7 +68,7 @@ class Standing:
                 pass
 
     def line(self, directory: str) -> str:
-        """Return what the same command will go on from, as the checkpoint directory has it now."""
+        """Return in words from where the same command would continue, by the checkpoint directory."""
         try:
             saved = newest_saved(directory)
         except (OSError, BadInputError) as error:
@@ -84,7 +84,7 @@ class Standing:
 
 
 def newest_saved(directory: str) -> int:
-    """Return the step of the newest checkpoint that is whole as far as its files' sizes tell; 0 where there is none.
+    """Return the step of the newest checkpoint with complete files, by their sizes, or 0.
 
     Raises:
         OSError: the directory cannot be read. BadInputError: it is a URL that cannot be used.

@@ -42,7 +42,7 @@ class TraceRun:
 
     @property
     def patient(self) -> bool:
-        """True while more nodes come, or none should be there: then it is no failure that none is."""
+        """Whether more nodes will come, or none should be there; then a job without nodes has not failed."""
         return self._adds_left > 0 or not self._present
 
     @property

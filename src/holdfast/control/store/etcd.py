@@ -1,7 +1,7 @@
-"""The store of clusters: etcd, which several machines hold together.
+"""The store for clusters: etcd, which runs on several machines.
 
-Each value is kept with a stamp that its write alone has. So a write whose answer was lost can be made again: if the
-first one has come through, the second finds its own stamp, and knows.
+Each value is stored with a stamp that is unique to its write. So a write with a lost answer can be repeated: if the
+first try was carried out, the second one finds its own stamp.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.errors import BadInputError
 MAX_KEPT_BYTES = 1_500_000
 #: values above are kept compressed
 COMPRESS_OVER_BYTES = 65_536
-#: a watch looks so often
+#: seconds between two looks of a watch
 LOOK_S = 0.2
 
 _PLAIN, _COMPRESSED = b"\x01", b"\x02"
@@ -60,7 +60,7 @@ class _Outcome(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Unsure:
-    """A write of which nobody has said whether it came through."""
+    """A write without an answer, which may or may not have been carried out."""
 
     key: str
     value: bytes
@@ -77,7 +77,7 @@ class EtcdStore(Store):
     Raises:
         BadInputError: the certificates cannot be read, or etcd refuses us.
         StoreAwayError: no member answers now.
-        StoreError: what answers is no etcd.
+        StoreError: the server at the address is not an etcd.
     """
 
     def __init__(self, url: str, *, answer_s: float = ANSWER_S) -> None:
@@ -127,7 +127,7 @@ class EtcdStore(Store):
         if outcome.succeeded:
             return outcome.header.revision - _FIRST
         found = next((pair for one in outcome.responses if one.response_range for pair in one.response_range.kvs), None)
-        # (ours: an earlier try of this very write came through, and its answer was lost)
+        # Ours: an earlier try of this write was carried out, and its answer was lost.
         return found.mod_revision - _FIRST if found is not None and found.value == kept else None
 
     def remove(self, key: str, expected_revision: int) -> bool:

@@ -31,7 +31,7 @@ _STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
 
 class EtcdRefusalError(StoreError):
-    """Etcd answers, and does not let us: no later try changes that, but perhaps somebody who looks after it."""
+    """Etcd refuses the request. A repetition does not help; its administrator may."""
 
 
 class _Problem(msgspec.Struct):
@@ -46,16 +46,17 @@ class _Session(msgspec.Struct):
 
 
 class EtcdGateway:
-    """The members of one etcd, of which any may answer; the one that answered last is asked first.
+    """The members of one etcd. Any member may answer; the last one that answered is asked first.
 
     Its methods may be called by one thread at a time.
 
-    A user's session ends whenever etcd has it (after five idle minutes, or once a member is started again): then it is
-    opened anew, and the request made again, which etcd had not looked at. Whoever was let in once, and is not any more,
-    waits as for an etcd that is away: passwords and roles are changed by hand, and may be right again soon.
+    Etcd ends a user's session after five idle minutes, or when a member restarts. Then the session is opened again, and
+    the refused request is repeated. If etcd once accepted the user and does not now, it counts as unreachable:
+    passwords and roles are changed by hand, and may be right again soon.
 
     Args:
-        place: where they are. answer_s: how long an answer may take, in seconds.
+        place: addresses, prefix and credentials.
+        answer_s: most seconds for an answer.
 
     Raises:
         BadInputError: a certificate cannot be used.
@@ -73,15 +74,16 @@ class EtcdGateway:
     def call(self, path: str, request: object, kind: type[T]) -> T:
         """Ask the members in turn until one answers.
 
-        A request that changes something may so be carried out more than once: it must be one that bears that.
+        A request may be carried out more than once, so a repetition must be harmless.
 
         Args:
-            path: below `/v3/`. request: what msgspec encodes; bytes go in base64, as the gateway wants them.
+            path: below `/v3/`.
+            request: encoded by msgspec; bytes become base64, as the gateway expects.
 
         Raises:
-            StoreAwayError: none answers now; the request may or may not have been carried out.
+            StoreAwayError: no member answers; the request may or may not have been carried out.
             EtcdRefusalError: etcd refuses the request, or its user.
-            StoreError: what answers is no etcd.
+            StoreError: the server is not an etcd.
         """
         content, failures = msgspec.json.encode(request), list[str]()
         for endpoint in tuple(self._endpoints):
@@ -103,7 +105,7 @@ class EtcdGateway:
         raise StoreAwayError(f"etcd does not answer: {'; '.join(failures)}")
 
     def close(self) -> None:
-        """Let go of the connections; the second call does nothing."""
+        """Close the connections. A second call does nothing."""
         self._http.close()
 
     def _ask(self, endpoint: str, path: str, content: bytes) -> httpx.Response | _Problem:
@@ -139,7 +141,7 @@ class EtcdGateway:
         return f" (user {place.user}, with the password in {place.password_file})"
 
     def _post(self, endpoint: str, path: str, content: bytes) -> httpx.Response | _Problem:
-        """Return a member's answer, or its problem; StoreError where it is no etcd."""
+        """Return a member's answer, or its problem. StoreError if it is not an etcd."""
         url, headers = f"{endpoint}/v3/{path}", {"Content-Type": "application/json"}
         if self._session:
             headers["Authorization"] = self._session
@@ -155,13 +157,13 @@ class EtcdGateway:
 
 
 def _is_over(problem: _Problem) -> bool:
-    """Tell whether a session has ended: of a new one etcd may say something else."""
+    """Return whether a session has ended, so that a new session may succeed."""
     return problem.code == _UNAUTHENTICATED or _OLD_TOKEN in problem.message
 
 
 def _decoded(endpoint: str, reply: httpx.Response, kind: type[T]) -> T:
     try:
-        # (not strict: the gateway writes numbers of 64 bits as strings)
+        # Not strict, because the gateway writes numbers of 64 bits as strings.
         return msgspec.json.decode(reply.content, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise StoreError(

@@ -1,4 +1,4 @@
-"""Where an etcd is, and how it is entered: what the URL of a store says of it, and the files that this names."""
+"""Address and credentials of an etcd, from the URL of a store and the files that it names."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ _FORM = "etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?KEY=VALUE[&KEY=VA
 
 @dataclass(frozen=True, slots=True)
 class EtcdPlace:
-    """Where an etcd is, and under what prefix our keys lie there.
-
-    ca: the file of its certificates' authority. cert, key: files of what we show ourselves. user, password_file: of a
-    user of etcd's, where it has such.
-    """
+    """The address of an etcd, our credentials, and the prefix of our keys."""
 
     endpoints: tuple[str, ...]
     prefix: str = PREFIX
+    #: file of the authority for its certificates
     ca: str = ""
+    #: file of our certificate
     cert: str = ""
+    #: file of our certificate's key
     key: str = ""
+    #: user of etcd, or ""
     user: str = ""
+    #: file with the user's password
     password_file: str = ""
 
     def password(self) -> str:
-        """Read the user's password: each time anew, since it may be another by now.
+        """Read the user's password. Each time again, because it may have changed.
 
         Raises:
-            OSError: it cannot be read; ValueError: it is none.
+            OSError: it cannot be read.
+            ValueError: the file does not contain a password.
         """
         with Path(self.password_file).open("rb") as file:
             text = file.read(_MOST_PASSWORD + 1).decode().rstrip("\r\n")
@@ -46,7 +48,7 @@ class EtcdPlace:
         return text
 
     def trust(self) -> ssl.SSLContext:
-        """Return whom to trust over TLS, and what to show.
+        """Return the TLS context, with trusted authorities and our certificate.
 
         Raises:
             BadInputError: a certificate, or its key, cannot be used.
@@ -57,7 +59,7 @@ class EtcdPlace:
             raise BadInputError(f"the certificate {self.ca} cannot be used: {error}") from None
         if self.cert:
             try:
-                # (whoever is asked for a passphrase waits for a terminal that a server does not have)
+                # A key with a passphrase would wait for a terminal that a server does not have.
                 context.load_cert_chain(self.cert, self.key or None, password=lambda: "")
             except (OSError, ssl.SSLError) as error:
                 with_key = f" with the key {self.key}" if self.key else ""
@@ -69,10 +71,10 @@ class EtcdPlace:
 
 
 def place_at(url: str) -> EtcdPlace:
-    """Read `etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?KEY=VALUE[&KEY=VALUE ..]]`.
+    """Parse `etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?KEY=VALUE[&KEY=VALUE ..]]`.
 
     Raises:
-        BadInputError: it is not of that form; with what is wrong.
+        BadInputError: the text is malformed; the message names the fault.
     """
     kind, _, rest = url.partition(":")
     try:

@@ -1,7 +1,7 @@
-"""Where the coordinator keeps its small state: keys with revisions, changed by compare-and-swap only.
+"""The interface of stores for the coordinator's small state: keys with revisions, changed by compare-and-swap.
 
-A store counts its changes: each takes the next revision, whatever its key. An entry carries the revision that made it,
-so that one number says what of a listing is new to whoever has seen another (etcd's `mod_revision`).
+A store counts its changes over all keys: each change gets the next revision. An entry has the revision of its last
+change (etcd's `mod_revision`). So a reader with an earlier listing can tell which entries are new.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
 
 
 class StoreError(HoldfastError):
-    """The store cannot answer: the disk is full, the file is locked for too long, the server is gone.
+    """The store cannot answer: the disk is full, the file is locked for too long, or the server is gone.
 
-    Another coordinator may find it well again: its exit code lets whoever started this one start another.
+    Another coordinator may succeed later, so the exit code allows a restart.
     """
 
     exit_code = EXIT_OUR_FAULT
@@ -28,7 +28,7 @@ class StoreAwayError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value, and the revision of the store that made it what it is; revisions begin with 1 and only grow."""
+    """A value with the revision of its last change. Revisions begin with 1 and only grow."""
 
     value: bytes
     revision: int
@@ -47,12 +47,12 @@ class Watch(ABC):
 
     @abstractmethod
     def next(self, timeout_s: float) -> Mapping[str, Entry]:
-        """Wait for changes, and return the newest entry of each key that has changed since those returned before.
+        """Wait for changes, and return the newest entry of each key that has changed since the last call.
 
-        Changes that follow each other closely may be seen as one: no key's last change is missed, others may be.
+        Intermediate changes of a key may be missed; its last change is not.
 
         Args:
-            timeout_s: after so many seconds without a change nothing is returned.
+            timeout_s: after this many seconds without a change, return nothing.
 
         Raises:
             StoreError: the store cannot answer, or is closed.
@@ -73,9 +73,9 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: str) -> Entry | None:
-        """Return the newest entry of `key`, None where there is none.
+        """Return the newest entry of `key`, or None.
 
-        Linearizable: it sees every compare_and_swap that has returned, in whatever process.
+        Linearizable: it sees every compare_and_swap that has returned, in any process.
 
         Raises:
             StoreError: the store cannot answer.
@@ -94,7 +94,7 @@ class Store(ABC):
         """Watch the entries of all keys that begin with `prefix`, from a revision on.
 
         Args:
-            after: a listing's revision: what has changed since then is what comes first.
+            after: revision of a listing; later changes come first.
         """
 
     @abstractmethod
@@ -116,15 +116,15 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, key: str, expected_revision: int) -> bool:
-        """Remove the entry of `key` if its revision is this one; what is not there is removed already.
+        """Remove the entry of `key` if it has this revision. A missing entry counts as removed.
 
-        Atomic, and on disk, as `compare_and_swap`; it takes a revision as well, and watches see nothing of it. Of what
-        may have been removed, though this failed (`StoreAwayError`), the next call says so.
+        Atomic and durable, as `compare_and_swap`. It takes a revision, and watches do not see it. After an unknown
+        outcome (`StoreAwayError`), the next call returns the result.
 
         Returns:
-            Whether there is no such entry now; False if it has another revision, and then nothing has changed.
+            Whether the entry is gone now; False if it has another revision, and nothing was changed.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the store; the second call does nothing. No other method may follow, and watches see no more."""
+        """Close the store. A second call does nothing. No other method may be called afterwards, and watches end."""

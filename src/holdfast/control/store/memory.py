@@ -57,7 +57,7 @@ class MemoryStore(Store):
             self._changed.notify_all()
 
     def await_newer(self, prefix: str, after: int, timeout_s: float) -> Listing:
-        """Wait until something under a prefix is newer than a revision, so many seconds at most; return what is."""
+        """Wait for entries under a prefix that are newer than a revision, up to the timeout, and return them."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._newer(prefix, after), timeout=timeout_s)
             self._check()

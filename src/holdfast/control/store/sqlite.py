@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file, shared by the processes of one machine.
 
-The file says what it is (`application_id`) and which schema it has (`user_version`); both are read from its header
-before SQLite opens it, so that a file that is not ours stays untouched to the last byte.
+The header of the file contains its kind (`application_id`) and its schema (`user_version`). Both are read before SQLite
+opens the file, so that a foreign file is not changed at all.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _PROBLEMS = (OSError, sqlite3.Error, UnicodeDecodeError)
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 
-#: A watch looks so often: other processes' writes wake nobody.
+#: Seconds between two looks of a watch. Writes of other processes do not wake it.
 LOOK_S = 0.05
 
-#: Each change takes the next revision of the whole store. A removal's is that of the entry whose key is empty.
+#: Each change takes the next revision of the whole store. The revision of a removal is kept with the empty key.
 _NEXT = "(SELECT coalesce(max(revision), 0) + 1 FROM entries)"
 _CREATE = (
     f"INSERT INTO entries (key, value, revision) VALUES (?, ?, {_NEXT}) ON CONFLICT (key) DO NOTHING RETURNING revision"
 )
 _REPLACE = f"UPDATE entries SET value = ?, revision = {_NEXT} WHERE key = ? AND revision = ? RETURNING revision"
 _NEWER = "SELECT key, value, revision FROM entries WHERE key <> '' AND revision > ? AND substr(key, 1, length(?)) = ?"
-_COUNT_AFTER = (  # (the one that was removed may have had the last)
+_COUNT_AFTER = (  # The removed entry may have had the last revision.
     "INSERT INTO entries (key, value, revision) "
     "VALUES ('', x'', (SELECT max(coalesce(max(revision), 0), ?) + 1 FROM entries)) "
     "ON CONFLICT (key) DO UPDATE SET revision = excluded.revision"
@@ -51,11 +51,11 @@ _REMOVE = "DELETE FROM entries WHERE key = ? AND revision = ?"
 
 
 class SqliteStore(Store):
-    """A store in the SQLite file `path`. Where there is none, the first write creates it.
+    """A store in the SQLite file `path`. The first write creates the file if it does not exist.
 
     Raises:
-        BadInputError: the file is of another schema, is no store of ours, or cannot be written; it is untouched.
-        StoreError: another process has it locked.
+        BadInputError: the file has another schema, is not a store of holdfast, or cannot be written. It is unchanged.
+        StoreError: another process has locked the file.
     """
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 10.0) -> None:
@@ -80,7 +80,7 @@ class SqliteStore(Store):
         return self._entry(*rows[0]) if rows else None
 
     def list(self, prefix: str) -> Listing:
-        # (one statement, one snapshot: the store's revision is that of its newest entry, whatever the key of that)
+        # One statement sees one snapshot. The store's revision is that of its newest entry.
         rows = self._read(f"{_NEWER} UNION ALL SELECT NULL, NULL, max(revision) FROM entries", (0, prefix, prefix))
         entries = {str(key): self._entry(value, revision) for key, value, revision in rows if key is not None}
         last = next((revision for key, _, revision in rows if key is None), None)
@@ -212,10 +212,10 @@ def _create(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Read what the file says about itself, without SQLite and without a lock.
+    """Read the kind and the schema from the file's header, without SQLite and without a lock.
 
     Raises:
-        BadInputError: it is not a store, or of another schema.
+        BadInputError: the file is not a store, or has another schema.
     """
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
@@ -239,10 +239,10 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         uri=True,
         isolation_level=None,
         timeout=busy_timeout_s,
-        check_same_thread=False,  # (one at a time, as the interface says)
+        check_same_thread=False,  # One thread at a time, as the interface requires.
     )
     try:
-        # WAL + FULL: one fsync per write (2 ms measured), so that what is told of a record outlives a power cut.
+        # WAL and FULL: one fsync per write (2 ms measured), so that a record survives a power cut.
         connection.execute("PRAGMA synchronous = FULL")
         # A checkpoint syncs (up to 0.1 s measured), and a write may come in the middle of a recovery: rather let the
         # log grow to 40 MB. Closing the store folds it in.
