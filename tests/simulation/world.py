@@ -39,8 +39,8 @@ class Timing:
     collective: tuple[float, float] = (0.001, 0.01)
     closing: tuple[float, float] = (0.0, 2.0)
     build_timeout_s: float = 1.0
-    #: after which a transfer fails that hangs, and a collective, where nobody computes any more: a peer is stopped,
-    #: hangs, or cannot be reached
+    #: A hanging transfer fails after this many seconds: a peer is stopped, hangs, or cannot be reached. A collective
+    #: fails after these and the longest time that a member may still compute.
     operation_timeout_s: float = 2.5
     spans: dict[str, tuple[float, float]] = field(
         default_factory=lambda: {

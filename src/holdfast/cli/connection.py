@@ -94,7 +94,7 @@ class Server:
         """Return a client of the pool.
 
         Raises:
-            BadInputError, UnreachableError: as `entry`; or there is no pool, perhaps a job without one.
+            BadInputError, UnreachableError: as `entry`; or the address has a job without a pool.
         """
         entry = self._pool_entry()
         if entry is None:

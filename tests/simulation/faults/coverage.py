@@ -45,22 +45,6 @@ AT_WORKERS = frozenset(
 #: a coordinator that dies before it writes this
 CRASHES = ("crash before Persist", "crash before Emit", "crash before Send", "crash before Close")
 
-#: pairs that no family of schedules brings about
-_LEFT_OUT = frozenset(
-    {
-        # Links fail in jobs with correct gradients, whose collectives have one level.
-        *((kind, phase) for kind in (FaultKind.BAD_SENDER, FaultKind.ONE_WAY) for phase in ("climbing", "refused")),
-        (FaultKind.LINK_DOWN, "refused"),
-        *((FaultKind.CORRUPT_STATE, phase) for phase in ("climbing", "refused")),
-        # A script that raises would end the job before a result is refused.
-        (FaultKind.RAISE, "refused"),
-        # A sum is corrupted while a step's gradients are added up, and once: a second time would end the job.
-        *((FaultKind.CORRUPT_SUM, phase) for phase in ("entering", "moving", "passed", "refused")),
-        # Nodes become slow while the job trains.
-        (FaultKind.SLOW_NODE, "ended"),
-    }
-)
-
 Seen = Counter[tuple[str, str]]
 
 
@@ -80,8 +64,8 @@ def _possible(kind: str, phase: str) -> bool:
         return kind in (*joins, FaultKind.DAMAGE, FaultKind.INTERRUPT)
     if kind in (FaultKind.FLIP, FaultKind.FULL_MEMORY) and phase in ("moving", "climbing", "refused"):
         return False  # (dense jobs whose collectives go at once, with no wrong gradients)
-    if (kind, phase) in _LEFT_OUT:
-        return False
+    if (kind, phase) == (FaultKind.CORRUPT_SUM, "refused"):
+        return False  # one is enough: a second one may be the second refusal
     # only what waits for its peers can be told that one of them is gone
     return kind != FaultKind.GLITCH or phase in ("moving", "reducing", "voted", "climbing")
 

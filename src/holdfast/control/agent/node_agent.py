@@ -280,7 +280,7 @@ class Agent:
     # ---- the connection to the coordinator ----
 
     async def _stay_connected(self) -> None:
-        """Connect again and again. Training continues while there is no coordinator."""
+        """Connect again and again. Training continues without a coordinator."""
         settings, machine = self.settings, self.machine
         backoff, looked_at, unfit = _FIRST_BACKOFF_S, "", ""
         secure = settings.coordinator.startswith("https:")

@@ -25,8 +25,8 @@ WARM_UP = 3
 #: Until then somebody may be late all the same who takes far longer than others at it, but not before so many seconds:
 #: longer than any group takes to be built (`build_gloo`).
 UNKNOWN_S = 30.0
-#: Until then, if all members wait for each other so long, the network is the suspect: the first operations of a large
-#: model take a while.
+#: Until then, the network is suspected after all members have waited for each other for this many seconds. The first
+#: operations of a large model take long.
 TOGETHER_S = 120.0
 #: a mean is that of about so many of the newest
 MEMORY = 50

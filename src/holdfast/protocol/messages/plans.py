@@ -50,7 +50,7 @@ class PlanChange(Struct, frozen=True, kw_only=True, tag="PlanChange"):
 
     #: the plan without the fields below
     rest: GenerationPlan
-    #: generation of the changed plan, or 0 if there is none
+    #: generation of the changed plan, or 0 without one
     base: Count
     #: digest of the changed plan
     base_digest: Digest
@@ -61,9 +61,9 @@ class PlanChange(Struct, frozen=True, kw_only=True, tag="PlanChange"):
     holders: Count = 0
     #: if `holders` is 0, the sources of members that receive the state, by rank
     sources: dict[Count, StateSource] = field(default_factory=dict[int, StateSource])
-    #: the placed experts of a rank, if they differ from those of the same member in the base
+    #: the placed experts of a rank, if the same member has others in the base
     placement: dict[Count, Blob] = field(default_factory=dict[int, bytes])
-    #: the held experts of a rank, if they differ from those of the same member in the base
+    #: the held experts of a rank, if the same member has others in the base
     held: dict[Count, Blob] = field(default_factory=dict[int, bytes])
 
 

@@ -134,7 +134,7 @@ class Report(Struct, frozen=True, kw_only=True, tag="Report"):
     term: Count
     #: the generation of `Stop`
     generation: Count
-    #: the step of the state that is held, or None if there is no usable state
+    #: the step of the state that is held, or None without a usable state
     applied: Count | None
     #: the step in progress
     step: Count

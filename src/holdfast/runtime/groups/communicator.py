@@ -26,9 +26,9 @@ HaltCheck = Callable[[], bool]
 #: How often to look for a halt while an operation is under way; its end wakes the waiting thread at once. With gloo a
 #: look costs about 0.15 ms: it takes an exception to end a wait in C++.
 HALT_LOOK_S = 8e-3
-#: After so many seconds an operation ends by itself: longer than a member computes what others have computed before, or
-#: a script pauses. Whoever hangs is found long before, by who is late. Not for ever: severing does not end every
-#: operation on a retired group, and its buffers stay for as long.
+#: Seconds after which an operation fails. Members legitimately wait long for one that pauses, or that computes the
+#: share of a lost member; hang detection finds real hangs much earlier. The limit is needed because severing a retired
+#: group does not end all its operations, and their buffers are kept until they end.
 OPERATION_S = 1800.0
 
 

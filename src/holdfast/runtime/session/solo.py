@@ -48,7 +48,7 @@ class SoloLink:
         self._begun_at = self._asked_at = now()
         self._saving = Saving()
         self._plan: msg.GenerationPlan | None = None
-        #: the decision that the next generation begins with; None: as the worker's report leads to
+        #: the decision for the next generation, or None if it follows from the worker's report
         self._decided: msg.Decision | None = None
         #: the step whose v was refused last
         self._refused = 0
@@ -149,14 +149,18 @@ class SoloLink:
             self._orders.put(msg.AskCheckpoint(if_free=True))
 
     def _stop(self, *, last: bool = False) -> None:
-        """Leave the generation in force for another, which begins after the report; `last`: to save, and finish."""
+        """Stop the generation in force. The next one begins after the worker's report.
+
+        Args:
+            last: whether the next generation only saves the state, and finishes.
+        """
         plan = self._plan
         assert plan is not None
         self._plan = msgspec.structs.replace(plan, last=plan.last or last)
         self._orders.put(msg.Stop(term=plan.term, generation=plan.generation))
 
     def _begin_after(self, report: msg.Report) -> None:
-        """Begin the next generation where the worker stands: it may have come further before it heard of the Stop."""
+        """Begin the next generation from a report: the worker may have applied further steps before the Stop."""
         plan, decision = self._plan, self._decided
         assert plan is not None
         if decision is None:
