@@ -161,14 +161,40 @@ def test_only_what_is_named_is_removed_and_what_was_left_unfinished_before_it(tm
     storage = LocalStorage(tmp_path)
     write(tmp_path, 3, "aa")
     write(tmp_path, 3, "bb", generation=2)
-    for step in (1, 2, 4):
+    write(tmp_path, 3, "cc", generation=3)
+    for step in (1, 2):
         kept(tmp_path, step)
+    kept(tmp_path, 4, generation=2)
     (tmp_path / "mine.txt").write_text("the user's")
     checkpoint_dir.remove(storage, ["step-00000001-t1-g1-ab", "step-00000009-t1-g1-ab"])
-    checkpoint_dir.remove_unfinished(storage, CheckpointName(term=1, generation=1, step=4))
+    checkpoint_dir.remove_unfinished(storage, CheckpointName(term=1, generation=2, step=4))
     left = sorted(path.name for path in tmp_path.iterdir())
-    sealed = ["step-00000002-t1-g1-ab", "step-00000004-t1-g1-ab"]
-    assert left == ["mine.txt", sealed[0], "step-00000003-t1-g2-bb", sealed[1]]
+    assert left == [
+        "mine.txt",
+        "step-00000002-t1-g1-ab",
+        "step-00000003-t1-g2-bb",
+        "step-00000003-t1-g3-cc",
+        "step-00000004-t1-g2-ab",
+    ]
+
+
+def test_a_checkpoint_that_is_sealed_while_leftovers_are_removed_stays_whole(tmp_path: Path) -> None:
+    """An older checkpoint may be sealed after a newer one of its generation: by another thread, or on another node."""
+
+    class Racing(LocalStorage):
+        def remove(self, path: str) -> None:
+            if not sealed:
+                sealed.append(path)
+                seal(tmp_path, older)
+            super().remove(path)
+
+    sealed: list[str] = []
+    older = write(tmp_path, 2, generation=2)
+    kept(tmp_path, 4, generation=2)
+    write(tmp_path, 1)
+    checkpoint_dir.remove_unfinished(Racing(tmp_path), CheckpointName(term=1, generation=2, step=4))
+    assert sealed == ["step-00000001-t1-g1-ab"]
+    assert [name.step for name in checkpoint_dir.find_intact_checkpoints(LocalStorage(tmp_path), pytest.fail)] == [2, 4]
 
 
 class FullOfDirectories(LocalStorage):
@@ -199,8 +225,8 @@ def test_a_folder_that_another_node_removes_meanwhile_is_no_error(tmp_path: Path
             return found
 
     unfinished = write(tmp_path, 1)
-    newest = kept(tmp_path, 2)
-    checkpoint_dir.remove_unfinished(Racing(tmp_path), CheckpointName(term=1, generation=1, step=2, nonce="ab"))
+    newest = kept(tmp_path, 2, generation=2)
+    checkpoint_dir.remove_unfinished(Racing(tmp_path), CheckpointName(term=1, generation=2, step=2, nonce="ab"))
     assert [path.name for path in tmp_path.iterdir()] == [newest.name]
 
 

@@ -27,7 +27,7 @@ from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import WorkerInstruction
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError
 from holdfast.protocol.checkpoints import directory as checkpoint_dir
-from holdfast.protocol.checkpoints.names import StoredFile
+from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.runtime.checkpoints.saver import SAMPLES
@@ -193,12 +193,18 @@ def test_the_last_checkpoint_is_never_left_out(tmp_path: Path, monkeypatch: pyte
     assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == saved
 
 
+def train_to_4_and_8(folder: Path) -> None:
+    """Keep checkpoints of both steps. In one run, the first is given up if the second is complete before it."""
+    for steps in (4, 8):
+        Trained(folder).run(steps)
+
+
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Trained(tmp_path).run(8)
+    train_to_4_and_8(tmp_path)
     found = checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))
-    assert [(name.term, name.step) for name in found] == [(1, 4), (1, 8)]
+    assert [(name.term, name.step) for name in found] == [(1, 4), (2, 8)]
     names = [name.folder for name in found]
     (tmp_path / names[1] / checkpoint_dir.MANIFEST).write_text("{")
     with caplog.at_level(logging.WARNING):
@@ -213,7 +219,7 @@ def test_a_checkpoint_with_other_content_is_refused_and_the_one_before_it_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever can write to the directory can make its files fit the manifest too."""
-    Trained(tmp_path).run(8)
+    train_to_4_and_8(tmp_path)
 
     def spoil(step: int) -> None:
         (checkpoint,) = tmp_path.glob(f"step-{step:08d}-*")
@@ -352,6 +358,23 @@ def test_a_script_alone_may_be_in_the_next_step_when_it_hears_that_the_job_ends(
     with pytest.raises(JobFailedError, match=r"10 steps in a row were skipped .* the last good step is 3"):
         skip_from_step_4(trained)
     assert max(int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith("step-")) == 3
+
+
+def test_alone_a_checkpoint_that_is_sealed_after_a_newer_one_supersedes_nothing_newer(tmp_path: Path) -> None:
+    """Two threads seal checkpoints, so that the one of step 8 may count before the one of step 4."""
+    link = SoloLink(LocalStorage(tmp_path), in_time=False)
+    pruned: list[str] = []
+    for step in (8, 4, 12):
+        name = checkpoint_name(step)
+        link.send(msg.CheckpointKept(worker="n/0/a", term=1, generation=1, step=step, name=name, bytes=1, seconds=0.1))
+        while not link._orders.empty():
+            order = link._orders.get()
+            pruned += order.names if isinstance(order, msg.PruneCheckpoints) else ()
+    assert pruned == [checkpoint_name(4)]
+
+
+def checkpoint_name(step: int) -> str:
+    return CheckpointName(term=1, generation=1, step=step, nonce="ab").folder
 
 
 def test_a_script_that_skips_all_micro_batches_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

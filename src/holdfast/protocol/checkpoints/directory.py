@@ -170,13 +170,16 @@ def remove(storage: Storage, names: Iterable[str]) -> None:
 
 
 def remove_unfinished(storage: Storage, before: CheckpointName) -> None:
-    """Remove unsealed checkpoints that are older than a sealed one.
+    """Remove unsealed checkpoints of earlier generations than a sealed one's.
+
+    Those of its own generation stay: another thread or node may be sealing one of them right now. Whoever still writes
+    them removes them (`CheckpointStore`), or is asked to.
 
     Raises:
         OSError: the directory cannot be listed, or a folder cannot be removed.
     """
     for name, complete in list_folders(storage):
-        if name < before and not complete:
+        if (name.term, name.generation) < (before.term, before.generation) and not complete:
             storage.remove(name.folder)
 
 

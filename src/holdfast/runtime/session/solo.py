@@ -193,12 +193,12 @@ class SoloLink:
         self._damaged.append(why)
 
     def _kept(self, kept: msg.CheckpointKept) -> None:
-        """A checkpoint counts: those that it supersedes may go."""
+        """A checkpoint counts: remove those that it supersedes. An older one may be sealed after a newer one."""
         self._orders.put(
             msg.AcceptCheckpoint(term=kept.term, generation=kept.generation, step=kept.step, name=kept.name)
         )
         self._saving = saved(self._saving, self._now(), kept.stall_s)
-        self._known.append(parse_name(kept.name))
+        self._known = sorted([*self._known, parse_name(kept.name)])
         self._known, old = self._known[-KEPT:], self._known[:-KEPT]
         if old:
             names = tuple(name.folder for name in old[-msg.MAX_PRUNED :])

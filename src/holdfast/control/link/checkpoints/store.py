@@ -47,8 +47,11 @@ class PartToWrite:
     done: Callable[[], None] = nothing
 
 
-class _OvertakenError(Exception):
-    """A newer checkpoint counts: a part is no longer of use."""
+class _OvertakenError(OSError):
+    """A newer checkpoint counts, so a part of an older one is no longer of use.
+
+    An OSError, because a remote storage turns what is raised within it into one.
+    """
 
 
 class CheckpointStore:
@@ -229,7 +232,7 @@ class CheckpointStore:
             self._end(due, told)
 
     def _written(self, part: PartToWrite) -> CheckpointNews | None:
-        """Write a part, and return the message about it, or None if a newer checkpoint counts by now."""
+        """Write a part, and return the message about it; None and no parts if a newer one counts."""
         name = part.name
         try:
             self._at_disk()
@@ -237,10 +240,9 @@ class CheckpointStore:
                 directory.write_file(self.storage, name.folder, file, self._paced(name, content()))
                 for file, content in part.files.items()
             )
-        except _OvertakenError:
-            return None
         except OSError as error:
-            if self._is_overtaken(name):  # its folder may be removed by now
+            if self._is_overtaken(name):
+                self._remove([name.folder])
                 return None
             logger.error("the checkpoint of step %d failed: %s", name.step, error_text(error))
             return _unwritten(name, part.worker, error_text(error))
