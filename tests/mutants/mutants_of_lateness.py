@@ -335,7 +335,7 @@ LATENESS_MUTANTS = (
         name="story_is_never_told_where_one_is_missing",
         module=STORIES,
         qualname="Stories.tick",
-        old="self._turn.now - story.at > ANSWER_S",
+        old="self._transaction.now - story.at > ANSWER_S",
         new="not story.open",
         why="who hangs may not be able to say where",
     ),

@@ -13,7 +13,10 @@ LAYOUT_MUTANTS = (
         name="workers_of_the_layout_before_stay",
         module=CHANGING,
         qualname="LayoutChanges.replace_all",
-        old="self._absences.replace_workers(list(turn.members.nodes), f'another layout: {describe_layout(layout)}')",
+        old=(
+            "self._absences.replace_workers("
+            "list(transaction.members.nodes), f'another layout: {describe_layout(layout)}')"
+        ),
         new="pass",
         why="their models are spread in another way",
     ),
@@ -21,7 +24,7 @@ LAYOUT_MUTANTS = (
         name="the_layout_changes_before_all_have_entered",
         module=CHANGING,
         qualname="LayoutChanges.put_away",
-        old=("if not turn.members.entered(plan) or committed < decision.applied:\n    return"),
+        old=("if not transaction.members.entered(plan) or committed < decision.applied:\n    return"),
         new="pass",
         why="the step whose state lies there is not announced, so that it never serves",
     ),
@@ -38,11 +41,11 @@ LAYOUT_MUTANTS = (
         module=CHANGING,
         qualname="LayoutChanges.replace_all",
         old=(
-            "turn.change(layout=layout, standbys=cold, config={}, bases=(), plan=None, pending=None, "
+            "transaction.change(layout=layout, standbys=cold, config={}, bases=(), plan=None, pending=None, "
             "passed=(), decision=decision)"
         ),
         new=(
-            "turn.change(layout=layout, standbys=cold, config={}, plan=None, pending=None, passed=(), "
+            "transaction.change(layout=layout, standbys=cold, config={}, plan=None, pending=None, passed=(), "
             "decision=decision)"
         ),
         why="their parts are those of other roles",
@@ -59,7 +62,7 @@ LAYOUT_MUTANTS = (
         name="a_layout_that_failed_is_tried_again_at_once",
         module=FAILING,
         qualname="FailingLayouts._note_failed",
-        old="self._turn.change(failed_layouts=(*others, entry))",
+        old="self._transaction.change(failed_layouts=(*others, entry))",
         new="pass",
         why="the job would change to and fro, and train for two seconds in between",
     ),

@@ -108,8 +108,8 @@ SAMPLE_MUTANTS = (
         name="clean_from_the_generation_that_was_refused",
         module=DECIDING,
         qualname="Deciding._refused_anew",
-        old="turn.record.generation + 1",
-        new="turn.record.generation",
+        old="transaction.record.generation + 1",
+        new="transaction.record.generation",
         why="the attempt that was refused did not begin clean",
     ),
     Mutant(

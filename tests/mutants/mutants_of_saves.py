@@ -58,7 +58,7 @@ SAVE_MUTANTS = (
         name="a_checkpoint_is_sealed_before_its_step_is_in_the_record",
         module=CHECKPOINTS,
         qualname="CheckpointBook._seal",
-        old="turn.change()",
+        old="transaction.change()",
         new="pass",
         why="after a crash the record would not know of a step that a checkpoint in the directory proves",
     ),

@@ -47,7 +47,7 @@ class _Named:
             self.by_node[node_of(worker)].append(worker)
 
 
-class Turn:
+class Transaction:
     """The record, the members and the time, and what the call under way changes, announces and sends.
 
     `position` is where the job stands by its events, those of this call included; `recorded`, where it stood with the

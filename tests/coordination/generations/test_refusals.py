@@ -108,7 +108,7 @@ def test_a_refusal_of_an_attempt_from_before_is_the_same_one() -> None:
     assert job.machine.over is None
     assert job.said(ev.CorruptionFound) == []
     assert job.records[-1].refusal == Refusal(step=1, clean_from=2)
-    assert job.machine.turn.generation == 3
+    assert job.machine.transaction.generation == 3
 
 
 def test_the_refusal_of_an_attempt_that_began_with_nothing_held_ends_the_job() -> None:

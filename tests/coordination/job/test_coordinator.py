@@ -504,7 +504,7 @@ def test_samples_are_the_same_with_and_without_a_restart() -> None:
 def test_a_job_that_resumed_from_a_checkpoint_goes_on_after_a_restart_before_its_first_step() -> None:
     job = Job(nodes=1)
     job.boot()
-    job.machine.turn.change(checkpoints=(KnownCheckpoint(step=20, name="twenty"),))
+    job.machine.transaction.change(checkpoints=(KnownCheckpoint(step=20, name="twenty"),))
     job.connect(hello("n0"))
     job.say(attach(w("n0")))
     job.boot()
@@ -702,7 +702,7 @@ def test_a_step_that_a_decision_rests_on_outlives_the_coordinator_that_heard_of_
     job.report("n1", 1, Phase.PASSED, **reduced(2.0), passed=msg.Passed(step=2, commit=commit(2.0)))
     job.report("n2", 1, Phase.ABANDONED, **reduced(2.0))
     assert [known.step for known in job.machine.record.passed] == [2]
-    generation = job.machine.turn.generation
+    generation = job.machine.transaction.generation
     after = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1)
     after.boot(takeover=True)
     for node in ("n1", "n2"):  # (neither says what step 2 came to)
@@ -850,7 +850,7 @@ def test_what_was_made_good_explains_no_later_end() -> None:
 
 def finish(job: Job, *nodes: str) -> None:
     for node in nodes:
-        job.say(msg.Finished(worker=w(node), generation=job.machine.turn.generation, step=1))
+        job.say(msg.Finished(worker=w(node), generation=job.machine.transaction.generation, step=1))
 
 
 def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:

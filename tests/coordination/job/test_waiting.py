@@ -32,7 +32,7 @@ def started(shape: ExpertShape | None, nodes: int = 2) -> Job:
     for index in range(nodes):
         job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
-    job.machine.turn.change(checkpoints=(KnownCheckpoint(step=1, name="step-1"),))
+    job.machine.transaction.change(checkpoints=(KnownCheckpoint(step=1, name="step-1"),))
     return job
 
 

@@ -268,7 +268,7 @@ def test_late_at_the_same_micro_batch_on_a_second_node_it_is_the_work() -> None:
     job.tell("n1", down(w("n1"), end.why))
     for node in ("n0", "n2", "n3"):
         job.report(node, 10)
-    generation = job.machine.turn.generation
+    generation = job.machine.transaction.generation
     for node in ("n0", "n2", "n3"):
         job.say(msg.Entered(worker=w(node), generation=generation, applied=10))
     assert hang_of(job, "n2", ("n0", "n3"), generation=generation) == []
@@ -432,7 +432,7 @@ def test_who_does_not_say_where_it_is_does_not_keep_the_story_from_being_told() 
 
 
 def test_of_very_many_workers_the_suspects_and_some_more_are_asked_and_told_of() -> None:
-    turn = trained().machine.turn
+    turn = trained().machine.transaction
     stories, stands = Stories(turn), {w(f"m{n}"): stand(f"m{n}") for n in range(MAX_WORKERS)}
     stands |= {w(name): stand(name) for name in NODES}
     nodes = turn.members.nodes

@@ -32,7 +32,7 @@ def counted(job: Job, work: OwnWork, step: int) -> list[str]:
     told: list[str] = []
     for seconds in (0.0, VERDICT_S - 0.1, 0.2):
         job.now += seconds
-        job.machine.turn.now = job.now
+        job.machine.transaction.now = job.now
         work.tick(step)
     job.tick(0.0)
     told += [message.worker for message in job.sent(CountHang)]
@@ -41,7 +41,7 @@ def counted(job: Job, work: OwnWork, step: int) -> list[str]:
 
 def test_a_node_that_keeps_its_share_is_given_ten_times_as_long_in_its_next_process(job: Job) -> None:
     """It computes the same again: ended as soon as before, a long sequence never ended, and cost its node the job."""
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
     assert is_ended(work, late(w("n1"), 0.7)), "until it is gone"
     for process, for_s, ended in (("b", 0.6, False), ("b", 4.9, False), ("b", 5.1, True), ("c", 49.0, False)):
@@ -53,7 +53,7 @@ def test_a_node_that_keeps_its_share_is_given_ten_times_as_long_in_its_next_proc
 
 def test_a_worker_that_is_ended_is_named_with_the_limit_in_force(job: Job) -> None:
     """Messages named the limit of the agent, although ten times as much was allowed."""
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     assert [stand.limit_s for stand in work.spare([late(w("n1"), 0.6)])] == [0.5]
     assert [stand.limit_s for stand in work.spare([late(w("n1", "b"), 5.1)])] == [5.0]
 
@@ -70,7 +70,7 @@ def ended_at(work: OwnWork, *, step: int, limit_s: float) -> None:
 
 def test_the_limit_covers_what_slow_work_took_in_the_end(job: Job) -> None:
     """It was learnt at the moment of suspicion: a sample of 3 s cost a process in each epoch, and a node its place."""
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
     work.accuse(late(w("n1"), 0.6), "late")
     for for_s in (0.6, 1.0, 2.0):  # its agent reports again and again
@@ -86,7 +86,7 @@ def test_the_limit_covers_what_slow_work_took_in_the_end(job: Job) -> None:
 
 def test_a_lone_survivor_that_needs_as_long_clears_the_worker_that_was_ended(job: Job) -> None:
     """Nobody waits for it, and it may not be late by its own limit: with two nodes nothing was learnt."""
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     assert work.accuse(late(w("n1"), 0.6), "late")
     work.ended(late(w("n0"), 1.0, limit_s=1.2))
     assert counted(job, work, 11) == []
@@ -94,7 +94,7 @@ def test_a_lone_survivor_that_needs_as_long_clears_the_worker_that_was_ended(job
 
 
 def test_the_same_node_clears_itself_if_its_next_process_needs_as_long(job: Job) -> None:
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
     assert work.accuse(late(w("n1"), 0.6), "late")
     assert not is_ended(work, late(w("n1", "b"), 0.7))
@@ -103,7 +103,7 @@ def test_the_same_node_clears_itself_if_its_next_process_needs_as_long(job: Job)
 
 
 def test_a_kill_counts_if_nobody_needed_as_long(job: Job) -> None:
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     for _ in range(2):  # the order is repeated until the agent obeys
         assert work.accuse(late(w("n1"), 0.6), "late")
     work.ended(late(w("n0"), 0.5))
@@ -117,18 +117,18 @@ def test_a_kill_counts_if_nobody_needed_as_long(job: Job) -> None:
 
 def test_a_verdict_waits_for_the_report_of_slow_work(job: Job) -> None:
     """Agents report its end after the step is committed."""
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     work.accuse(late(w("n1"), 0.6), "late")
     work.tick(11)
     job.now += VERDICT_S - 0.1
-    job.machine.turn.now = job.now
+    job.machine.transaction.now = job.now
     work.tick(11)
     work.ended(late(w("n0"), 1.0))
     assert counted(job, work, 11) == []
 
 
 def test_what_waits_or_is_stopped_is_not_on_trial(job: Job) -> None:
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     entering = ThreadActivity(worker=w("n1"), generation=1, step=11, activity=Activity.ENTERING, for_s=9.0, limit_s=0.5)
     assert not work.accuse(entering, "late")
     assert is_ended(work, entering)
@@ -136,7 +136,7 @@ def test_what_waits_or_is_stopped_is_not_on_trial(job: Job) -> None:
 
 def test_work_that_is_slow_once_an_hour_is_remembered_for_longer(job: Job) -> None:
     """Else it would cost a process each time."""
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     for step in (11, 12):
         work.accuse(late(w("n1"), 0.6, step=step), "late")
         work.ended(late(w("n0"), 1.0, step=step))
@@ -147,7 +147,7 @@ def test_work_that_is_slow_once_an_hour_is_remembered_for_longer(job: Job) -> No
 
 
 def test_it_may_take_longer_at_that_alone(job: Job) -> None:
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
     assert not is_ended(work, late(w("n2"), 5.0))
     applying = ThreadActivity(worker=w("n1"), generation=1, step=12, activity=Activity.APPLYING, for_s=0.6, limit_s=0.5)
@@ -155,7 +155,7 @@ def test_it_may_take_longer_at_that_alone(job: Job) -> None:
 
 
 def test_the_places_that_are_remembered_are_bounded(job: Job) -> None:
-    work = OwnWork(job.machine.turn)
+    work = OwnWork(job.machine.transaction)
     for step in range(5000):
         work.accuse(late(w("n1"), 0.6, step=11 + step), "late")
     assert len(counted(job, work, 10**6)) == 4096

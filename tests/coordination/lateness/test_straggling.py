@@ -108,7 +108,7 @@ def test_without_a_standby_it_is_told_why_it_cannot_be() -> None:
     assert found.action == "told"
     assert "no standby is warm" in found.why
     assert [one.node for one in job.machine.record.slow] == ["n1"]
-    job.machine.turn.now += AVOIDED_S
+    job.machine.transaction.now += AVOIDED_S
     assert job.machine.parts.replacing.slow == set()
 
 
@@ -125,7 +125,7 @@ def take_effect(job: Job, step: int) -> int:
     assert {member.node for member in pending.members} == set(NODES)
     for node in NODES:
         job.say(msg.Prepared(worker=w(node), generation=pending.generation))
-    before = job.machine.turn.generation
+    before = job.machine.transaction.generation
     for node in NODES:
         job.say(applied(w(node), before, step, commit(1.0, msg.Flag.SWAP)))
     for node in NODES:

@@ -354,7 +354,7 @@ def test_one_that_no_longer_fits_memory_is_left_once_all_is_saved() -> None:
     assert job.plan.last, "what all have is saved first"
     job.enter(2)
     checkpoint = KnownCheckpoint(step=2, name="step-2", term=1, generation=job.plan.generation)
-    job.machine.turn.change(checkpoints=(checkpoint,))
+    job.machine.transaction.change(checkpoints=(checkpoint,))
     for worker in job.plan.workers:
         job.say(msg.Finished(worker=worker, generation=job.plan.generation, step=2))
     assert (job.machine.over, job.machine.record.layout, job.machine.record.plan) == (None, TWO, None)
@@ -371,7 +371,9 @@ def test_one_that_no_model_can_be_made_under_is_left_by_a_job_that_goes_on_from_
     job = Changing(listed=FASTEST, saves=True).begin()
     job.done(1)
     job.done(2)
-    job.machine.turn.change(checkpoints=(KnownCheckpoint(step=2, name="step-2", term=1, generation=1),), plan=None)
+    job.machine.transaction.change(
+        checkpoints=(KnownCheckpoint(step=2, name="step-2", term=1, generation=1),), plan=None
+    )
     job.records.append(job.machine.record)
     job.boot()
     for node in ("n0", "n1", "n2"):

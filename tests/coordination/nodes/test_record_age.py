@@ -45,7 +45,7 @@ def test_an_agent_of_a_newer_generation_stops_the_coordinator_and_is_left_alone(
 def test_a_second_generation_of_the_same_number_hides_nothing() -> None:
     """The outdated coordinator has begun others of its own: an agent in the first of that number is in a newer one."""
     job = from_backup()
-    job.machine.turn.change(generation=5)
+    job.machine.transaction.change(generation=5)
     comes(job, "n1", 5, heard_term=1)
     assert stopped(job)
 

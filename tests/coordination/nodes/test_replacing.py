@@ -328,7 +328,7 @@ def test_a_job_that_waits_begins_again_with_as_many_nodes_as_it_had(policy: Poli
     """All nodes are lost, and there is a checkpoint: the first node that comes back trains alone only with shrink."""
     job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure=policy))).start()
     job.step(1)
-    job.machine.turn.change(checkpoints=(KnownCheckpoint(step=1, name="step-1"),))
+    job.machine.transaction.change(checkpoints=(KnownCheckpoint(step=1, name="step-1"),))
     names = ("n0", "n1", "n2")
     for name in names:
         job.lose(name)

@@ -102,7 +102,7 @@ def test_another_coordinator_goes_on_counting() -> None:
     one = job(3)
     take(one, 1, BAD)
     take(one, 2, BAD)
-    position = one.machine.turn.position
+    position = one.machine.transaction.position
     assert position.skipped_in_a_row == 2
     assert position.after(one.events[-1]).skipped_in_a_row == 2
 
@@ -111,7 +111,7 @@ def test_a_roll_back_begins_a_new_row() -> None:
     one = job(3)
     take(one, 1, BAD)
     back = ev.RolledBack(time=1.0, job="j", term=1, generation=2, seq=9, to_step=0, why="w")
-    assert one.machine.turn.position.after(back).skipped_in_a_row == 0
+    assert one.machine.transaction.position.after(back).skipped_in_a_row == 0
 
 
 def test_an_infinite_loss_with_finite_gradients_is_reported_once_and_counts_for_nothing() -> None:
@@ -142,7 +142,7 @@ def swap_at(job: Job, step: int, v: Commit) -> None:
 
 def finish(job: Job, step: int, *nodes: str) -> None:
     for node in nodes:
-        job.say(msg.Finished(worker=w(node), generation=job.machine.turn.generation, step=step))
+        job.say(msg.Finished(worker=w(node), generation=job.machine.transaction.generation, step=step))
 
 
 @pytest.mark.parametrize("at_most", [2, 3])
@@ -151,7 +151,7 @@ def test_loops_that_end_at_a_swap_do_not_end_the_job_well_after_too_many_skipped
     one = job(at_most)
     take(one, 1, BAD)
     swap_at(one, 2, BAD)
-    assert one.machine.turn.generation == 2
+    assert one.machine.transaction.generation == 2
     finish(one, 2, *NODES, "n3")
     assert rows(one) == [(1, 1), (2, 2)]
     assert bool(failed(one)) is (at_most == 2)

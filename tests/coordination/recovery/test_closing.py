@@ -440,7 +440,7 @@ def test_a_later_run_with_the_same_journal_resumes_from_its_checkpoint_and_waits
 
 def test_a_run_that_resumes_without_the_journal_counts_the_samples_since() -> None:
     job = Job().start()
-    job.machine.turn.position = Position(seq=1).after(made("rolled_back", seq=2, to_step=50))
+    job.machine.transaction.position = Position(seq=1).after(made("rolled_back", seq=2, to_step=50))
     job.feed(Shutdown(EXIT_ENDED, "over", save=False))
     (end,) = job.said(ev.JobFinished)
     assert (end.steps, end.samples, end.samples_since, end.final_loss) == (50, 0, 50, None)

@@ -79,7 +79,7 @@ class World:
 
     def enter(self, *away: int) -> None:
         for node in [node for node in range(self.nodes) if node not in away]:
-            workers, generation = self.workers(node), self.machine.turn.generation
+            workers, generation = self.workers(node), self.machine.transaction.generation
             plan = self.machine.record.plan
             assert plan is not None
             keys = {worker: key_of(plan.workers.index(worker), "") for worker in workers}
@@ -106,7 +106,7 @@ class World:
                     summed=(node * WORKERS + place,),
                 )
                 self.say(node, report)
-        assert self.machine.turn.generation == 2
+        assert self.machine.transaction.generation == 2
         self.enter(lost)
         return self.count
 

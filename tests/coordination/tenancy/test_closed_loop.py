@@ -101,7 +101,7 @@ def saving(nodes: int) -> Pooled:
         job.say(attach)
     for name in names:
         job.say(msg.Entered(worker=w(name), generation=1, applied=0))
-    job.machine.turn.change(saving=Saving(saved_at=job.now, cost_s=0.5, saves=4))
+    job.machine.transaction.change(saving=Saving(saved_at=job.now, cost_s=0.5, saves=4))
     return job
 
 

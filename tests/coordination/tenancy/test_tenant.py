@@ -104,7 +104,7 @@ def test_what_has_changed_is_told_and_nothing_twice() -> None:
     job.machine.parts.tenant.refuse("n7", "old")
     job.tick(0.01)
     assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old")}]
-    job.machine.turn.change(quarantined=(Quarantined(node="n8", host="h", why="broken", since=job.now),))
+    job.machine.transaction.change(quarantined=(Quarantined(node="n8", host="h", why="broken", since=job.now),))
     job.tick(0.01)
     assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old"), "n8": NodeUnfit(why="broken")}]
     job.tick(0.01)

@@ -10,7 +10,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.budget import TOGETHER_S, Budget
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_FAILED, UnreachableError
 from holdfast.protocol.events import NodeLeft, NodeRepaired
 from holdfast.protocol.failures import Detector, FailureKind, Severity
@@ -31,8 +31,8 @@ LEFT_AS = {"exhausted": "failed", "told": "failed"}
 class Ladder:
     """Who has used up what, who is quarantined, and who was repaired by whom."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
+        self._transaction = transaction
         self._max_restarts, self._nodes_to_begin = config.spec.recovery.max_restarts, config.spec.nodes_to_begin
         self._pooled = bool(config.submission)
         #: by node, its agent's process (see `_agent`) and rung: a machine that was replaced begins anew
@@ -41,7 +41,7 @@ class Ladder:
         self._lost = -TOGETHER_S, "", Budget()
         #: since when nodes are gone, and who brings them back
         self._gone: dict[str, tuple[float, str]] = {}
-        #: the node that is out since this turn, and why
+        #: the node that is out since this transaction, and why
         self._out = "", ""
 
     def tries(self, failure: Failure) -> int:
@@ -54,7 +54,7 @@ class Ladder:
             del self._budgets[next(iter(self._budgets))]
         if failure.evidence.detector is Detector.NODE_HEALTH and self._with_others(failure.node, budget):
             return budget.tries
-        return budget.use(self._turn.now, place)
+        return budget.use(self._transaction.now, place)
 
     def _agent(self, failure: Failure) -> int:
         """Return the agent's process whose budget a failure uses up; 0: the name's, whoever bears it.
@@ -62,7 +62,7 @@ class Ladder:
         What says nonsense, or is lost while others build a group with it, costs them a swap each time: that it comes
         back as another process must not let it keep all other newcomers out for ever.
         """
-        record, node = self._turn.record, self._turn.members.nodes.get(failure.node)
+        record, node = self._transaction.record, self._transaction.members.nodes.get(failure.node)
         if node is None:
             return 0
         plan, pending = record.plan, record.pending
@@ -73,7 +73,7 @@ class Ladder:
 
     def _with_others(self, node: str, budget: Budget) -> bool:
         """Nodes that are lost within a second of each other are lost with what they share, and blameless."""
-        now = self._turn.now
+        now = self._transaction.now
         since, other, counted = self._lost
         self._lost = now, node, budget
         if other == node or now - since >= TOGETHER_S:
@@ -88,7 +88,7 @@ class Ladder:
     def gone(self, node: str) -> None:
         """A node has left although nobody wanted it to."""
         self._gone.pop(node, None)
-        self._gone[node] = self._turn.now, AUTOMATIC
+        self._gone[node] = self._transaction.now, AUTOMATIC
         while len(self._gone) > _KEPT:
             del self._gone[next(iter(self._gone))]
 
@@ -96,23 +96,25 @@ class Ladder:
         """All workers of a node run: say so where it had been gone."""
         since, repair = self._gone.pop(node.name, (0.0, ""))
         if repair:
-            self._turn.emit(NodeRepaired, node=node.name, repair=repair, repair_s=self._turn.now - since)
+            self._transaction.emit(NodeRepaired, node=node.name, repair=repair, repair_s=self._transaction.now - since)
 
     # ---- beyond the last rung ----
 
     def quarantined(self, node: str, host: str) -> Quarantined | None:
         """Return why a node may not come, None where it may."""
-        known = self._turn.record.quarantined
+        known = self._transaction.record.quarantined
         return next((one for one in known if one.node == node or (one.host and one.host == host)), None)
 
     def quarantine(self, node: str, host: str, why: str) -> None:
         """Let a node come no more; nor another one on its host, unless more nodes are there, or on their way."""
-        turn = self._turn
-        begun = turn.record.generation > 0
-        shared = not begun or any(other.host == host for other in turn.members.nodes.values() if other.name != node)
-        entry = Quarantined(node=node, host="" if shared else host, why=why[:MAX_REASON], since=turn.now)
-        others = (one for one in turn.record.quarantined if one.node != node)
-        turn.change(quarantined=(*others, entry)[-MAX_LISTED:], given_up=self._given_up_but(node))
+        transaction = self._transaction
+        begun = transaction.record.generation > 0
+        shared = not begun or any(
+            other.host == host for other in transaction.members.nodes.values() if other.name != node
+        )
+        entry = Quarantined(node=node, host="" if shared else host, why=why[:MAX_REASON], since=transaction.now)
+        others = (one for one in transaction.record.quarantined if one.node != node)
+        transaction.change(quarantined=(*others, entry)[-MAX_LISTED:], given_up=self._given_up_but(node))
         self._gone.pop(node, None)
         if not self._pooled:  # (a pool may have another one)
             self._out = node, f"is quarantined: {why}"
@@ -124,7 +126,7 @@ class Ladder:
         elif leave.reason == "exhausted":
             self._give_up(node.name, node.host, leave.detail)
         if leave.awaits_answer:
-            self._turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=leave.detail))
+            self._transaction.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=leave.detail))
 
     def _give_up(self, node: str, host: str, why: str) -> None:
         """A node has used up its tries: whether that is its own fault, the steps of the others say.
@@ -132,26 +134,26 @@ class Ladder:
         What its processes die of may be the work's, and the others only slower to meet it: as long as nothing has been
         committed without the node, nobody knows. The step that is under way may be of before.
         """
-        turn = self._turn
-        step = turn.position.step + 2
-        entry = GivenUp(node=node, host=host, why=why[:MAX_REASON], since=turn.now, step=step)
-        turn.change(given_up=(*self._given_up_but(node), entry)[-MAX_LISTED:])
+        transaction = self._transaction
+        step = transaction.position.step + 2
+        entry = GivenUp(node=node, host=host, why=why[:MAX_REASON], since=transaction.now, step=step)
+        transaction.change(given_up=(*self._given_up_but(node), entry)[-MAX_LISTED:])
         self._out = node, f"is given up: {why}"
 
     def made_good(self) -> None:
         """A step is committed: who was given up before it, and has not come back, was to blame."""
-        turn = self._turn
-        for entry in [one for one in turn.record.given_up if one.step <= turn.position.step]:
+        transaction = self._transaction
+        for entry in [one for one in transaction.record.given_up if one.step <= transaction.position.step]:
             self.quarantine(entry.node, entry.host, entry.why)
-            turn.emit(NodeLeft, node=entry.node, reason="quarantined", detail=entry.why)
+            transaction.emit(NodeLeft, node=entry.node, reason="quarantined", detail=entry.why)
 
     def came(self, node: str) -> None:
         """A node is let in: what it was given up for does not count."""
-        if any(one.node == node for one in self._turn.record.given_up):
-            self._turn.change(given_up=self._given_up_but(node))
+        if any(one.node == node for one in self._transaction.record.given_up):
+            self._transaction.change(given_up=self._given_up_but(node))
 
     def _given_up_but(self, node: str) -> tuple[GivenUp, ...]:
-        return tuple(one for one in self._turn.record.given_up if one.node != node)
+        return tuple(one for one in self._transaction.record.given_up if one.node != node)
 
     def deserted(self, *, awaited: bool) -> str:
         """Return why the job cannot go on: its last node is out just now, and all others are, too; "" where it can.
@@ -160,8 +162,8 @@ class Ladder:
         begun hears all its nodes: what the others meet says more.
         """
         (node, why), self._out = self._out, ("", "")
-        record = self._turn.record
-        if not node or self._turn.members.nodes or self._gone or awaited:
+        record = self._transaction.record
+        if not node or self._transaction.members.nodes or self._gone or awaited:
             return ""
         if not record.generation and len(self.all_out) < self._nodes_to_begin:
             return ""
@@ -170,7 +172,7 @@ class Ladder:
     @property
     def all_out(self) -> tuple[Quarantined | GivenUp, ...]:
         """The nodes that are quarantined, or given up, each once."""
-        return *self._turn.record.quarantined, *self._turn.record.given_up
+        return *self._transaction.record.quarantined, *self._transaction.record.given_up
 
     def undrain(self, node: str) -> None:
         """Let a node come back, with all its budgets.
@@ -178,17 +180,17 @@ class Ladder:
         Raises:
             UnreachableError: it is neither drained nor quarantined.
         """
-        turn = self._turn
-        record = turn.record
+        transaction = self._transaction
+        record = transaction.record
         entry = next((one for one in self.all_out if one.node == node), None)
         if entry is None:
             away = ", ".join(one.node for one in (*record.drained, *self.all_out)) or "none"
-            what = "is in the job" if node in turn.members.nodes else "is not in the job"
+            what = "is in the job" if node in transaction.members.nodes else "is not in the job"
             raise UnreachableError(
                 f"node {node} {what}, and neither drained nor quarantined: there is nothing to undo; "
                 f"nodes that can be undrained: {away}"
             )
         quarantined = tuple(one for one in record.quarantined if one.node != node)
-        turn.change(quarantined=quarantined, given_up=self._given_up_but(node))
+        transaction.change(quarantined=quarantined, given_up=self._given_up_but(node))
         self._gone[node] = entry.since, TICKET
         self._budgets = {key: budget for key, budget in self._budgets.items() if key[0] != node}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import GenerationStarted, JobAtRisk, NodesJoined, WorkersChanged
 from holdfast.protocol.plan import Decision, FaultThreshold, GenerationPlan, JoinedNode
 
@@ -21,10 +21,12 @@ GATHER_S = 1.0
 LONGEST_GATHER_S = 5.0
 
 
-def announce_generation(turn: Turn, plan: GenerationPlan, reason: str, decision: Decision | None = None) -> None:
+def announce_generation(
+    transaction: Transaction, plan: GenerationPlan, reason: str, decision: Decision | None = None
+) -> None:
     """A new configuration is in force; `decision`: what it begins with, None at a step's boundary."""
     experts = plan.expert_plan
-    turn.emit(
+    transaction.emit(
         GenerationStarted,
         members=tuple(dict.fromkeys(member.node for member in plan.members)),
         world_size=len(plan.members),
@@ -32,24 +34,24 @@ def announce_generation(turn: Turn, plan: GenerationPlan, reason: str, decision:
         decision=decision.kind if decision is not None else "",
         expert_moves=experts.moves if experts else 0,
         fault_threshold=FaultThreshold(asked=experts.asked, given=experts.given) if experts else None,
-        seed=turn.record.seed,
-        micro_batches=turn.record.micro_batches,
-        global_batch=turn.record.global_batch or None,
+        seed=transaction.record.seed,
+        micro_batches=transaction.record.micro_batches,
+        global_batch=transaction.record.global_batch or None,
     )
 
 
-def warn_of_one_replica(turn: Turn, before: GenerationPlan | None, *, snapshots: bool) -> None:
+def warn_of_one_replica(transaction: Transaction, before: GenerationPlan | None, *, snapshots: bool) -> None:
     """A plan is in force: where the model lies over the processes of one node alone, and nothing is kept, say so once.
 
     Args:
         before: the plan before this one. snapshots: the state is kept in memory from time to time.
     """
-    record, plan = turn.record, turn.record.plan
+    record, plan = transaction.record, transaction.record.plan
     if plan is None or plan.places == 1 or plan.units > 1 or record.saves or snapshots:
         return
     if before is None or before.units > 1:
         why = f"there is one replica of the model ({record.layout}) and no checkpoint: the loss of any of its processes"
-        turn.emit(JobAtRisk, why=f"{why} loses all that was done; give --checkpoint-dir DIR, or add a node")
+        transaction.emit(JobAtRisk, why=f"{why} loses all that was done; give --checkpoint-dir DIR, or add a node")
 
 
 class Newcomers:
@@ -58,9 +60,9 @@ class Newcomers:
     A thousand nodes that come in one moment make a few events and one generation, not a thousand.
     """
 
-    def __init__(self, turn: Turn, max_nodes: int) -> None:
+    def __init__(self, transaction: Transaction, max_nodes: int) -> None:
         """`max_nodes`: how many the job is given; more may come."""
-        self._turn = turn
+        self._transaction = transaction
         self._max_nodes = max_nodes
         self._told_at = -math.inf
         self._waiting: list[Node] = []
@@ -73,7 +75,7 @@ class Newcomers:
         """True while a crowd comes, which is to be taken in at once; a few that come do not wait for each other."""
         if len(self._crowd) <= FEW:
             return False
-        now, members = self._turn.now, self._turn.members
+        now, members = self._transaction.now, self._transaction.members
         complete, here = members.complete_nodes, len(members.nodes) - len(members.standbys) - len(members.owed)
         if complete == here == self._max_nodes or now - self._first >= LONGEST_GATHER_S:
             return False
@@ -82,12 +84,12 @@ class Newcomers:
     def came(self, node: Node) -> None:
         """A node is here that nobody awaited, or one of its workers."""
         if not self._crowd:
-            self._first = self._turn.now
+            self._first = self._transaction.now
         self._crowd.add(node.name)
-        here = self._turn.members.nodes
+        here = self._transaction.members.nodes
         if len(self._crowd) > 2 * len(here) + FEW:  # most have gone again
             self._crowd &= here.keys()
-        self._last = self._turn.now
+        self._last = self._transaction.now
 
     def taken_in(self) -> None:
         """Whoever is here, and complete, is in the plan that is told now."""
@@ -102,22 +104,22 @@ class Newcomers:
         node.announced = node.pids
         if not known:
             self._waiting.append(node)
-            if self._turn.now - self._told_at > TOGETHER_S:
+            if self._transaction.now - self._told_at > TOGETHER_S:
                 self.tell()
         elif is_new:
             self.tell()
-            self._turn.emit(WorkersChanged, node=node.name, worker_pids=node.pids)
+            self._transaction.emit(WorkersChanged, node=node.name, worker_pids=node.pids)
 
     def tell(self) -> None:
         """Say who has come, before anything that concerns them is said; whoever is gone again has not come."""
-        turn, here = self._turn, self._turn.members.nodes
+        transaction, here = self._transaction, self._transaction.members.nodes
         came = {node.name: node for node in self._waiting if here.get(node.name) is node and not node.aside}.values()
         self._waiting.clear()
         if came:
-            self._told_at = turn.now
+            self._told_at = transaction.now
             for node in came:
                 node.told = True
-            turn.emit(NodesJoined, nodes=tuple(map(_joined, came)))
+            transaction.emit(NodesJoined, nodes=tuple(map(_joined, came)))
 
 
 def _joined(node: Node) -> JoinedNode:

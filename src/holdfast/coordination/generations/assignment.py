@@ -31,9 +31,9 @@ def share_of(plan: GenerationPlan, micro_batches: int, rank: int) -> tuple[int, 
     # They are dealt in turn; whoever has as many as it is to have is passed over.
     mine: list[int] = []
     first = 0
-    for turn in range(plan.counts[unit]):
-        mine.append(first + sum(count > turn for count in plan.counts[:unit]))
-        first += sum(count > turn for count in plan.counts)
+    for round_ in range(plan.counts[unit]):
+        mine.append(first + sum(count > round_ for count in plan.counts[:unit]))
+        first += sum(count > round_ for count in plan.counts)
     return tuple(mine)
 
 

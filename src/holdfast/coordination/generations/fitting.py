@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.coordination.generations.same_data import ADVICE, difference
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.layouts.several import describe_layouts
 from holdfast.protocol.messages.agent import EndNode
@@ -17,7 +17,9 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
 
-def misfit(turn: Turn, node: Node, attach: Attach, goes_back: Callable[[str], bool] = lambda _: False) -> str:
+def misfit(
+    transaction: Transaction, node: Node, attach: Attach, goes_back: Callable[[str], bool] = lambda _: False
+) -> str:
     """Take the job's configuration from its first worker; where another's differs its node is told to end.
 
     Args:
@@ -27,14 +29,14 @@ def misfit(turn: Turn, node: Node, attach: Attach, goes_back: Callable[[str], bo
         What differs; "" where all is the same.
     """
     if why := _cannot_be(node, attach):
-        return send_away(turn, node, why)
-    if not turn.record.config and node.standby:
+        return send_away(transaction, node, why)
+    if not transaction.record.config and node.standby:
         return ""  # (the others say what the job is)
-    if not turn.record.config and (why := _other_work(turn, attach)):
+    if not transaction.record.config and (why := _other_work(transaction, attach)):
         why = f"node {node.name} does not fit the job: {why}"
-        return why if goes_back(why) else send_away(turn, node, why)
-    if not turn.record.config:
-        turn.change(
+        return why if goes_back(why) else send_away(transaction, node, why)
+    if not transaction.record.config:
+        transaction.change(
             config=attach.config,
             global_batch=attach.global_batch,
             micro_batches=attach.micro_batches,
@@ -46,27 +48,29 @@ def misfit(turn: Turn, node: Node, attach: Attach, goes_back: Callable[[str], bo
             layouts=attach.layouts,
         )
         return ""
-    job, here = turn.record.config, attach.config
+    job, here = transaction.record.config, attach.config
     differing = [name for name in dict.fromkeys((*job, *here)) if job.get(name) != here.get(name)]
     said = [_difference(name, here.get(name, "none"), job.get(name, "none")) for name in differing]
-    if attach.layouts != turn.record.layouts:
+    if attach.layouts != transaction.record.layouts:
         said.append(
             _difference(
-                "layouts", describe_layouts(attach.layouts) or "one", describe_layouts(turn.record.layouts) or "one"
+                "layouts",
+                describe_layouts(attach.layouts) or "one",
+                describe_layouts(transaction.record.layouts) or "one",
             )
         )
-    elif attach.layout != turn.record.layout:
-        said.append(_difference("layout", str(attach.layout), str(turn.record.layout)))
-    if other := difference(attach.data, turn.record.data):
+    elif attach.layout != transaction.record.layout:
+        said.append(_difference("layout", str(attach.layout), str(transaction.record.layout)))
+    if other := difference(attach.data, transaction.record.data):
         said.append(f"{other}: {ADVICE}")
     if node.standby:
-        said += _other_room(turn, node, attach)
-    return send_away(turn, node, f"node {node.name} does not fit the job: {'; '.join(said)}") if said else ""
+        said += _other_room(transaction, node, attach)
+    return send_away(transaction, node, f"node {node.name} does not fit the job: {'; '.join(said)}") if said else ""
 
 
-def _other_work(turn: Turn, attach: Attach) -> str:
+def _other_work(transaction: Transaction, attach: Attach) -> str:
     """Say in what a worker differs from those that trained under another layout; "" where none did."""
-    record = turn.record
+    record = transaction.record
     if not record.layouts:
         return ""
     pairs = (
@@ -78,9 +82,9 @@ def _other_work(turn: Turn, attach: Attach) -> str:
     return "; ".join(_difference(name, str(here), str(job)) for name, here, job in pairs if here != job)
 
 
-def send_away(turn: Turn, node: Node, why: str) -> str:
+def send_away(transaction: Transaction, node: Node, why: str) -> str:
     """End a node that does not fit the job, alone; return why."""
-    turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+    transaction.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
     return why
 
 
@@ -104,13 +108,13 @@ def _cannot_be(node: Node, attach: Attach) -> str:
     return ""
 
 
-def _other_room(turn: Turn, node: Node, attach: Attach) -> list[str]:
+def _other_room(transaction: Transaction, node: Node, attach: Attach) -> list[str]:
     """Say why a node could not take any other's place, although it would fit beside them."""
-    record, said = turn.record, list[str]()
+    record, said = transaction.record, list[str]()
     mine, theirs = attach.expert_shape, record.expert_shape
     if mine is not None and theirs is not None and mine.slots != theirs.slots:
         said.append(f"expert slots are {mine.slots}, the job's are {theirs.slots}")
-    on_others = {other.expected for other in turn.members.regular}
+    on_others = {other.expected for other in transaction.members.regular}
     if on_others and node.expected not in on_others:
         said.append(f"workers per node are {node.expected}, the job's are {max(on_others)}")
     if record.script_digest and node.digest != record.script_digest:
@@ -126,13 +130,13 @@ def workers_by_node(plan: GenerationPlan) -> dict[str, list[str]]:
     return nodes
 
 
-def wanted_places(turn: Turn, plan: GenerationPlan) -> dict[str, Any]:
+def wanted_places(transaction: Transaction, plan: GenerationPlan) -> dict[str, Any]:
     """Return what a plan that comes into force makes of the record: how many nodes the job wants, and of which places.
 
     Whoever has joined beside a node to take its place counts with that node. Those that the job misses are of a place,
     too: who comes for one of them had best be of the same.
     """
-    record, members, here = turn.record, turn.members, workers_by_node(plan)
+    record, members, here = transaction.record, transaction.members, workers_by_node(plan)
     there = len(here) - len(record.replacements_among(here))
     wanted = max(record.wanted, there)
     away = here.keys() | {one.node for one in record.drained}

@@ -19,7 +19,7 @@ from holdfast.coordination.generations.witnesses import choose_witnesses, witnes
 from holdfast.coordination.membership import Membership
 from holdfast.coordination.roles import assign_roles, by_role, whole_units
 from holdfast.coordination.transfers import TransferHistory
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.messages.worker import Report
@@ -319,13 +319,13 @@ def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Sho
     )
 
 
-def lacks_slots(turn: Turn, config: CoordinatorConfig, workers: Sequence[str] = ()) -> bool:
+def lacks_slots(transaction: Transaction, config: CoordinatorConfig, workers: Sequence[str] = ()) -> bool:
     """True where the nodes of these workers, by default of all, have too little room for all experts."""
-    workers = workers or [info.id for info in turn.members.workers()]
+    workers = workers or [info.id for info in transaction.members.workers()]
     if config.spec.experiments.static_experts:
-        size = ep_size_of(turn.record.expert_shape, config.spec.experiments.ep_size)
+        size = ep_size_of(transaction.record.expert_shape, config.spec.experiments.ep_size)
         return bool(workers) and not isinstance(size, Shortage) and not usable(len(workers), size)
-    return bool(workers) and shortage(turn.record, turn.members, workers) is not None
+    return bool(workers) and shortage(transaction.record, transaction.members, workers) is not None
 
 
 def copies_left(record: Record, names: Collection[str]) -> int:

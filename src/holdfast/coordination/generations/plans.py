@@ -7,7 +7,7 @@ from functools import partial
 
 from holdfast.coordination.generations.plan_change import Assignment, change_of, shares_of
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.messages.agent import Refused
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
@@ -24,8 +24,8 @@ _Tell = Callable[[_Plan], BeginNode | PrepareNode]
 class Telling:
     """Knows what was told of the plan in force and of the pending one, for those that ask for the whole."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
         self._told: dict[int, _Tell] = {}
         self._wholes: dict[int, BeginNode | PrepareNode] = {}
         #: how often each node has asked since the newest generation was made, and which that was
@@ -43,7 +43,9 @@ class Telling:
             kept: which of those it has named as summed each unit keeps.
         """
         self._told.clear()
-        self._tell(plan, base, partial(_begin, plan, decision, assignment, kept, self._turn.record.micro_batches))
+        self._tell(
+            plan, base, partial(_begin, plan, decision, assignment, kept, self._transaction.record.micro_batches)
+        )
 
     def prepare(self, plan: GenerationPlan, base: _Plan) -> None:
         """Let the members prepare a generation beside the one in force, which is the base."""
@@ -51,35 +53,37 @@ class Telling:
 
     def asked(self, node: Node, ask: AskPlan) -> str:
         """A node wants the whole plan of a generation: send it, or refuse the node and return why."""
-        generation = self._turn.record.generation
+        generation = self._transaction.record.generation
         if generation != self._newest:
             self._newest = generation
             self._asked.clear()
         count = self._asked[node.name] = self._asked.get(node.name, 0) + 1
         if count > MAX_ASKED:
             why = f"node {node.name} asks for the plan of generation {ask.generation} again and again"
-            self._turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED))
+            self._transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED))
             return why
         tell, whole = self._told.get(ask.generation), self._wholes.get(ask.generation)
         if whole is None and tell is not None:  # (else another one was told since)
             whole = self._wholes[ask.generation] = tell(None)
         if whole is not None:
-            self._turn.send(node.connection, whole)
+            self._transaction.send(node.connection, whole)
         return ""
 
     def _tell(self, plan: GenerationPlan, base: _Plan, tell: _Tell) -> None:
-        turn = self._turn
-        in_force = turn.record.plan.generation if turn.record.plan is not None else 0
+        transaction = self._transaction
+        in_force = transaction.record.plan.generation if transaction.record.plan is not None else 0
         self._told = {number: told for number, told in self._told.items() if number == in_force}
         self._told[plan.generation] = tell
         self._wholes.clear()
-        having = {node_of(worker) for worker in turn.members.live(base.workers)} if base is not None else set[str]()
+        having = (
+            {node_of(worker) for worker in transaction.members.live(base.workers)} if base is not None else set[str]()
+        )
         told = [worker for worker in plan.workers if node_of(worker) in having]
         if told:
-            turn.order_all(told, tell(base))
+            transaction.order_all(told, tell(base))
         if len(told) < len(plan.members):
             whole = self._wholes[plan.generation] = tell(None)
-            turn.order_all((worker for worker in plan.workers if node_of(worker) not in having), whole)
+            transaction.order_all((worker for worker in plan.workers if node_of(worker) not in having), whole)
 
 
 def _begin(

@@ -15,7 +15,7 @@ from holdfast.coordination.inputs import Planned
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.loads import LoadBook
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import RebalanceDecided
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, GenerationPlan
 
@@ -26,9 +26,9 @@ LEAST_SEARCH_S = 600.0
 class Rebalancing:
     """Asks for placements, and says which answer is to be adopted."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, step: int) -> None:
+    def __init__(self, transaction: Transaction, config: CoordinatorConfig, loads: LoadBook, step: int) -> None:
         """Begin at the committed `step`: the first look is due after a later one, once loads are known."""
-        self._turn = turn
+        self._transaction = transaction
         self._config = config
         self._loads = loads
         self._asked_at = step
@@ -59,14 +59,16 @@ class Rebalancing:
     def _ask(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> None:
         """Have a placement searched for the members of `plan`, if one is due after this step."""
         self._asked_at = min(self._asked_at, committed)  # after a roll-back
-        experts, loads, turn = plan.expert_plan, self._loads, self._turn
+        experts, loads, transaction = plan.expert_plan, self._loads, self._transaction
         if experts is None or self._config.spec.experiments.static_experts:
             return
         anew = self._searched != plan.generation
         if (self._waiting and not anew) or not (self._due(committed) or (experts.repaired and anew)):
             return
         held = dict(zip(plan.workers, experts.placement, strict=True))
-        question = placement_question(turn.record, turn.members, plan.workers, held, self._config, loads.tokens)
+        question = placement_question(
+            transaction.record, transaction.members, plan.workers, held, self._config, loads.tokens
+        )
         assert question is not None
         self._asked_at, self._searched, self._waiting, self._found = committed, plan.generation, True, None
         self._looked |= loads.tokens is not None
@@ -84,7 +86,7 @@ class Rebalancing:
             horizon=horizon,
             within_s=max(LEAST_SEARCH_S, horizon * costs.step_s),
         )
-        turn.compute(PlanExperts(search))
+        transaction.compute(PlanExperts(search))
 
     def _due(self, committed: int) -> bool:
         """Tell whether a look at the loads is due."""
@@ -98,7 +100,7 @@ class Rebalancing:
         found, self._found = self._found, None
         if found is None or self._searched != plan.generation:
             return None
-        self._turn.emit(
+        self._transaction.emit(
             RebalanceDecided,
             step=self._asked_at,
             adopted=found.adopt,

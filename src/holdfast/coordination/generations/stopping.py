@@ -11,7 +11,7 @@ from holdfast.coordination.failures.seen import no_report
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.recovery_cost import FAILURE
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
@@ -23,7 +23,7 @@ _MAX_PEERS = 256
 class Stopping:
     """The reports of one Stop. `stop` is None while no generation is broken."""
 
-    def __init__(self, turn: Turn, progress: Progress) -> None:
+    def __init__(self, transaction: Transaction, progress: Progress) -> None:
         self.stop: Stop | None = None
         self.reports: dict[str, Report] = {}
         #: the members whose collectives failed, until it is known whose fault it was
@@ -37,7 +37,7 @@ class Stopping:
         self.begun = 0.0
         #: why; a failure, where there was one as well
         self.reason = FAILURE
-        self._turn = turn
+        self._transaction = transaction
         self._progress = progress
 
     @property
@@ -47,17 +47,17 @@ class Stopping:
 
     def begin(self, failed_at: float, *, reason: str = FAILURE) -> None:
         """A generation is broken: tell the members of the current and the pending plan to stop."""
-        turn = self._turn
-        if self.stop is not None or turn.record.plan is None:
+        transaction = self._transaction
+        if self.stop is not None or transaction.record.plan is None:
             self.reason = reason if reason == FAILURE else self.reason
             return
         self.reason = reason
         self._progress.failed(failed_at, asked=reason != FAILURE)
-        self.stop = Stop(term=turn.record.term, generation=turn.record.generation)
+        self.stop = Stop(term=transaction.record.term, generation=transaction.record.generation)
         self.reports, self.complaints, self.refused = {}, {}, ""
-        self._silent = deque(turn.planned)
-        self._since = self.begun = turn.now
-        turn.order_all(turn.planned, self.stop)
+        self._silent = deque(transaction.planned)
+        self._since = self.begun = transaction.now
+        transaction.order_all(transaction.planned, self.stop)
 
     def complain(self, complaint: Complaint) -> None:
         """Record that something of a member failed; failed transfers stay known if it complains again."""
@@ -76,7 +76,7 @@ class Stopping:
 
     def gathered(self) -> dict[str, Report]:
         """Return the reports of all who have spoken, current members first, by rank."""
-        reports = {worker: self.reports[worker] for worker in self._turn.planned if worker in self.reports}
+        reports = {worker: self.reports[worker] for worker in self._transaction.planned if worker in self.reports}
         return {**reports, **self.reports}
 
     def end(self) -> None:
@@ -110,21 +110,21 @@ class Stopping:
 
     def awaited(self, away: Set[str]) -> list[str]:
         """Return the members that owe a report."""
-        return [worker for worker in self._turn.planned if self._owes(worker, away)]
+        return [worker for worker in self._transaction.planned if self._owes(worker, away)]
 
     def _owes(self, worker: str, away: Set[str]) -> bool:
-        turn = self._turn
-        if worker in self.reports or worker not in turn.planned:
+        transaction = self._transaction
+        if worker in self.reports or worker not in transaction.planned:
             return False
-        return turn.members.worker(worker) is not None or node_of(worker) in away
+        return transaction.members.worker(worker) is not None or node_of(worker) in away
 
     def silent(self, away: Set[str], timeout_s: float) -> list[Failure]:
         """Return the nodes whose agents live and that have not answered in time, as failures."""
-        if self.stop is None or self._turn.now - self._since <= timeout_s:
+        if self.stop is None or self._transaction.now - self._since <= timeout_s:
             return []
         names = dict.fromkeys(map(node_of, self.awaited(away)))
-        return [no_report(name, self._since) for name in names if name in self._turn.members.nodes]
+        return [no_report(name, self._since) for name in names if name in self._transaction.members.nodes]
 
     def wait_anew(self) -> None:
         """Give everybody the full time again: the coordinator itself was away."""
-        self._since = self._turn.now
+        self._since = self._transaction.now

@@ -26,7 +26,7 @@ from holdfast.coordination.generations.plans import Telling
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.loads import LoadBook
 from holdfast.coordination.roles import only_whole
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.planning import Shortage
 from holdfast.protocol.messages.orders import Arm, Disarm, Void
 from holdfast.protocol.messages.worker import Disarmed
@@ -45,15 +45,20 @@ class Joining:
     """The pending plan's life, up to the swap or to its undoing."""
 
     def __init__(
-        self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, telling: Telling, newcomers: Newcomers
+        self,
+        transaction: Transaction,
+        config: CoordinatorConfig,
+        loads: LoadBook,
+        telling: Telling,
+        newcomers: Newcomers,
     ) -> None:
-        self._turn = turn
+        self._transaction = transaction
         self._newcomers = newcomers
         self._telling = telling
         self._loads = loads
         self._config = config
         # A pending group may have been armed by the coordinator before this one: only Stop is safe to undo it.
-        self.armed = turn.record.pending is not None
+        self.armed = transaction.record.pending is not None
         #: the pending generation that this coordinator has said Arm for
         self._told = 0
         self._armed_after = 0
@@ -68,11 +73,11 @@ class Joining:
 
     def arrived(self) -> None:
         """A fresh worker is here."""
-        self._not_before = max(self._not_before, self._turn.now + self._config.spec.recovery.join_window)
+        self._not_before = max(self._not_before, self._transaction.now + self._config.spec.recovery.join_window)
 
     def wait_anew(self) -> None:
         """The pending group is given its full time anew."""
-        self._since = self._turn.now
+        self._since = self._transaction.now
 
     @property
     def overdue(self) -> bool:
@@ -80,99 +85,99 @@ class Joining:
 
         (However long a step takes: it is at its end that flags go up.)
         """
-        pending, turn = self._turn.record.pending, self._turn
-        if pending is None or turn.now - self._since <= self._config.prepare_timeout_s:
+        pending, transaction = self._transaction.record.pending, self._transaction
+        if pending is None or transaction.now - self._since <= self._config.prepare_timeout_s:
             return False
         armed = self._told == pending.generation != self._disarming
-        return not armed or turn.position.step >= self._armed_after + _STEPS_TO_SWAP
+        return not armed or transaction.position.step >= self._armed_after + _STEPS_TO_SWAP
 
     def newcomers(self, plan: GenerationPlan) -> list[str]:
         """Return the fresh workers of complete nodes, where it is time to take them in and they are of use."""
-        turn, config = self._turn, self._config
-        if turn.now < self._not_before or self._newcomers.gathering:
+        transaction, config = self._transaction, self._config
+        if transaction.now < self._not_before or self._newcomers.gathering:
             return []
-        fresh = [worker for worker in turn.members.outside(plan) if not self._is_left_out(worker)]
+        fresh = [worker for worker in transaction.members.outside(plan) if not self._is_left_out(worker)]
         fresh = only_whole(fresh, plan.places)
         if config.spec.experiments.static_experts:
-            size = ep_size_of(turn.record.expert_shape, config.spec.experiments.ep_size)
+            size = ep_size_of(transaction.record.expert_shape, config.spec.experiments.ep_size)
             world = len(plan.members)
             return fresh if not isinstance(size, Shortage) and usable(world + len(fresh), size) > world else []
         return fresh
 
     def prepare(self, plan: GenerationPlan) -> None:
         """Begin a pending plan of the members and the newcomers, if there are any, or another division of the work."""
-        turn = self._turn
+        transaction = self._transaction
         fresh = self.newcomers(plan)
         if not fresh:
             self._divide(plan)
             return
         members = list(plan.workers)
         if plan.expert_plan is not None and (
-            beside := turn.record.replacements_among(set(map(node_of, [*members, *fresh])))
+            beside := transaction.record.replacements_among(set(map(node_of, [*members, *fresh])))
         ):
             # (they are given what those have whose places they take; others would have all be placed anew)
             fresh = [worker for worker in fresh if node_of(worker) in beside] or fresh
         held = dict(zip(members, plan.expert_plan.placement, strict=True)) if plan.expert_plan else {}
         workers, loads = [*members, *fresh], self._loads.tokens
-        pending = plan_generation(turn.record, turn.members, workers, members, held, self._config, loads)
+        pending = plan_generation(transaction.record, transaction.members, workers, members, held, self._config, loads)
         assert not isinstance(pending, Shortage), "more nodes have more slots"
         self._propose(pending)
 
     def rearrange(self, plan: GenerationPlan, experts: ExpertPlan) -> None:
         """Begin a pending plan of the same members with another placement; what moves travels beside its first step."""
-        turn, workers = self._turn, plan.workers
+        transaction, workers = self._transaction, plan.workers
         experts = msgspec.structs.replace(experts, beside=experts.moves > 0)
         roles = {member.worker: member.role for member in plan.members}
-        self._propose(plan_with(turn.record, turn.members, roles, workers, experts, self._config))
+        self._propose(plan_with(transaction.record, transaction.members, roles, workers, experts, self._config))
 
     def _divide(self, plan: GenerationPlan) -> None:
         """Begin a pending plan of the same members where a step's longest rank would compute shorter in it.
 
         Since what they are known to take has changed, or for another reason, it is not the one in force.
         """
-        record = self._turn.record
+        record = self._transaction.record
         seen = plan.generation, record.relieved
-        if self._divided == seen or self._turn.now < self._not_before or plan.expert_plan is not None:
+        if self._divided == seen or self._transaction.now < self._not_before or plan.expert_plan is not None:
             return
         self._divided = seen
         if not (plan.counts or record.relieved):
             return
         roles = {member.worker: member.role for member in plan.members}
-        pending = plan_with(record, self._turn.members, roles, plan.workers, None, self._config)
+        pending = plan_with(record, self._transaction.members, roles, plan.workers, None, self._config)
         each, factors = record.micro_batches, factors_of(record, plan.unit_heads, self._config)
         if longest(each, factors, pending.counts) < longest(each, factors, plan.counts):
             self._propose(pending)
 
     def _propose(self, pending: GenerationPlan) -> None:
-        turn = self._turn
+        transaction = self._transaction
         self._newcomers.taken_in()
-        turn.change(pending=pending, generation=pending.generation)
-        self.armed, self._since = False, turn.now
-        self._telling.prepare(pending, turn.record.plan)
+        transaction.change(pending=pending, generation=pending.generation)
+        self.armed, self._since = False, transaction.now
+        self._telling.prepare(pending, transaction.record.plan)
 
     def promote(self, step: int, progress: Progress) -> None:
         """`step` passed with every swap flag up: the pending plan is in force from here on."""
-        turn = self._turn
-        before, pending = turn.record.plan, turn.record.pending
+        transaction = self._transaction
+        before, pending = transaction.record.plan, transaction.record.pending
         if pending is None:
             return
         joins = before is None or set(pending.workers) != set(before.workers)
         progress.swapped(step, pending, "grow" if joins else "rebalance")
         decision = Decision(kind=DecisionKind.REDO, applied=step)
-        turn.change(plan=pending, pending=None, decision=decision, **wanted_places(turn, pending))
-        announce_generation(turn, pending, "join" if joins else "rebalance")
-        warn_of_one_replica(turn, before, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
+        transaction.change(plan=pending, pending=None, decision=decision, **wanted_places(transaction, pending))
+        announce_generation(transaction, pending, "join" if joins else "rebalance")
+        warn_of_one_replica(transaction, before, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
 
     def arm(self) -> None:
         """Let the swap flags go up once all have built the pending group."""
-        turn = self._turn
-        pending = turn.record.pending
+        transaction = self._transaction
+        pending = transaction.record.pending
         if pending is None or self._told == pending.generation:
             return
-        if not turn.members.prepared(pending):
+        if not transaction.members.prepared(pending):
             return
-        self.armed, self._told, self._armed_after = True, pending.generation, turn.position.step
-        turn.order_all(pending.workers, Arm(term=turn.record.term, generation=pending.generation))
+        self.armed, self._told, self._armed_after = True, pending.generation, transaction.position.step
+        transaction.order_all(pending.workers, Arm(term=transaction.record.term, generation=pending.generation))
 
     def disarm(self, lost_at: float) -> bool:
         """One that was to join is lost, and flags may be up: have them lowered, and see whether the swap has passed.
@@ -180,9 +185,9 @@ class Joining:
         Returns:
             Whether a member is there that can say so.
         """
-        turn = self._turn
-        plan, pending = turn.record.plan, turn.record.pending
-        if plan is None or pending is None or not turn.members.live(plan.workers):
+        transaction = self._transaction
+        plan, pending = transaction.record.plan, transaction.record.pending
+        if plan is None or pending is None or not transaction.members.live(plan.workers):
             return False
         if self._disarming == pending.generation:
             return True
@@ -190,21 +195,21 @@ class Joining:
         self._disarming = self._told = pending.generation
         self._lost_at = lost_at
         self.wait_anew()
-        turn.order_all(plan.workers, Disarm(term=turn.record.term, generation=pending.generation))
+        transaction.order_all(plan.workers, Disarm(term=transaction.record.term, generation=pending.generation))
         return True
 
     def disarmed(self, told: Disarmed) -> None:
         """A member's flag stays down: the pending plan cannot come any more."""
-        pending = self._turn.record.pending
+        pending = self._transaction.record.pending
         asked = pending is not None and told.generation == pending.generation == self._disarming
-        if asked and told.term == self._turn.record.term:
+        if asked and told.term == self._transaction.record.term:
             self.armed = False
             self.void()
 
     @property
     def lost_at(self) -> float | None:
         """When one was lost of the pending plan, which may come nevertheless; None: nobody was, as far as is known."""
-        pending = self._turn.record.pending
+        pending = self._transaction.record.pending
         return self._lost_at if pending is not None and pending.generation == self._disarming else None
 
     def void(self, suspects: Collection[str] | None = None) -> None:
@@ -214,29 +219,29 @@ class Joining:
             suspects: who the group could not be built with, as far as that is known; None: nobody is to blame. They are
                 left out for a while, twice as long each time: one that cannot be reached must not keep others out.
         """
-        turn = self._turn
-        plan, pending = turn.record.plan, turn.record.pending
+        transaction = self._transaction
+        plan, pending = transaction.record.plan, transaction.record.pending
         assert pending is not None
         assert not self.armed
-        turn.change(pending=None)
+        transaction.change(pending=None)
         self._divided = None
-        self._not_before = turn.now + self._config.join_retry_s
+        self._not_before = transaction.now + self._config.join_retry_s
         joiners = [worker for worker in pending.workers if plan is None or plan.rank(worker) is None]
         if suspects is not None:
             self._leave_out([w for w in joiners if w in suspects] or self._unprepared(joiners, pending))
-        turn.order_all(pending.workers, Void(term=turn.record.term, generation=pending.generation))
+        transaction.order_all(pending.workers, Void(term=transaction.record.term, generation=pending.generation))
 
     def _unprepared(self, joiners: list[str], pending: GenerationPlan) -> list[str]:
-        infos = [self._turn.members.worker(worker) for worker in joiners]
+        infos = [self._transaction.members.worker(worker) for worker in joiners]
         return [info.id for info in infos if info is not None and info.prepared < pending.generation]
 
     def _leave_out(self, workers: list[str]) -> None:
-        now, retry_s = self._turn.now, self._config.join_retry_s
-        members = self._turn.members
+        now, retry_s = self._transaction.now, self._config.join_retry_s
+        members = self._transaction.members
         self._left_out = {w: entry for w, entry in self._left_out.items() if members.worker(w) is not None}
         for worker in workers:
             tries = 1 + self._left_out.get(worker, (0, 0.0))[0]
             self._left_out[worker] = tries, now + min(LONGEST_RETRY_S, retry_s * 2**tries)
 
     def _is_left_out(self, worker: str) -> bool:
-        return self._turn.now < self._left_out.get(worker, (0, 0.0))[1]
+        return self._transaction.now < self._left_out.get(worker, (0, 0.0))[1]

@@ -10,7 +10,7 @@ from holdfast.coordination.failures.seen import ended_unheard
 from holdfast.coordination.grants import awaited
 from holdfast.coordination.job.parts import JobParts
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
 from holdfast.protocol.events import NodeLeft, NodeRefused
 from holdfast.protocol.messages.agent import Hello, Refused, Welcome, WorkerDown
@@ -34,7 +34,7 @@ class Admission:
     """The door: lets agents in, and tells those that come back what they have missed."""
 
     def __init__(self, parts: JobParts) -> None:
-        self._turn = parts.turn
+        self._transaction = parts.transaction
         self._config = parts.config
         self._ledger = parts.ledger
         self._stopping = parts.stopping
@@ -52,54 +52,54 @@ class Admission:
 
     def let_in(self, connection: int, hello: Hello) -> Node | None:
         """Welcome an agent and return its node, or turn it away: None."""
-        turn, config = self._turn, self._config
+        transaction, config = self._transaction, self._config
         if newer := self._record_age.newer_than_record(hello):
             # The write finds out whether another coordinator leads: then this one was paused, and ends as superseded.
-            turn.change()
-            turn.stop_outdated(newer)
+            transaction.change()
+            transaction.stop_outdated(newer)
             return None
-        if hello.term > turn.record.term and not self._record_age.raise_term(hello):
-            turn.close(connection)  # it may find the newer coordinator
+        if hello.term > transaction.record.term and not self._record_age.raise_term(hello):
+            transaction.close(connection)  # it may find the newer coordinator
             return None
         if not self._tenant.lets_in(hello):
-            turn.close(connection)  # (it comes again until its pool says whose it is)
+            transaction.close(connection)  # (it comes again until its pool says whose it is)
             return None
         why_not = self._refusal(hello)
         if why_not is not None:
             if why_not.exit_code == EXIT_BAD_INPUT:
                 self._tenant.refuse(hello.node, why_not.why)
-            turn.send(connection, why_not)
-            turn.close(connection)
+            transaction.send(connection, why_not)
+            transaction.close(connection)
             return None
         self._namesakes.pop(hello.node, None)
         self._ladder.came(hello.node)
         self._tenant.takes(hello.node)
         waits = self._tenant.is_standby(hello)
-        if not turn.record.script_digest and not waits:
-            turn.change(script_digest=hello.digest)
-        node = turn.members.add(hello, connection, turn.now, standby=waits)
+        if not transaction.record.script_digest and not waits:
+            transaction.change(script_digest=hello.digest)
+        node = transaction.members.add(hello, connection, transaction.now, standby=waits)
         if waits:
             self._standbys.came(node)
         elif self._departures.owes(hello.node):
-            turn.members.owe(hello.node)
+            transaction.members.owe(hello.node)
         self._absences.on_node_connected()
         node.returning = self._absences.is_known(hello.node)
         self._snapshots.hold(node, hello.snapshots)
         welcome = Welcome(
-            term=turn.record.term,
+            term=transaction.record.term,
             lease_s=config.lease_s,
-            heartbeat_s=config.beat_s(max(config.spec.nodes_to_begin, len(turn.members.nodes))),
-            committed=self._turn.recorded.step,
-            members=tuple(turn.planned_on(hello.node)),
+            heartbeat_s=config.beat_s(max(config.spec.nodes_to_begin, len(transaction.members.nodes))),
+            committed=self._transaction.recorded.step,
+            members=tuple(transaction.planned_on(hello.node)),
             rules=config.rules,
             max_restarts=config.spec.recovery.max_restarts,
             snapshot_key=self._snapshots.key,
-            layout=turn.record.layout if turn.record.layouts else None,
+            layout=transaction.record.layout if transaction.record.layouts else None,
             nodes=config.spec.nodes_to_begin,
-            time=turn.now,
-            identity=turn.record.identity,
+            time=transaction.now,
+            identity=transaction.record.identity,
         )
-        turn.send(connection, welcome)
+        transaction.send(connection, welcome)
         return node
 
     def catch_up(self, node: Node, generation: int, ended: Set[str]) -> None:
@@ -108,25 +108,25 @@ class Admission:
         Args:
             ended: workers of which it is known how they have ended.
         """
-        turn, plan = self._turn, self._turn.record.plan
+        transaction, plan = self._transaction, self._transaction.record.plan
         self._checkpoints.remind(node.name)
         here = node.workers.keys() | ended | node.broken
-        missing = [worker for worker in turn.planned_on(node.name) if worker not in here]
+        missing = [worker for worker in transaction.planned_on(node.name) if worker not in here]
         if missing:
-            self._failures.take(*(ended_unheard(node.name, worker, turn.now) for worker in missing))
+            self._failures.take(*(ended_unheard(node.name, worker, transaction.now) for worker in missing))
         if self._stopping.stop is not None:
-            turn.send(node.connection, self._stopping.stop)
+            transaction.send(node.connection, self._stopping.stop)
             return
         for worker in list(node.workers):
             if plan is None or plan.generation != generation or plan.rank(worker) is None:
                 continue  # nothing to catch up with, or just told
             if node.workers[worker].entered < generation:
                 # The rendezvous of the coordinator before is lost: only a new generation helps.
-                self._stopping.begin(turn.now)
+                self._stopping.begin(transaction.now)
 
     def _refusal(self, hello: Hello) -> Refused | None:
         """Return why an agent is refused, None where it is welcome."""
-        record = self._turn.record
+        record = self._transaction.record
         why = _misfit(record, hello)
         if why is not None:
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
@@ -147,13 +147,13 @@ class Admission:
         if hello.unfit:
             self._keep_out(hello)
             return Refused(why=f"node {hello.node} is not fit: {hello.unfit}", exit_code=EXIT_REFUSED)
-        known = self._turn.members.nodes.get(hello.node)
+        known = self._transaction.members.nodes.get(hello.node)
         if record.outcome == "failed" or (record.outcome and known is not None):
             exit_code = EXIT_FAILED if record.outcome == "failed" else EXIT_DONE
             return Refused(why=f"the job is {record.outcome}", exit_code=exit_code)
         if known is not None:
             return self._name_taken(known)
-        if _was_expelled(self._turn.planned, hello):
+        if _was_expelled(self._transaction.planned, hello):
             why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
             return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
         return None
@@ -164,9 +164,9 @@ class Admission:
         A loopback address will do only if the coordinator and all nodes are on one host. A member that comes back
         after a lost connection is not asked again: the others have reached it.
         """
-        if self._turn.planned_on(hello.node):
+        if self._transaction.planned_on(hello.node):
             return None
-        others = [node for node in self._turn.members.nodes.values() if node.name != hello.node]
+        others = [node for node in self._transaction.members.nodes.values() if node.name != hello.node]
         if reaches_only_itself(hello.address):
             said = f"node {hello.node} advertises {hello.address}, which only its own host can reach, and "
             advice = "start its agent with --advertise ADDRESS, an address of its host that the others can reach"
@@ -192,13 +192,13 @@ class Admission:
         self._refuse(node.connection, node.name, node.address, why)
         self._departures.forget(node)
         if node.told:
-            self._turn.emit(NodeLeft, node=node.name, reason="failed", detail=why)
+            self._transaction.emit(NodeLeft, node=node.name, reason="failed", detail=why)
 
     def _refuse(self, connection: int, node: str, address: str, why: str) -> None:
         self._report_refusal(node, address, why)
         self._tenant.refuse(node, why)
-        self._turn.send(connection, Refused(why=why, exit_code=EXIT_REFUSED))
-        self._turn.close(connection)
+        self._transaction.send(connection, Refused(why=why, exit_code=EXIT_REFUSED))
+        self._transaction.close(connection)
 
     def _report_refusal(self, node: str, address: str, why: str) -> None:
         """Report that a node is refused for its address, once for each node and address."""
@@ -208,7 +208,7 @@ class Admission:
         self._refused[key] = None
         if len(self._refused) > _KEPT_REFUSALS:
             del self._refused[next(iter(self._refused))]
-        self._turn.emit(NodeRefused, node=node, why=why, address=address)
+        self._transaction.emit(NodeRefused, node=node, why=why, address=address)
 
     def _keep_out(self, hello: Hello) -> None:
         """A node finds itself unfit. A pool has others, and gives this one again once it has come anew."""
@@ -217,7 +217,7 @@ class Admission:
         else:
             self._ladder.quarantine(hello.node, hello.host, hello.unfit)
         reason = "failed" if hello.grant else "quarantined"
-        self._turn.emit(NodeLeft, node=hello.node, reason=reason, detail=hello.unfit)
+        self._transaction.emit(NodeLeft, node=hello.node, reason=reason, detail=hello.unfit)
 
     def pause_over(self) -> None:
         """This process was away: what it did not read in that time says nothing about anybody."""
@@ -228,8 +228,10 @@ class Admission:
 
         Until then it may well be the same node, come back before its old connection's end was noticed.
         """
-        now, lease_s = self._turn.now, self._config.lease_s
-        self._namesakes = {name: one for name, one in self._namesakes.items() if name in self._turn.members.nodes}
+        now, lease_s = self._transaction.now, self._config.lease_s
+        self._namesakes = {
+            name: one for name, one in self._namesakes.items() if name in self._transaction.members.nodes
+        }
         asked = self._namesakes.setdefault(known.name, _Namesake(now, now))
         if now - asked.last > lease_s:
             asked.first = now
@@ -270,13 +272,15 @@ def _was_expelled(planned: Set[str], hello: Hello) -> bool:
     return not begun - left <= planned
 
 
-def send_away_all(turn: Turn, why: str) -> None:
+def send_away_all(transaction: Transaction, why: str) -> None:
     """Have all nodes replace their workers and come again, except where none was in a generation, and they come up."""
-    stay = {node.name for node in turn.members.regular if node.coming and not turn.planned_on(node.name)}
-    if turn.record.held is not None:
-        turn.change(held=awaited(turn.record.held, turn.record.held.grants.keys() - stay, turn.now))
-    for node in [node for node in turn.members.regular if node.name not in stay]:
-        turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
-        turn.close(node.connection)
-        turn.members.remove(node.name)
-        turn.emit(NodeLeft, node=node.name, reason="failed")
+    stay = {node.name for node in transaction.members.regular if node.coming and not transaction.planned_on(node.name)}
+    if transaction.record.held is not None:
+        transaction.change(
+            held=awaited(transaction.record.held, transaction.record.held.grants.keys() - stay, transaction.now)
+        )
+    for node in [node for node in transaction.members.regular if node.name not in stay]:
+        transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+        transaction.close(node.connection)
+        transaction.members.remove(node.name)
+        transaction.emit(NodeLeft, node=node.name, reason="failed")

@@ -15,8 +15,8 @@ _NAMED = 8
 
 def awaited_by(parts: JobParts, now: float) -> Iterator[Awaited]:
     """Yield whom the job waits for, and (last) who is to join it; `now` in unix seconds."""
-    turn = parts.turn
-    plan, pending, stop = turn.record.plan, turn.record.pending, parts.stopping.stop
+    transaction = parts.transaction
+    plan, pending, stop = transaction.record.plan, transaction.record.pending, parts.stopping.stop
     promised = parts.absences.promised
     for name in promised:
         yield Awaited(who=f"node {name}", what="to come back with what its workers hold")
@@ -25,7 +25,7 @@ def awaited_by(parts: JobParts, now: float) -> Iterator[Awaited]:
     if stop is not None:
         what = f"its report of where it stands in generation {stop.generation}"
         for worker in parts.stopping.awaited(promised):
-            yield Awaited(who=turn.place_of(worker), what=what, since_s=max(0.0, now - parts.stopping.since))
+            yield Awaited(who=transaction.place_of(worker), what=what, since_s=max(0.0, now - parts.stopping.since))
     elif plan is not None:
         yield from _members(parts, plan, now)
     if pending is not None:
@@ -33,16 +33,16 @@ def awaited_by(parts: JobParts, now: float) -> Iterator[Awaited]:
             info = parts.members.worker(worker)
             if info is None or info.prepared < pending.generation:
                 what = f"to build the group of generation {pending.generation}, which the others train without"
-                yield Awaited(who=turn.place_of(worker), what=what)
+                yield Awaited(who=transaction.place_of(worker), what=what)
 
 
 def _members(parts: JobParts, plan: GenerationPlan, now: float) -> Iterator[Awaited]:
     """Yield the members that have not entered a generation; once all have, those behind the others' step."""
-    turn, ledger = parts.turn, parts.ledger
+    transaction, ledger = parts.transaction, parts.ledger
     infos = {worker: parts.members.worker(worker) for worker in plan.workers}
     outside = [worker for worker, info in infos.items() if info is None or info.entered < plan.generation]
     for worker in outside:
-        yield Awaited(who=turn.place_of(worker), what=f"to stand in the group of generation {plan.generation}")
+        yield Awaited(who=transaction.place_of(worker), what=f"to stand in the group of generation {plan.generation}")
     if outside:
         return
     applied = {worker: ledger.applied_by(worker) or 0 for worker in plan.workers}
@@ -50,21 +50,21 @@ def _members(parts: JobParts, plan: GenerationPlan, now: float) -> Iterator[Awai
     for worker, step in applied.items():
         # (one step behind is what all are while the others' word is on its way)
         if step < furthest - 1:
-            yield Awaited(who=turn.place_of(worker), what=f"to apply step {step + 1}")
+            yield Awaited(who=transaction.place_of(worker), what=f"to apply step {step + 1}")
     yield from _at_work(parts, now)
 
 
 def _at_work(parts: JobParts, now: float) -> Iterator[Awaited]:
     """Yield who is at work while others wait for it, as the nodes have told since the newest step."""
-    turn, asked = parts.turn, parts.inquiry.newest
+    transaction, asked = parts.transaction, parts.inquiry.newest
     if asked is None:
         return
     stands = asked.stands.values()
-    waiting = tuple(turn.place_of(stand.worker) for stand in stands if is_waiting(stand))
+    waiting = tuple(transaction.place_of(stand.worker) for stand in stands if is_waiting(stand))
     for stand in stands if waiting else ():
         if not is_waiting(stand):
             yield Awaited(
-                who=turn.place_of(stand.worker),
+                who=transaction.place_of(stand.worker),
                 what=f"to be done with its part of step {stand.step}",
                 since_s=stand.for_s + max(0.0, now - asked.at),
                 at=where(stand),

@@ -31,7 +31,7 @@ from holdfast.coordination.nodes.pair_probes import PairProbe
 from holdfast.coordination.nodes.probing import Newcomer, ProbeVerdict, Probing
 from holdfast.coordination.progress.mending import missing_events
 from holdfast.coordination.timing.lease import least_lease_s
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
@@ -77,12 +77,12 @@ class Coordinator:
             record = msgspec.structs.replace(record, term=term, generation=generation)
         #: events that are not in the journal, although the record knows of them
         self._lost = missing_events(record, tail)
-        self.turn = Turn(record, reduce(Position.after, self._lost, tail))
-        self.turn.begins_again = self._begins_again
-        self.parts = parts = JobParts(self.turn, config)
+        self.transaction = Transaction(record, reduce(Position.after, self._lost, tail))
+        self.transaction.begins_again = self._begins_again
+        self.parts = parts = JobParts(self.transaction, config)
         self.waiting = Waiting(parts)
         self._admission = Admission(parts)
-        self._probing = Probing(self.turn, parts.pair_probes)
+        self._probing = Probing(self.transaction, parts.pair_probes)
         self._deciding = Deciding(parts)
         self._hearing = Hearing(parts)
         self._finishing = Finishing(parts)
@@ -95,12 +95,12 @@ class Coordinator:
     @property
     def record(self) -> Record:
         """The durable state."""
-        return self.turn.record
+        return self.transaction.record
 
     @property
     def members(self) -> Membership:
         """Who is there."""
-        return self.turn.members
+        return self.transaction.members
 
     @property
     def over(self) -> EndJob | None:
@@ -120,41 +120,43 @@ class Coordinator:
         Args:
             checkpoints: intact ones that lie in the checkpoint directory; they count where the record knows of none.
         """
-        turn, first = self.turn, self.record.term == 0
-        turn.now = self._last_tick = now
+        transaction, first = self.transaction, self.record.term == 0
+        transaction.now = self._last_tick = now
         self.parts.progress.begin(now, first=first)
         since = self.record.run_since if self.config.takeover else 0.0
         identity = self.record.identity or self.config.identity
         born = self.record.born or now
-        turn.change(term=self.record.term + 1, run_since=since or now, born=born, identity=identity, url=url)
+        transaction.change(term=self.record.term + 1, run_since=since or now, born=born, identity=identity, url=url)
         if self._begins_again or (self.record.outcome == "failed" and not self.config.takeover):
-            turn.change(**{name: getattr(_EMPTY, name) for name in _OF_ONE_RUN})
+            transaction.change(**{name: getattr(_EMPTY, name) for name in _OF_ONE_RUN})
         if self._begins_again and checkpoints:
-            turn.change(checkpoints=())  # those in the directory count: some may have been removed meanwhile
+            transaction.change(checkpoints=())  # those in the directory count: some may have been removed meanwhile
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
             # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
-            turn.change(checkpoints=tuple(checkpoints), term=term)
+            transaction.change(checkpoints=tuple(checkpoints), term=term)
         if not self.config.takeover:
-            turn.change(data=())  # Its user may have corrected the data: the workers of this run say what they are.
+            transaction.change(
+                data=()
+            )  # Its user may have corrected the data: the workers of this run say what they are.
         emulated, told = self.config.spec.experiments.emulated_seconds, self.parts.flop.told
-        turn.origin = {"url": url, "coordinator_pid": pid, **told}
+        transaction.origin = {"url": url, "coordinator_pid": pid, **told}
         if first:
-            turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, **emulated, **told)
+            transaction.emit(ev.JobStarted, url=url, coordinator_pid=pid, **emulated, **told)
         else:
-            turn.emit(ev.CoordinatorRestarted, **turn.origin)
-        if self._begins_again and not self.record.checkpoints and turn.position.step:
+            transaction.emit(ev.CoordinatorRestarted, **transaction.origin)
+        if self._begins_again and not self.record.checkpoints and transaction.position.step:
             self.parts.ledger.reset(0)
-            turn.emit(ev.RolledBack, to_step=0, why="the job begins again, and has no checkpoint")
+            transaction.emit(ev.RolledBack, to_step=0, why="the job begins again, and has no checkpoint")
         self.parts.record_age.begin()
         self.parts.tenant.begin()
-        self.parts.absences.expect(map(node_of, turn.planned))
+        self.parts.absences.expect(map(node_of, transaction.planned))
         self.parts.joining.wait_anew()
         self.parts.closing.taken_over(again=not self.config.takeover)
         self.parts.failing.begin()
         if self.record.outcome:
             self.parts.ending.taken_over()
-        return [*(Emit(event) for event in self._lost), *turn.flush()]
+        return [*(Emit(event) for event in self._lost), *transaction.flush()]
 
     def handle(self, event: Input, now: float) -> list[Instruction]:
         """Take in one input.
@@ -162,9 +164,9 @@ class Coordinator:
         Raises:
             BadInputError, UnreachableError, RefusedError: a user's request that is refused.
         """
-        self.turn.now = max(now, self.turn.now)
+        self.transaction.now = max(now, self.transaction.now)
         if isinstance(event, Received) and event.message == _ALIVE:
-            self.members.renew(event.connection, self.turn.now)  # most of what is heard, and nothing comes of it
+            self.members.renew(event.connection, self.transaction.now)  # most of what is heard, and nothing comes of it
             return []
         self._take(event)
         # (Where somebody stands leads to nothing, but where that is all.)
@@ -175,7 +177,7 @@ class Coordinator:
             self.parts.newcomers.tell()
             self.parts.progress.tell(self.config.heartbeat_s)
             self.waiting.update()
-        return self.turn.flush()
+        return self.transaction.flush()
 
     def _take(self, event: Input) -> None:
         if isinstance(event, Received):
@@ -241,7 +243,7 @@ class Coordinator:
         if not self.config.spec.recovery.restarts_all:
             self.parts.joining.prepare(plan)
         elif self.parts.joining.newcomers(plan):
-            self.parts.stopping.begin(self.turn.now)  # only a restart lets them in
+            self.parts.stopping.begin(self.transaction.now)  # only a restart lets them in
         if self._settled is not None and (experts := self.parts.other_placement(plan)) is not None:
             self.parts.joining.rearrange(plan, experts)
 
@@ -263,7 +265,7 @@ class Coordinator:
             if node is None:
                 self._hello(event.connection, message)
         elif node is not None:
-            node.seen = self.turn.now
+            node.seen = self.transaction.now
             if not (node.standby and self.parts.standbys.take(node, message)):
                 self._AGENT_SAYS[type(message)][self.parts.state](self, node, message)
         elif isinstance(message, msg.AddressProbed):
@@ -275,7 +277,7 @@ class Coordinator:
         known = self.members.nodes.get(hello.node)
         if known is not None and known.session == hello.session:
             # It has lost its old connection, and nobody told us yet.
-            self.turn.close(known.connection)
+            self.transaction.close(known.connection)
             self._take(Disconnected(known.connection))
         if self._admission.bad_address(hello) is None and self._probing.begin(connection, hello):
             return
@@ -285,11 +287,11 @@ class Coordinator:
         self.parts.start_probes.begin(node)
         if not node.returning and not node.aside:
             self.parts.newcomers.came(node)
-        generation = self.turn.generation
+        generation = self.transaction.generation
         ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}
         # (the others have gone on without these)
         superseded = {
-            worker for worker, down in ended.items() if down.has_left_loop and worker not in self.turn.planned
+            worker for worker, down in ended.items() if down.has_left_loop and worker not in self.transaction.planned
         }
         for kept in hello.kept:
             if isinstance(kept, msg.AppliedSteps | msg.WorkerDown):
@@ -330,7 +332,7 @@ class Coordinator:
     def _disconnected(self, event: Disconnected) -> None:
         self._probing.forget(event.connection)
         if (node := self.members.on(event.connection)) is not None:
-            self.parts.failures.take(node_lost(node.name, FailureKind.CONNECTION_LOST, self.turn.now))
+            self.parts.failures.take(node_lost(node.name, FailureKind.CONNECTION_LOST, self.transaction.now))
 
     def _disconnected_at_last(self, event: Disconnected) -> None:
         self._probing.forget(event.connection)
@@ -338,7 +340,7 @@ class Coordinator:
             self.parts.departures.depart(node, self.parts.ending.farewell)
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:
-        self.parts.failures.gone(self.parts.departures.depart(node, leave.reason, leave.detail), self.turn.now)
+        self.parts.failures.gone(self.parts.departures.depart(node, leave.reason, leave.detail), self.transaction.now)
         self.parts.ladder.left(node, leave)
 
     def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
@@ -350,14 +352,15 @@ class Coordinator:
 
     def _paused(self) -> bool:
         """Tell whether this process was away: then nobody may be judged by what was not read in time."""
-        last, self._last_tick = self._last_tick, self.turn.now
-        away_s = 0.0 if last is None else self.turn.now - last
+        last, self._last_tick = self._last_tick, self.transaction.now
+        away_s = 0.0 if last is None else self.transaction.now - last
         if away_s > least_lease_s(self.config.lease_s, self.config.heartbeat_s) / 2:
-            self._late_tick = self.turn.now
+            self._late_tick = self.transaction.now
         if away_s <= self.config.lease_s / 2:
             return False
-        self.turn.change()  # (another may lead by now: a write tells, and who is connected here looks for that one)
-        self.members.renew_leases(self.turn.now)
+        # (another may lead by now: a write tells, and who is connected here looks for that one)
+        self.transaction.change()
+        self.members.renew_leases(self.transaction.now)
         self.parts.absences.pause_over()
         self._admission.pause_over()
         self.parts.pair_probes.pause_over()
@@ -372,7 +375,7 @@ class Coordinator:
     def _tick(self, _tick: Tick) -> None:
         if self._paused():
             return
-        config, now = self.config, self.turn.now
+        config, now = self.config, self.transaction.now
         in_time = now - self._late_tick > config.lease_s
         least_s = least_lease_s(config.lease_s, config.beat_s(len(self.members.nodes)) if in_time else config.lease_s)
         expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s, least_s)]
@@ -407,9 +410,9 @@ class Coordinator:
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
         if not self._hearing.is_news(node, down) or self.parts.failing.ended(down):
             return
-        known, member = self.members.drop(node, down.worker), self.turn.is_member(down.worker)
+        known, member = self.members.drop(node, down.worker), self.transaction.is_member(down.worker)
         # (a member has the script and the settings that all have: it is bad input to all of them)
-        if down.exit_code == EXIT_BAD_INPUT and (not self.turn.generation or (member and not down.final)):
+        if down.exit_code == EXIT_BAD_INPUT and (not self.transaction.generation or (member and not down.final)):
             self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
             return
         if down.has_left_loop:
@@ -432,7 +435,7 @@ class Coordinator:
             self.parts.failures.take(failure)
 
     def _file_failed(self, failed: FileFailed) -> None:
-        self.turn.emit(ev.OutputLost, file=failed.file, why=failed.why)
+        self.transaction.emit(ev.OutputLost, file=failed.file, why=failed.why)
 
     def _asked(self, request: Request) -> None:
         grant(self.parts, request)

@@ -59,7 +59,7 @@ class Deciding:
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
-        self._turn, self._config = parts.turn, parts.config
+        self._transaction, self._config = parts.transaction, parts.config
         self._progress = parts.progress
         self._ledger = parts.ledger
         self._stopping = parts.stopping
@@ -85,12 +85,12 @@ class Deciding:
 
     def decide(self) -> None:
         """Decide what becomes of the interrupted step, if everybody has spoken and there is room for all experts."""
-        turn, record, stopping = self._turn, self._turn.record, self._stopping
+        transaction, record, stopping = self._transaction, self._transaction.record, self._stopping
         if stopping.stop is None or record.plan is None or stopping.awaits(self._absences.promised):
             return
-        if alone := left_alone(record.plan.workers, stopping.reports, turn.members.left):
+        if alone := left_alone(record.plan.workers, stopping.reports, transaction.members.left):
             gone, step, waiting = alone
-            gone, waiting = turn.place_of(gone), turn.place_of(waiting)
+            gone, waiting = transaction.place_of(gone), transaction.place_of(waiting)
             why = f"{gone} left its loop after step {step} while {waiting} went on"
             self._ending.failed(f"{why}: {TOGETHER}")
             return
@@ -102,7 +102,7 @@ class Deciding:
         parted = mismatch is None and self._judge(record.plan)
         if record.refusal is not None and refused_again(record.refusal, stopping.reports.values()):
             self._closing.fail(f"{stopping.refused}, in an attempt too that had kept nothing from before")
-            if self._ending.over is not None or turn.record.plan is None:
+            if self._ending.over is not None or transaction.record.plan is None:
                 return
         closing = self._closing.under_way
         if not closing:
@@ -110,7 +110,7 @@ class Deciding:
             self._replacing.fill(record.plan)
             if self._replacing.waits(record.plan):
                 return
-        if lacks_slots(turn, self._config):
+        if lacks_slots(transaction, self._config):
             if closing:
                 self._closing.end()  # (nobody waits for the nodes that would bring room)
             return
@@ -124,14 +124,16 @@ class Deciding:
 
         A job that ends is not saved, because it is not known which of its members are right.
         """
-        turn, step, why, cause = self._turn, mismatch.step, mismatch.why, mismatch.likely_cause
-        if turn.generation != self._differed:  # A node that comes back with its old report is not another mismatch.
-            self._differed = turn.generation
-            self._mismatches[cause].use(turn.now)
-            turn.emit(CorruptionFound, step=step, what=mismatch.what, detail=why, likely_cause=cause)
+        transaction, step, why, cause = self._transaction, mismatch.step, mismatch.why, mismatch.likely_cause
+        if (
+            transaction.generation != self._differed
+        ):  # A node that comes back with its old report is not another mismatch.
+            self._differed = transaction.generation
+            self._mismatches[cause].use(transaction.now)
+            transaction.emit(CorruptionFound, step=step, what=mismatch.what, detail=why, likely_cause=cause)
         tries, minority = self._mismatches[cause].tries, mismatch.minority
         if minority and tries <= REPLACEMENTS[cause]:
-            self._failures.take(*(differs(node, f"step {step}: {why}", turn.now) for node in minority))
+            self._failures.take(*(differs(node, f"step {step}: {why}", transaction.now) for node in minority))
             return True
         again = f" ({tries} times in {WINDOW_S:.0f} s)" if tries > 1 else ""
         self._ending.failed(f"workers differ at step {step}{again}: {why}")
@@ -139,7 +141,7 @@ class Deciding:
 
     def _settle(self, *, parted: bool) -> None:
         """Carry out what follows from the reports."""
-        turn, stopping, closing = self._turn, self._stopping, self._closing.under_way
+        transaction, stopping, closing = self._transaction, self._stopping, self._closing.under_way
         raisers = [] if closing else self._raisers.among(stopping.reports)
         if raisers and self._want_slots_without(raisers):
             return
@@ -148,16 +150,16 @@ class Deciding:
         self._kept_ranks.over()
         refused = self._refused_anew()
         if self._config.spec.recovery.restarts_all and not closing:
-            tries = self._refusals.use(turn.now) if refused else 0
+            tries = self._refusals.use(transaction.now) if refused else 0
             if tries <= MAX_RETRIES:
                 stopping.end()
                 self._restart()
                 return
             self._closing.fail(f"{stopping.refused}; {tries} times in {WINDOW_S:.0f} s steps were refused")
             closing = True
-        reports = self._in_units(what_counts(turn.record, stopping.gathered()))
-        arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
-        if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
+        reports = self._in_units(what_counts(transaction.record, stopping.gathered()))
+        arrivals = [info.id for info in transaction.members.workers() if info.id not in reports]
+        if closing or (parted and not lacks_slots(transaction, self._config, list(reports))):
             # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
             # be put together in turns, for ever.
             arrivals = [worker for worker in self._replacing.workers if worker not in reports and not closing]
@@ -174,27 +176,27 @@ class Deciding:
             else:
                 self._kept_ranks.lost(raisers)
                 self._raisers.release(raisers)
-                if self._kept_ranks.waits or lacks_slots(turn, self._config):
+                if self._kept_ranks.waits or lacks_slots(transaction, self._config):
                     return  # (for the processes that follow them)
                 verdict = without or self._verdict({}, arrivals)
         elif not closing and (leavers := self._departures.going(reports)):
             verdict, reports, arrivals = self._part_with(leavers, verdict, reports, arrivals)
         stopping.end()
         if self._ending.over is None:
-            workers = only_whole(turn.members.live([*reports, *arrivals]), turn.record.layout.places)
+            workers = only_whole(transaction.members.live([*reports, *arrivals]), transaction.record.layout.places)
             self._carry_out(verdict, workers, reports)
 
     def _refused_anew(self) -> bool:
         """Tell of a step that was refused: from the next generation on it is computed with nothing held."""
-        turn, stopping = self._turn, self._stopping
-        step = refused_anew(turn.record.refusal, stopping.reports.values())
+        transaction, stopping = self._transaction, self._stopping
+        step = refused_anew(transaction.record.refusal, stopping.reports.values())
         if step:
-            turn.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
-            turn.change(refusal=Refusal(step=step, clean_from=turn.record.generation + 1))
+            transaction.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
+            transaction.change(refusal=Refusal(step=step, clean_from=transaction.record.generation + 1))
         return step > 0
 
     def _verdict(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
-        record, committed = self._turn.record, self._ledger.committed
+        record, committed = self._transaction.record, self._ledger.committed
         verdict = decide(
             record.decision,
             committed,
@@ -214,7 +216,7 @@ class Deciding:
 
         The others of such a unit wait for it in the middle of a micro-batch, and save nothing any more.
         """
-        places = self._turn.record.layout.places
+        places = self._transaction.record.layout.places
         reports = {worker: reports[worker] for worker in only_whole(list(reports), places)}
         if places == 1 or not self._closing.under_way or not (stuck := set(self._raisers.among(reports))):
             return reports
@@ -227,7 +229,7 @@ class Deciding:
 
         A job that ends needs none, but for what a change of layout has put away.
         """
-        ends = self._closing.under_way and not self._turn.record.stashed_step
+        ends = self._closing.under_way and not self._transaction.record.stashed_step
         if ends or self._config.spec.recovery.restarts_all:
             return verdict
         committed = self._ledger.committed
@@ -236,11 +238,11 @@ class Deciding:
 
     def _want_slots_without(self, raisers: list[str]) -> bool:
         """Members whose scripts have raised cannot go on; where the others are too few, wait for those that follow."""
-        turn, gone = self._turn, set(raisers)
-        others = [info.id for info in turn.members.workers() if info.id not in gone]
+        transaction, gone = self._transaction, set(raisers)
+        others = [info.id for info in transaction.members.workers() if info.id not in gone]
         if not others or not self._config.spec.experiments.static_experts:
             return False  # (where each expert lives on another node those have room for all)
-        if not lacks_slots(turn, self._config, others):
+        if not lacks_slots(transaction, self._config, others):
             return False
         self._raisers.release(raisers)
         return True
@@ -253,8 +255,8 @@ class Deciding:
             return verdict
         holders = tuple(worker for worker in verdict.holders if worker not in raisers)
         others = replace(verdict, holders=holders)
-        whole = every_role(holders, self._turn.record.layout.places)
-        return None if not whole or lost_of(self._turn.record, others, reports) else others
+        whole = every_role(holders, self._transaction.record.layout.places)
+        return None if not whole or lost_of(self._transaction.record, others, reports) else others
 
     def _before(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
         """Return what the others can go on from, as if those that have raised were dead; None: from nothing live.
@@ -272,7 +274,7 @@ class Deciding:
 
         What those that have raised have is all there, and was read: it need not be saved, nor all be started again.
         """
-        last, again = self._turn.record.decision, self._verdict({}, arrivals)
+        last, again = self._transaction.record.decision, self._verdict({}, arrivals)
         if isinstance(verdict, NothingLeft) or isinstance(again, NothingLeft) or last is None:
             return None
         decided = last, again.decision
@@ -292,7 +294,7 @@ class Deciding:
             [worker for worker in verdict.holders if node_of(worker) in names] if isinstance(verdict, Verdict) else []
         )
         without = self._without([*leavers, *theirs], verdict, reports)
-        here = self._turn.members.live([*reports, *arrivals])
+        here = self._transaction.members.live([*reports, *arrivals])
         if not isinstance(without, Verdict) or not self._departures.can_go(leavers, here):
             self._departures.stay()
             return verdict, reports, arrivals
@@ -305,24 +307,28 @@ class Deciding:
     def _catches_up(self) -> bool:
         """Announce a portion of an outage's steps, where they are too many for the decision's record."""
         reports = self._stopping.reports
-        self._ledger.hear(reports.values(), self._turn.record.global_batch)
+        self._ledger.hear(reports.values(), self._transaction.record.global_batch)
         whole = [worker for worker, report in reports.items() if report.applied is not None]
         return self._progress.catch_up(whole)
 
     def start(self) -> None:
         """Begin the first generation (or the first after everybody was gone), if enough nodes are here."""
-        turn, record = self._turn, self._turn.record
+        transaction, record = self._transaction, self._transaction.record
         if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
             return
         if self._snapshots.awaited or self._record_age.awaits_agents:
             return
         self._replacing.take_over()
-        complete, needed = turn.members.complete_nodes, 1 if self._closing.under_way else self._replacing.needed
-        if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, self._config)):
+        complete, needed = transaction.members.complete_nodes, 1 if self._closing.under_way else self._replacing.needed
+        if (
+            complete < needed
+            or self._newcomers.gathering
+            or (record.generation and lacks_slots(transaction, self._config))
+        ):
             return
         if self._start_probes.are_open or not self._have_same_data():
             return
-        workers = [info.id for info in turn.members.workers()]
+        workers = [info.id for info in transaction.members.workers()]
         known, fresh = record.checkpoints, self._standbys.fresh(workers)
         anew, unreadable, places = self._anew, record.unreadable, record.layout.places
         committed, away = self._ledger.committed, self._snapshots.lacking
@@ -334,8 +340,8 @@ class Deciding:
 
         The majority has the job's data, and the nodes of other workers are refused. Without a majority the job fails.
         """
-        turn, infos = self._turn, list(self._turn.members.workers())
-        if turn.record.data:
+        transaction, infos = self._transaction, list(self._transaction.members.workers())
+        if transaction.record.data:
             return True  # Workers were compared with it as they came.
         groups = split_by_data([(info, info.attach.data) for info in infos])
         if not groups:
@@ -344,30 +350,30 @@ class Deciding:
         if others and 2 * len(most) <= sum(map(len, groups)):
             self._ending.failed(self._without_majority(most[0], others[0][0]), EXIT_BAD_INPUT)
             return False
-        turn.change(data=most[0].attach.data)
+        transaction.change(data=most[0].attach.data)
         for name in {node_of(info.id) for group in others for info in group}:
-            self._refuse(turn.members.nodes[name])
+            self._refuse(transaction.members.nodes[name])
         return not others
 
     def _without_majority(self, one: WorkerInfo, other: WorkerInfo) -> str:
-        where = self._turn.place_of(one.id), self._turn.place_of(other.id)
+        where = self._transaction.place_of(one.id), self._transaction.place_of(other.id)
         what = difference(other.attach.data, one.attach.data, f"that of {where[0]}")
         return f"the nodes have different data: on {where[1]} {what}; {ADVICE}"
 
     def _refuse(self, node: Node) -> None:
         """Send a node away whose data are not those of the majority."""
-        job, parts = self._turn.record.data, self._parts
+        job, parts = self._transaction.record.data, self._parts
         what = next(filter(None, (difference(info.attach.data, job) for info in node.workers.values())), "")
         why = f"node {node.name} does not fit the job: {what}: {ADVICE}"
-        parts.misfit = send_away(self._turn, node, why)
-        self._turn.emit(NodeRefused, node=node.name, why=why, address=node.address)
+        parts.misfit = send_away(self._transaction, node, why)
+        self._transaction.emit(NodeRefused, node=node.name, why=why, address=node.address)
         parts.tenant.refuse(node.name, why)
         parts.departures.forget(node)
 
     @property
     def _anew(self) -> bool:
         """Where nothing is left and there is no checkpoint, begin from the start: none was kept yet, or none may be."""
-        record, restarts = self._turn.record, self._config.spec.recovery.restarts_all
+        record, restarts = self._transaction.record, self._config.spec.recovery.restarts_all
         return restarts or begins_anew(record.held) or (record.saves and not record.unreadable)
 
     def _judge(self, plan: GenerationPlan) -> bool:
@@ -386,7 +392,7 @@ class Deciding:
             return False  # all had put in their parts: who refused v left the others; or it will be told who has raised
         if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
             return False  # members that are told to stop let go of groups that others still build
-        now, first = self._turn.now, next(iter(complaints.values()))
+        now, first = self._transaction.now, next(iter(complaints.values()))
         owing = self._rendezvous.owing(plan)
         accused = some_stay(members, self._failures.accused(complaints.values()))
         transfers = self._transfers(plan, complaints)
@@ -400,7 +406,7 @@ class Deciding:
 
     def _transfers(self, plan: GenerationPlan, complaints: Mapping[str, Complaint]) -> StateTransfers:
         """Return the transfers of state in the generation that failed, and record the ones that failed."""
-        record, reports, history = self._turn.record, self._stopping.reports, self._turn.members.transfers
+        record, reports, history = self._transaction.record, self._stopping.reports, self._transaction.members.transfers
         decision, failed = record.decision, failed_transfers(plan, complaints.values())
         lacking = lacking_state(plan, reports, decision.applied if decision is not None else 0)
         for receiver in plan.sources:
@@ -424,7 +430,7 @@ class Deciding:
 
     def _can_spare(self, node: str) -> bool:
         """Return whether the others could go on without losing state if a node left."""
-        reports = self._in_units(what_counts(self._turn.record, self._stopping.gathered()))
+        reports = self._in_units(what_counts(self._transaction.record, self._stopping.gathered()))
         verdict = self._verdict(reports, [])
         if not isinstance(verdict, Verdict) or not verdict.holders:
             return True
@@ -438,7 +444,7 @@ class Deciding:
             # Whoever had the newest state is gone: all that was wanted of it was to go on.
             self._closing.renewed()
             verdict = self._nearest(verdict)
-        if went_through(verdict, self._turn, self._progress):
+        if went_through(verdict, self._transaction, self._progress):
             if why := self._progress.skipped_too_often(self._config.spec.recovery.max_skipped_steps):
                 self._ending.failed(why)
             else:
@@ -447,15 +453,15 @@ class Deciding:
         if isinstance(verdict, NothingLeft):
             self._ending.failed(self._failures.explain(verdict.why))
             return
-        turn, decision = self._turn, verdict.decision
+        transaction, decision = self._transaction, verdict.decision
         if decision.kind is DecisionKind.START and not verdict.holders:
-            send_away_all(turn, "no worker's initial state is whole")
+            send_away_all(transaction, "no worker's initial state is whole")
             workers = []
         if not workers:
             # Nobody is there; where to begin is decided anew once somebody is (`start`), who may know of more.
-            turn.change(plan=None, pending=None, decision=decision, passed=())
+            transaction.change(plan=None, pending=None, decision=decision, passed=())
             return
-        reason = self._stopping.reason if turn.record.plan else "start"
+        reason = self._stopping.reason if transaction.record.plan else "start"
         if self._closing.under_way:
             reason = SAVE
         if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self._ledger.committed):
@@ -471,8 +477,8 @@ class Deciding:
 
     def _roll_back(self, verdict: Verdict) -> str:
         """Forget what came after the decided step; return the reason of the generation to come."""
-        turn = self._turn
-        known = turn.record.plan is not None or (self._ledger.committed > 0 and not turn.begins_again)
+        transaction = self._transaction
+        known = transaction.record.plan is not None or (self._ledger.committed > 0 and not transaction.begins_again)
         why = verdict.why if known else "the job resumes from its checkpoint"
         why = "all workers were started again" if self._progress.restarting else why
         self._ledger.reset(verdict.decision.applied)
@@ -480,7 +486,7 @@ class Deciding:
         self._evaluations.rolled_back(verdict.decision.applied)
         if self._layouts.from_memory(verdict.decision):
             return SAVE if self._closing.under_way else LAYOUT
-        self._turn.emit(RolledBack, to_step=verdict.decision.applied, why=why)
+        self._transaction.emit(RolledBack, to_step=verdict.decision.applied, why=why)
         return "rollback" if known else "start"
 
     def renew(self) -> None:
@@ -492,22 +498,33 @@ class Deciding:
     def _restart(self) -> None:
         """Stop all workers and start others, which begin from the newest checkpoint once all of them are there."""
         self._departures.all_over()
-        workers = self._turn.planned
+        workers = self._transaction.planned
         self._progress.restarts()
-        self._turn.change(plan=None, pending=None, decision=None, passed=())
+        self._transaction.change(plan=None, pending=None, decision=None, passed=())
         self._absences.replace_workers(map(node_of, workers), "all workers are started again")
 
     def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
         """Write the next generation and tell its members."""
         self._departures.taken_back(workers)
-        self._turn.begins_again = False
-        record, turn, decision = self._turn.record, self._turn, with_the_end(verdict.decision, self._turn.record)
+        self._transaction.begins_again = False
+        record, transaction, decision = (
+            self._transaction.record,
+            self._transaction,
+            with_the_end(verdict.decision, self._transaction.record),
+        )
         # (whoever is sent the state, although it could have come to it, lets go of its experts as well)
         holding = {worker: report for worker, report in reports.items() if worker in verdict.holders}
         experts, moved = held_experts(decision, holding), self._replacing.over()
         whose = {name: lost for name, (lost, _) in moved.items()}
         plan = plan_generation(
-            record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens, whose
+            record,
+            transaction.members,
+            workers,
+            list(verdict.holders),
+            experts,
+            self._config,
+            self._loads.tokens,
+            whose,
         )
         if isinstance(plan, Shortage):
             if self._closing.under_way:
@@ -528,24 +545,24 @@ class Deciding:
             self._progress.puts_away(decision)
         self._progress.replaced(moved, plan, self._replacing.why, whole=whole)
         if anew:
-            turn.change(lineage=plan.generation)
+            transaction.change(lineage=plan.generation)
         if anew or not _any_of(record.plan, reports):
             # (What its members had got to is with nobody who is heard: what they have saved of it must not count.)
-            turn.change(bases=(*record.bases, (plan.generation, decision.applied))[-MAX_BASES:])
-        turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
-        turn.change(**wanted_places(turn, plan))
+            transaction.change(bases=(*record.bases, (plan.generation, decision.applied))[-MAX_BASES:])
+        transaction.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
+        transaction.change(**wanted_places(transaction, plan))
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
         rest = [worker for worker in reports if plan.rank(worker) is None]
-        idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
+        idle = [node_of(worker) for worker in rest if transaction.members.worker(worker) is not None]
         self._absences.replace_workers(idle, "the node waits for its turn")
         # A script that has raised saves nothing as a part of a replica group, and what it still sends must not count.
-        others = [info.id for info in turn.members.workers() if plan.rank(info.id) is None]
+        others = [info.id for info in transaction.members.workers() if plan.rank(info.id) is None]
         self._raisers.release(self._raisers.among(others))
-        for info in turn.members.workers():
-            turn.members.finish(info, finished=False)
+        for info in transaction.members.workers():
+            transaction.members.finish(info, finished=False)
         self._newcomers.taken_in()
-        announce_generation(turn, plan, reason, decision)
-        warn_of_one_replica(turn, record.plan, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
+        announce_generation(transaction, plan, reason, decision)
+        warn_of_one_replica(transaction, record.plan, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
         kept = kept_by_units(plan, decision, reports, assignment) if refusal is None else ()
         self._telling.begin(plan, record.plan, decision, assignment, kept)
         self._keep_what_passed(decision)
@@ -555,12 +572,12 @@ class Deciding:
 
         Those who told of them may be dead: no coordinator after this one would hear of them again.
         """
-        record = self._turn.record
+        record = self._transaction.record
         assert record.plan is not None
         if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
             self._ledger.decided(decision.applied, decision.commit)
         self._progress.release()
-        self._turn.change(passed=self._ledger.unannounced)
+        self._transaction.change(passed=self._ledger.unannounced)
 
 
 def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:

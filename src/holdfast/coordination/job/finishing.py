@@ -15,7 +15,7 @@ from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.job.parts import JobParts, JobState
 from holdfast.coordination.membership import Membership, WorkerInfo
 from holdfast.coordination.progress.announced import Progress
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Phase
@@ -35,24 +35,26 @@ class Finishing:
 
     def left(self, down: WorkerDown, known: WorkerInfo | None) -> None:
         """The script of a worker has ended by itself, as if all were done; `known`: what was known of the worker."""
-        turn = self._parts.turn
+        transaction = self._parts.transaction
         if known is not None:
             self._parts.ledger.settle(down.worker, down.applied)
-            turn.members.left_loop(down.worker, down.applied)
+            transaction.members.left_loop(down.worker, down.applied)
         begun = down.applied or (known is not None and known.entered)
         # (of a newcomer that is in no generation yet, the others need nothing)
-        if not begun and (turn.is_member(down.worker) or not turn.generation):
+        if not begun and (transaction.is_member(down.worker) or not transaction.generation):
             why = "the script ended before its first step: train in a loop over job.steps()"
-            self._parts.closing.fail(f"{turn.place_of(down.worker)}: {why}")
-        elif known is not None and turn.is_member(down.worker):
-            plan = turn.record.plan
-            if known.entered < turn.generation or (plan is not None and newcomers_alone(plan, turn.members)):
-                self._parts.stopping.begin(turn.now)  # the others wait for it, or for its state, in vain
+            self._parts.closing.fail(f"{transaction.place_of(down.worker)}: {why}")
+        elif known is not None and transaction.is_member(down.worker):
+            plan = transaction.record.plan
+            if known.entered < transaction.generation or (
+                plan is not None and newcomers_alone(plan, transaction.members)
+            ):
+                self._parts.stopping.begin(transaction.now)  # the others wait for it, or for its state, in vain
 
     def tick(self) -> None:
         """Stop the members and ask them, where it is time."""
-        parts, now = self._parts, self._parts.turn.now
-        plan = parts.turn.record.plan
+        parts, now = self._parts, self._parts.transaction.now
+        plan = parts.transaction.record.plan
         if plan is None or plan.last or parts.state is not JobState.RUNNING:
             self._since = None
             return
@@ -68,11 +70,11 @@ class Finishing:
 
     def _look_for_deserters(self) -> None:
         """Others have gone on without somebody who had left its loop: after a failure they need not wait for it."""
-        turn = self._parts.turn
-        for worker, step in turn.members.left.items():
-            if 0 < step < turn.position.step:
+        transaction = self._parts.transaction
+        for worker, step in transaction.members.left.items():
+            if 0 < step < transaction.position.step:
                 why = f"left its loop after step {step}, and the others went on: {TOGETHER}"
-                self._parts.closing.fail(f"{turn.place_of(worker)} {why}")
+                self._parts.closing.fail(f"{transaction.place_of(worker)} {why}")
                 return
 
 
@@ -92,16 +94,16 @@ def newcomers_alone(plan: GenerationPlan, members: Membership) -> list[str]:
     return others if alone else []
 
 
-def went_through(verdict: Verdict | NothingLeft, turn: Turn, progress: Progress) -> bool:
+def went_through(verdict: Verdict | NothingLeft, transaction: Transaction, progress: Progress) -> bool:
     """Tell whether no state is left because all that had it were through; then what they did is announced.
 
     A job that saves goes back to what it has saved, or begins anew, so that its end is saved, too.
     """
-    plan = turn.record.plan
-    anew = isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.START and not turn.record.saves
+    plan = transaction.record.plan
+    anew = isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.START and not transaction.record.saves
     if plan is None or not (anew or isinstance(verdict, NothingLeft)):
         return False
-    newcomers = newcomers_alone(plan, turn.members)
+    newcomers = newcomers_alone(plan, transaction.members)
     if newcomers:
         progress.ledger.without(newcomers)
         progress.release()

@@ -33,12 +33,14 @@ def foresee(
     """
     new = parts.departures.check(names, to, stays=stays)
     given = dict(zip(names, to, strict=False))
-    promised = {one.to for one in parts.turn.record.leaving} | set(to)
+    promised = {one.to for one in parts.transaction.record.leaving} | set(to)
     free = sorted(
         (name for name in parts.members.standbys if name not in promised and not parts.standbys.in_vain(name)),
         key=lambda name: parts.standbys.warm_in_s(name),
     )
-    later = [one.node for one in parts.turn.record.leaving if one.stays]  # (standbys once they have moved themselves)
+    later = [
+        one.node for one in parts.transaction.record.leaving if one.stays
+    ]  # (standbys once they have moved themselves)
     found: list[MoveForecast] = []
     for name in new:
         target = given.get(name, "")
@@ -53,10 +55,10 @@ def foresee(
 
 def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
     """Return what comes of one node's leaving; `to`: who takes its place."""
-    costs, plan = parts.progress.costs, parts.turn.record.plan
-    known = next((one for one in parts.turn.record.leaving if one.node == name), Departure(node=name, since=0.0))
+    costs, plan = parts.progress.costs, parts.transaction.record.plan
+    known = next((one for one in parts.transaction.record.leaving if one.node == name), Departure(node=name, since=0.0))
     beside = bool(to) and parts.replacing.goes_beside(known)
-    here = parts.turn.planned_on(name)
+    here = parts.transaction.planned_on(name)
     ranks = [] if plan is None else [rank for worker in here if (rank := plan.rank(worker)) is not None]
     if plan is None or not ranks:
         why = "it has no rank: nothing moves, and no step waits"
@@ -93,7 +95,7 @@ def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
 
 def _replicas(parts: JobParts, plan: GenerationPlan, ranks: Sequence[int]) -> int:
     """Return how many replicas of experts live at these ranks."""
-    shape, experts = parts.turn.record.expert_shape, plan.expert_plan
+    shape, experts = parts.transaction.record.expert_shape, plan.expert_plan
     if shape is None or experts is None:
         return 0
     held = (experts_by_layer(experts.placement[rank], shape) for rank in ranks)
@@ -102,7 +104,7 @@ def _replicas(parts: JobParts, plan: GenerationPlan, ranks: Sequence[int]) -> in
 
 def waits_for(parts: JobParts, one: Departure) -> str:
     """Return what a node that is to leave waits for; where several things lack, what lacks first."""
-    turn, leaving = parts.turn, parts.turn.record.leaving
+    transaction, leaving = parts.transaction, parts.transaction.record.leaving
     if one.owed:
         return f"the others, to go on without it from step {one.step}"
     joins, joined = parts.replacing.beside_of(one)
@@ -111,9 +113,9 @@ def waits_for(parts: JobParts, one: Departure) -> str:
         found = parts.replacing.targets(waiting)
         if one.node not in found:
             return parts.replacing.waits_for(one)
-    if turn.record.plan is None:
+    if transaction.record.plan is None:
         return "the job to begin"
-    if turn.record.plan.last:
+    if transaction.record.plan.last:
         return "nothing any more: the job ends"
     if before := [other.node for other in leaving if other.owed]:
         return f"{', '.join(before)}, which leaves before it"
@@ -121,7 +123,7 @@ def waits_for(parts: JobParts, one: Departure) -> str:
         return "the others to report where they stand"
     if joins:
         return f"standby {one.beside} to join beside it"
-    if turn.record.pending is not None:
-        return f"generation {turn.record.pending.generation} to begin, which is being prepared"
-    before = dict.fromkeys(map(node_of, parts.departures.go_next(turn.record.plan)))
+    if transaction.record.pending is not None:
+        return f"generation {transaction.record.pending.generation} to begin, which is being prepared"
+    before = dict.fromkeys(map(node_of, parts.departures.go_next(transaction.record.plan)))
     return f"{', '.join(before)}, which leaves before it" if before and one.node not in before else "the end of a step"

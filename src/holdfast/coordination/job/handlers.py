@@ -43,7 +43,7 @@ class Hearing:
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
-        self._turn = parts.turn
+        self._transaction = parts.transaction
         #: The files that nodes cannot write, as far as that was reported.
         self._lost_outputs = set[tuple[str, str]]()
 
@@ -104,12 +104,12 @@ class Hearing:
         key = node.name, message.file
         if key not in self._lost_outputs and len(self._lost_outputs) < _MAX_LOST_OUTPUTS:
             self._lost_outputs.add(key)
-            self._turn.emit(OutputLost, node=node.name, file=message.file, why=message.why)
+            self._transaction.emit(OutputLost, node=node.name, file=message.file, why=message.why)
 
     def _noticed(self, node: Node, message: msg.EndNotice) -> None:
         """A node will end; where the job cannot go on without it, it is saved before."""
         why = self._parts.departures.noticed(node.name, message.grace_s)
-        if why and self._turn.record.saves:
+        if why and self._transaction.record.saves:
             self._parts.checkpoints.want(self._parts.ledger.committed)
 
     def take(self, node: Node, message: msg.WorkerMessage) -> None:
@@ -120,7 +120,7 @@ class Hearing:
 
     def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
         """Take in a page of what a node's workers applied while nobody listened, as if they had told it one by one."""
-        record, ledger = self._turn.record, self._parts.ledger
+        record, ledger = self._transaction.record, self._parts.ledger
         if not self.plausible(node, page.given_up, *page.workers.values(), *(kept.step for kept in page.steps)):
             return
         ledger.give_up_to(page.given_up, record.global_batch)
@@ -133,7 +133,7 @@ class Hearing:
             reached, learnt = kept.step, learnt + step_weight(kept.commit) * (not ledger.knows(kept.step))
             try:
                 # (a clock that was set meanwhile must not bring times that are still to come)
-                time = min(self._turn.now, kept.time + node.ahead_s) if kept.time else 0.0
+                time = min(self._transaction.now, kept.time + node.ahead_s) if kept.time else 0.0
                 ledger.learn(kept, witness, time)
             except DivergedError as error:
                 self._parts.ending.failed(f"replicas diverged: {error}")
@@ -148,7 +148,7 @@ class Hearing:
 
     def _stand(self, node: Node, heartbeat: msg.Heartbeat) -> None:
         """Take in where a node's workers stand."""
-        record, applied = self._turn.record, heartbeat.applied
+        record, applied = self._transaction.record, heartbeat.applied
         if not record.lineage <= heartbeat.generation <= record.generation:
             return  # that was before a roll-back
         if not self.plausible(node, *applied):
@@ -164,26 +164,26 @@ class Hearing:
         if attach.worker in node.workers or attach.worker in node.broken:
             return
         if not node.has_place_for(attach.worker):
-            if self._turn.record.outcome:  # (one of its unit's places has ended already, with the job)
-                self._turn.send(node.connection, msg.ToWorker(worker=attach.worker, order=msg.JobDone()))
+            if self._transaction.record.outcome:  # (one of its unit's places has ended already, with the job)
+                self._transaction.send(node.connection, msg.ToWorker(worker=attach.worker, order=msg.JobDone()))
                 return
             self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
             return
         if self._parts.layouts.outdated(node, attach):
             return
-        if differing := misfit(self._turn, node, attach, self._parts.failing.goes_back):
+        if differing := misfit(self._transaction, node, attach, self._parts.failing.goes_back):
             self._unfit(node, differing)
             return
-        self._turn.members.attach(node, attach)
+        self._transaction.members.attach(node, attach)
         self._parts.stopping.came(attach.worker)
-        if self._turn.record.outcome:
-            self._turn.order(attach.worker, msg.JobDone())
+        if self._transaction.record.outcome:
+            self._transaction.order(attach.worker, msg.JobDone())
             return
         if node.standby and node.complete and not node.returning:
-            self._parts.progress.costs.measured(Cost.START, self._turn.now - node.came)
+            self._parts.progress.costs.measured(Cost.START, self._transaction.now - node.came)
         if node.aside:
             return  # (a standby is warmed up once the others train)
-        self._parts.newcomers.attached(node, is_new=attach.worker not in self._turn.planned_on(node.name))
+        self._parts.newcomers.attached(node, is_new=attach.worker not in self._transaction.planned_on(node.name))
         self._parts.kept_ranks.came(attach.worker, node.came)
         if node.complete:
             self._parts.ladder.back(node)
@@ -199,28 +199,28 @@ class Hearing:
             return
         self._parts.misfit = why
         if self.turned_away(node, why):
-            self._turn.emit(NodeRefused, node=node.name, why=why, address=node.address)
+            self._transaction.emit(NodeRefused, node=node.name, why=why, address=node.address)
 
     def _applied(self, node: Node, message: msg.Applied) -> None:
-        record = self._turn.record
+        record = self._transaction.record
         if message.generation < record.lineage or message.generation > record.generation:
             return
         if not self.plausible(node, message.step):
             return
         try:
-            self._parts.ledger.note(message, self._turn.now)
+            self._parts.ledger.note(message, self._transaction.now)
             self._parts.progress.last_step = message.last_step
         except DivergedError as error:
             self._parts.ending.failed(f"replicas diverged: {error}")
             return
-        if message.generation == self._turn.generation:
-            self._parts.inquiry.pace.applied(message.step, self._turn.now)
+        if message.generation == self._transaction.generation:
+            self._parts.inquiry.pace.applied(message.step, self._transaction.now)
         self._passed(message.step, message.generation, message.commit)
 
     def _passed(self, step: int, generation: int, commit: msg.Commit) -> None:
         # A step that is in the journal is told again after an outage: its swap is not the one that is pending now.
         if (
-            generation == self._turn.generation
+            generation == self._transaction.generation
             and msg.Flag.SWAP in commit.flags
             and step > self._parts.ledger.committed
         ):
@@ -229,34 +229,34 @@ class Hearing:
     def _entered(self, node: Node, message: msg.Entered) -> None:
         if not self.plausible(node, message.applied):
             return
-        info, pending = node.workers[message.worker], self._turn.record.pending
+        info, pending = node.workers[message.worker], self._transaction.record.pending
         if pending is not None and message.generation == pending.generation:
             self._promote(message.applied)
-        if message.generation <= info.entered or message.generation > self._turn.record.generation:
+        if message.generation <= info.entered or message.generation > self._transaction.record.generation:
             return
-        self._turn.members.enter(info, message.generation)
-        if message.generation >= self._turn.record.lineage:
+        self._transaction.members.enter(info, message.generation)
+        if message.generation >= self._transaction.record.lineage:
             self._parts.ledger.settle(info.id, message.applied)
         self._received(node, message)
         recovery = self._parts.progress.recovery
-        if message.generation == self._turn.generation and recovery is not None:
+        if message.generation == self._transaction.generation and recovery is not None:
             recovery.moved(message.received_bytes, message.transfer_s)
-            if self._turn.members.entered(self._turn.record.plan):
-                recovery.regrouped = self._turn.now
+            if self._transaction.members.entered(self._transaction.record.plan):
+                recovery.regrouped = self._transaction.now
 
     def _received(self, node: Node, message: msg.Entered) -> None:
         """Record that a member has received the state from its senders."""
-        plan = self._turn.record.plan
+        plan = self._transaction.record.plan
         if plan is not None and plan.generation == message.generation:
             senders = map(node_of, plan.senders(message.worker))
-            self._turn.members.transfers.note_receipt(node.name, senders)
+            self._transaction.members.transfers.note_receipt(node.name, senders)
 
     def _promote(self, step: int) -> None:
         """`step` passed with every swap flag up: the pending generation is the job's from here on."""
         parts = self._parts
         if parts.stopping.stop is not None:  # a failure voids a pending swap, whoever has passed it
             return
-        parts.ledger.prove(step, self._turn.generation)
+        parts.ledger.prove(step, self._transaction.generation)
         if parts.progress.release():  # (who joins has not applied what those of before have)
             parts.made_good()
         lost_at = parts.joining.lost_at
@@ -265,10 +265,10 @@ class Hearing:
             parts.stopping.begin(lost_at)
 
     def _prepared(self, node: Node, message: msg.Prepared) -> None:
-        self._turn.members.prepare(node.workers[message.worker], message.generation)
+        self._transaction.members.prepare(node.workers[message.worker], message.generation)
 
     def _disarmed(self, node: Node, message: msg.Disarmed) -> None:
-        if self._turn.is_member(message.worker) and self._parts.stopping.stop is None:
+        if self._transaction.is_member(message.worker) and self._parts.stopping.stop is None:
             self._parts.joining.disarmed(message)
 
     def _warmed(self, node: Node, message: msg.Warmed) -> None:
@@ -277,47 +277,47 @@ class Hearing:
     def _finished(self, node: Node, message: msg.Finished) -> None:
         if not self.plausible(node, message.step):
             return
-        record, info = self._turn.record, node.workers[message.worker]
-        if message.generation == self._turn.generation:  # (who ended its loop in an older one does so again)
+        record, info = self._transaction.record, node.workers[message.worker]
+        if message.generation == self._transaction.generation:  # (who ended its loop in an older one does so again)
             info.stopped = message.why if message.stopped else None
-            self._turn.members.finish(info)
+            self._transaction.members.finish(info)
         if record.lineage <= message.generation <= record.generation:
             self._parts.ledger.settle(info.id, message.step)
 
     def _loads(self, node: Node, message: msg.Loads) -> None:
         # (the newest count: what is of no generation yet would shadow all that come)
-        known = message.generation <= self._turn.record.generation
-        if known and self._turn.is_member(message.worker) and self.plausible(node, message.step):
+        known = message.generation <= self._transaction.record.generation
+        if known and self._transaction.is_member(message.worker) and self.plausible(node, message.step):
             self._parts.loads.take(message)
 
     def _checkpoint(self, node: Node, message: Any) -> None:
         damaged = isinstance(message, msg.CheckpointDamaged)
-        if damaged and not self._turn.is_member(message.worker):
+        if damaged and not self._transaction.is_member(message.worker):
             return
         if self._parts.checkpoints.take(message, self._parts.ledger.committed):
-            self._parts.stopping.begin(self._turn.now)
+            self._parts.stopping.begin(self._transaction.now)
 
     def _snapshot(self, node: Node, message: Any) -> None:
-        if not self._turn.is_member(message.worker):
+        if not self._transaction.is_member(message.worker):
             return
         if isinstance(message, msg.SnapshotDamaged) and not message.node and self._parts.failing.goes_back(message.why):
             return
         if self._parts.snapshots.take(message):
-            self._parts.stopping.begin(self._turn.now)
-        elif isinstance(message, msg.SnapshotLeftOut) and message.generation == self._turn.generation:
+            self._parts.stopping.begin(self._transaction.now)
+        elif isinstance(message, msg.SnapshotLeftOut) and message.generation == self._transaction.generation:
             self._parts.layouts.left_out(f"node {node.name}: {message.why}", lasting=message.lasting)
 
     def _evaluated(self, node: Node, message: msg.EvaluationDone) -> None:
         steps = [result.step for result in message.results]
-        if self._turn.is_member(message.worker) and self.plausible(node, *steps):
+        if self._transaction.is_member(message.worker) and self.plausible(node, *steps):
             self._parts.evaluations.take(message)
 
     def _flop(self, node: Node, message: msg.FlopTally) -> None:
-        if self._turn.is_member(message.worker) and self.plausible(node, message.step - 1):
+        if self._transaction.is_member(message.worker) and self.plausible(node, message.step - 1):
             self._parts.flop.take(message)
 
     def _script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
-        if self._turn.is_member(message.worker):
+        if self._transaction.is_member(message.worker):
             self._parts.closing.fail(message.why)
 
     def _raised(self, node: Node, message: msg.Raised) -> None:
@@ -329,23 +329,23 @@ class Hearing:
             self._parts.raisers.raised(node, message)
 
     def _complaint(self, node: Node, message: msg.Complaint) -> None:
-        pending = self._turn.record.pending
+        pending = self._transaction.record.pending
         if pending is not None and message.generation == pending.generation:
             if pending.rank(message.worker) is None:
                 return
             cut_off = (message.worker,) if message.unreachable else ()
-            self._parts.failures.undo_pending(self._turn.now, (*message.unreachable, *cut_off))
-        elif self._turn.is_member(message.worker) and (
-            message.generation == self._turn.generation or self._turn.left_behind(message)
+            self._parts.failures.undo_pending(self._transaction.now, (*message.unreachable, *cut_off))
+        elif self._transaction.is_member(message.worker) and (
+            message.generation == self._transaction.generation or self._transaction.left_behind(message)
         ):
             if self._parts.stopping.explains(message):
                 return
-            self._parts.stopping.begin(self._turn.now)
+            self._parts.stopping.begin(self._transaction.now)
             self._parts.stopping.complain(message)
 
     def _vote_refused(self, node: Node, message: msg.VoteRefused) -> None:
-        if message.generation == self._turn.generation:
-            self._parts.stopping.begin(self._turn.now)
+        if message.generation == self._transaction.generation:
+            self._parts.stopping.begin(self._transaction.now)
             self._parts.stopping.refused = message.why
 
     def _report(self, node: Node, report: msg.Report) -> None:
@@ -353,7 +353,7 @@ class Hearing:
             return
         if not self.plausible(node, report.applied or 0, report.passed.step if report.passed is not None else 0):
             return
-        if why := unreadable(report, self._turn.record.expert_shape):
+        if why := unreadable(report, self._transaction.record.expert_shape):
             self.expel(node, f"the report of {report.worker} cannot be read: {why}")
             return
         self._parts.stopping.report(report)
@@ -365,7 +365,7 @@ class Hearing:
     def plausible(self, node: Node, *steps: int) -> bool:
         """Expel a node that tells of a step which nobody can have come to yet; return whether it is believed."""
         step, stopping = max(steps, default=0), self._parts.stopping
-        until = self._turn.now if stopping.stop is None else stopping.begun
+        until = self._transaction.now if stopping.stop is None else stopping.begun
         if self._parts.ledger.plausible(step, self._parts.progress.since_known(until)):
             return True
         self.expel(node, f"step {step} cannot have been applied")
@@ -373,19 +373,19 @@ class Hearing:
 
     def expel(self, node: Node, why: str) -> None:
         """No decision can rest on what it says, and it would be told again and again: the node starts afresh."""
-        self._parts.failures.take(says_nonsense(node.name, why, self._turn.now))
+        self._parts.failures.take(says_nonsense(node.name, why, self._transaction.now))
 
     def ended(self, node: Node, down: msg.WorkerDown, *, was_here: bool) -> None:
         """A process has ended by itself: what it was for the job is lost, and the others of its unit go with it."""
-        if was_here or down.worker in self._turn.planned:
+        if was_here or down.worker in self._transaction.planned:
             self._parts.kept_ranks.lost([down.worker])
             self._parts.failures.take(self._parts.inquiry.ended(node, down))
         else:
-            self._turn.break_unit(down.worker)  # (it had not come yet; some of the others may have)
+            self._transaction.break_unit(down.worker)  # (it had not come yet; some of the others may have)
 
     def useless(self, node: Node, why: str) -> bool:
         """A node whose script cannot take what it was given ends; return whether nothing more is to be done."""
-        self._turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+        self._transaction.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
         return self.turned_away(node, why)
 
     def turned_away(self, node: Node, why: str) -> bool:
@@ -394,7 +394,7 @@ class Hearing:
         Returns:
             False where the job has known it: it is lost once its connection ends.
         """
-        if node.aside or node.told or node.returning or self._turn.planned_on(node.name):
+        if node.aside or node.told or node.returning or self._transaction.planned_on(node.name):
             return False
         self._parts.tenant.refuse(node.name, why)
         self._parts.departures.forget(node)
@@ -402,8 +402,8 @@ class Hearing:
 
     def _report_unasked(self, node: Node, report: msg.Report) -> None:
         """Kept by the agent from before this coordinator's start: the generation was being left."""
-        if report.generation >= self._turn.generation:
-            self._parts.stopping.begin(self._turn.now)
+        if report.generation >= self._transaction.generation:
+            self._parts.stopping.begin(self._transaction.now)
 
     #: what is heard, and what the job's state makes of it
     _WORKER_SAYS: ClassVar[dict[type, Row]] = {

@@ -39,7 +39,7 @@ from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.telling.rendezvous import KeyBundles
 from holdfast.coordination.tenancy.flop import FlopBook
 from holdfast.coordination.tenancy.tenant import Tenant
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.plan import ExpertPlan, GenerationPlan
 
 
@@ -55,47 +55,51 @@ class JobState(StrEnum):
 class JobParts:
     """Made once per coordinator; what one part needs of another it was given here."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
-        self.turn = turn
+    def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
+        self.transaction = transaction
         self.config = config
-        self.record_age = RecordAge(turn, config.lease_s)
-        self.pair_probes = PairProbes(turn, config.probe_timeout_s)
-        self.start_probes = StartProbes(turn, self.pair_probes)
-        self.progress = Progress(turn)
+        self.record_age = RecordAge(transaction, config.lease_s)
+        self.pair_probes = PairProbes(transaction, config.probe_timeout_s)
+        self.start_probes = StartProbes(transaction, self.pair_probes)
+        self.progress = Progress(transaction)
         costs = self.progress.costs
-        self.loads = LoadBook(turn)
-        self.newcomers = Newcomers(turn, config.spec.max_nodes)
-        self.telling = Telling(turn)
-        self.rendezvous = KeyBundles(turn)
-        self.joining = Joining(turn, config, self.loads, self.telling, self.newcomers)
-        self.rebalancing = Rebalancing(turn, config, self.loads, turn.position.step)
-        self.checkpoints = CheckpointBook(turn, config, costs)
-        self.snapshots = SnapshotBook(turn, config)
-        self.evaluations = EvaluationBook(turn)
-        self.flop = FlopBook(turn, config)
-        self.ending = Ending(turn)
-        self.standbys = Standbys(turn, config, costs)
-        self.absences = Absences(turn)
-        self.stopping = Stopping(turn, self.progress)
-        self.replacing = Replacing(turn, config, self.standbys, self.newcomers, costs)
+        self.loads = LoadBook(transaction)
+        self.newcomers = Newcomers(transaction, config.spec.max_nodes)
+        self.telling = Telling(transaction)
+        self.rendezvous = KeyBundles(transaction)
+        self.joining = Joining(transaction, config, self.loads, self.telling, self.newcomers)
+        self.rebalancing = Rebalancing(transaction, config, self.loads, transaction.position.step)
+        self.checkpoints = CheckpointBook(transaction, config, costs)
+        self.snapshots = SnapshotBook(transaction, config)
+        self.evaluations = EvaluationBook(transaction)
+        self.flop = FlopBook(transaction, config)
+        self.ending = Ending(transaction)
+        self.standbys = Standbys(transaction, config, costs)
+        self.absences = Absences(transaction)
+        self.stopping = Stopping(transaction, self.progress)
+        self.replacing = Replacing(transaction, config, self.standbys, self.newcomers, costs)
         stopping, absences = self.stopping, self.absences
         self.departures = Departures(
-            turn, config, self.ledger, stopping, absences, self.standbys, self.replacing, costs
+            transaction, config, self.ledger, stopping, absences, self.standbys, self.replacing, costs
         )
-        self.layouts = LayoutChanges(turn, config, self.progress, stopping, absences, self.snapshots, self.departures)
-        self.failing = FailingLayouts(turn, config, self.progress, stopping, self.layouts)
-        self.straggling = Straggling(turn, config, self.departures, self.replacing)
-        self.handing_on = HandingOn(turn, config, self.loads, self.departures)
-        self.closing = Closing(turn, config, stopping, self.ending, self.failing.goes_back)
+        self.layouts = LayoutChanges(
+            transaction, config, self.progress, stopping, absences, self.snapshots, self.departures
+        )
+        self.failing = FailingLayouts(transaction, config, self.progress, stopping, self.layouts)
+        self.straggling = Straggling(transaction, config, self.departures, self.replacing)
+        self.handing_on = HandingOn(transaction, config, self.loads, self.departures)
+        self.closing = Closing(transaction, config, stopping, self.ending, self.failing.goes_back)
         #: why a node was turned away last
         self.misfit = ""
         self.classes = Classes(config.rules)
-        self.ladder = Ladder(turn, config)
-        self.kept_ranks = KeptRanks(turn, config)
+        self.ladder = Ladder(transaction, config)
+        self.kept_ranks = KeptRanks(transaction, config)
         told = self.standbys.failed, self.departures.failed
-        self.failures = Failures(turn, self.progress, stopping, self.joining, absences, self.classes, self.ladder, told)
+        self.failures = Failures(
+            transaction, self.progress, stopping, self.joining, absences, self.classes, self.ladder, told
+        )
         self.tenant = Tenant(
-            turn,
+            transaction,
             config,
             self.departures,
             self.failures,
@@ -108,15 +112,15 @@ class JobParts:
             costs,
             lambda: self.checkpoints.period_s,
         )
-        self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
+        self.inquiry = Inquiry(transaction, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(
-            turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes, self.failing
+            transaction, config, self.ledger, self.stopping, self.failures, self.closing, self.classes, self.failing
         )
 
     @property
     def members(self) -> Membership:
         """Who is there."""
-        return self.turn.members
+        return self.transaction.members
 
     @property
     def ledger(self) -> StepLedger:
@@ -152,4 +156,4 @@ class JobParts:
             return JobState.OVER
         if self.stopping.stop is not None:
             return JobState.RECOVERING
-        return JobState.RUNNING if self.turn.record.plan else JobState.WAITING
+        return JobState.RUNNING if self.transaction.record.plan else JobState.WAITING

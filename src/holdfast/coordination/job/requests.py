@@ -27,7 +27,7 @@ def grant(parts: JobParts, request: Request) -> None:
     """
     match request:
         case InjectFault():
-            parts.turn.send(*injection(parts.config, parts.members, request))
+            parts.transaction.send(*injection(parts.config, parts.members, request))
         case Drain():
             parts.departures.ask(request.nodes)
         case MoveNodes():
@@ -42,6 +42,6 @@ def grant(parts: JobParts, request: Request) -> None:
         case Planned():
             parts.rebalancing.came(request)
         case StoreBack(away_s):
-            parts.turn.emit(StoreReturned, away_s=away_s)
+            parts.transaction.emit(StoreReturned, away_s=away_s)
         case PoolSaid():
             parts.tenant.hear(request)

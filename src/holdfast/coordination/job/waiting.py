@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from holdfast.coordination.experts.static_experts import ep_size_of
 from holdfast.coordination.generations.planner import lacks_slots
 from holdfast.coordination.job.parts import JobParts
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.planning import Shortage
 from holdfast.protocol.events import JobWaiting
 
@@ -47,18 +47,18 @@ class Waiting:
         # Nodes that replace their workers are not lost, and what they bring is known.
         need = None if self._parts.absences.replacing else self._need()
         if need is not None and need != self.need:
-            self._parts.turn.emit(JobWaiting, nodes=need.nodes, expert_slots=need.expert_slots, why=need.why)
+            self._parts.transaction.emit(JobWaiting, nodes=need.nodes, expert_slots=need.expert_slots, why=need.why)
         self.need = need
 
     def _need(self) -> Need | None:
-        parts, turn = self._parts, self._parts.turn
-        record, members, config = turn.record, turn.members, parts.config
+        parts, transaction = self._parts, self._parts.transaction
+        record, members, config = transaction.record, transaction.members, parts.config
         if record.outcome:
             return None
         why = parts.start_probes.unclear if record.plan is None else ""
         if why and members.complete_nodes >= parts.replacing.needed:
             return Need(nodes=1, expert_slots=0, why=why)
-        if record.generation == 0 or (turn.begins_again and not members.regular):
+        if record.generation == 0 or (transaction.begins_again and not members.regular):
             # Nodes that have yet to join a new run are not reported, unless one was refused or is out.
             left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.all_out
             why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")
@@ -69,26 +69,26 @@ class Waiting:
         broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
         if record.plan is not None and broken and (missing := parts.replacing.waits(record.plan)):
             return Need(nodes=missing, expert_slots=0, why="it goes on with as many nodes as before")
-        if record.plan is not None and not (broken and lacks_slots(turn, config)):
+        if record.plan is not None and not (broken and lacks_slots(transaction, config)):
             return None
         if (away := parts.replacing.needed - members.complete_nodes) > 0 and config.spec.recovery.waits_for_nodes:
             return Need(nodes=away, expert_slots=0, why="it goes on with as many nodes as before")
         why = "too few nodes are left for all experts" if members.regular else "no node is left"
         if config.spec.experiments.static_experts:
-            return _missing_statically(turn, config.spec.experiments.ep_size)
-        return _missing(turn, why)
+            return _missing_statically(transaction, config.spec.experiments.ep_size)
+        return _missing(transaction, why)
 
 
-def _missing_statically(turn: Turn, ep_size: int) -> Need | None:
-    size, nodes = ep_size_of(turn.record.expert_shape, ep_size), len(turn.members.regular)
+def _missing_statically(transaction: Transaction, ep_size: int) -> Need | None:
+    size, nodes = ep_size_of(transaction.record.expert_shape, ep_size), len(transaction.members.regular)
     if isinstance(size, Shortage) or nodes >= size:
         return None
     return Need(nodes=size - nodes, expert_slots=0, why=f"one replica of all experts takes {size} nodes")
 
 
-def _missing(turn: Turn, why: str) -> Need | None:
+def _missing(transaction: Transaction, why: str) -> Need | None:
     """Return the need beyond the connected nodes, whose workers may still be starting."""
-    shape, nodes = turn.record.expert_shape, turn.members.regular
+    shape, nodes = transaction.record.expert_shape, transaction.members.regular
     if shape is None:
         return None if nodes else Need(nodes=1, expert_slots=0, why=why)
     slots = 0

@@ -23,7 +23,7 @@ from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.recovery.failures import Failures
 from holdfast.coordination.telling.memories import Memories
 from holdfast.coordination.timing.times import UNKNOWN_S
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.orders import LookAround
@@ -70,11 +70,16 @@ class Inquiry:
     """Of one job. What it remembers is no more than a coordinator may forget."""
 
     def __init__(
-        self, turn: Turn, config: CoordinatorConfig, failures: Failures, stopping: Stopping, absences: Absences
+        self,
+        transaction: Transaction,
+        config: CoordinatorConfig,
+        failures: Failures,
+        stopping: Stopping,
+        absences: Absences,
     ) -> None:
         self.pace = Pace()
         self.stragglers = Stragglers()
-        self._turn = turn
+        self._transaction = transaction
         self._config = config
         self._failures = failures
         self._stopping = stopping
@@ -90,10 +95,10 @@ class Inquiry:
         self._looked = 0
         #: workers that are being ended
         self._accused: dict[str, _Accused] = {}
-        self._own_work = OwnWork(turn)
+        self._own_work = OwnWork(transaction)
         self._unknown_s = UNKNOWN_S
-        self._stories = Stories(turn)
-        self.memories = Memories(turn)
+        self._stories = Stories(transaction)
+        self.memories = Memories(transaction)
 
     @property
     def newest(self) -> RollCall | None:
@@ -109,13 +114,13 @@ class Inquiry:
 
     def late(self, node: Node, late: Late) -> None:
         """A worker of a node is late."""
-        plan, stand, question = self._turn.record.plan, late.stand, self._question
+        plan, stand, question = self._transaction.record.plan, late.stand, self._question
         if node_of(stand.worker) != node.name or plan is None or plan.rank(stand.worker) is None:
             return
         if late.ended:
             self._own_work.ended(stand)
             return
-        if question is None or question.at + FRESH_S < self._turn.now:
+        if question is None or question.at + FRESH_S < self._transaction.now:
             self._ask()
         elif stand.worker in question.stands:
             question.stands[stand.worker] = stand
@@ -123,7 +128,7 @@ class Inquiry:
 
     def told(self, node: Node, answer: ProbeAnswer) -> None:
         """A node says where its workers stand."""
-        now = self._turn.now
+        now = self._transaction.now
         self._answers.came(node.name, now - self._silent_since.pop(node.name, now), now)
         question = self._question
         if question is None or answer.number != question.number or node.name not in question.asked:
@@ -141,20 +146,20 @@ class Inquiry:
         """A worker has ended: return what failed, which is what it was ended for, where it was."""
         accused = self._accused.pop(down.worker, None)
         if accused is None or down.kind is not FailureKind.HANG:
-            return process_ended(node.name, down, self._turn.now)
-        return hangs(node.name, accused.stand, down.detail, self._turn.now)
+            return process_ended(node.name, down, self._transaction.now)
+        return hangs(node.name, accused.stand, down.detail, self._transaction.now)
 
     # ---- time ----
 
     def tick(self) -> None:
         """Look whether the job goes on, and ask where it does not."""
-        turn, plan = self._turn, self._turn.record.plan
+        transaction, plan = self._transaction, self._transaction.record.plan
         self._stories.tick()
         self.memories.tick()
         self._failures.take(*self._stopping.silent(self._absences.promised, self._config.report_timeout_s))
         if plan is None or not self._config.spec.experiments.watch:
             return
-        now = turn.now
+        now = transaction.now
         away_s, self._ticked = now - self._ticked, now
         if away_s > LONG_TICK * self._config.tick_s:  # (a store was slow: answers may wait to be read)
             self._silent_since = {name: since + away_s for name, since in self._silent_since.items()}
@@ -169,23 +174,23 @@ class Inquiry:
         self._stopping.wait_anew()
         self._question = None
         self._silent_since.clear()
-        self.pace.wait_anew(self._turn.now)
+        self.pace.wait_anew(self._transaction.now)
 
     def _follow(self, plan: GenerationPlan) -> None:
-        turn = self._turn
+        transaction = self._transaction
         if plan.generation != self._generation:
             self._generation, self._question, self._asks_at = plan.generation, None, 0.0
             self._silent_since.clear()
-            self.pace.began(len(plan.members), turn.now)
-            self.stragglers.follow(turn.members.nodes.keys())
-        if turn.members.entered(plan):
-            self.pace.entered(turn.now)
-        self._own_work.tick(turn.position.step)
+            self.pace.began(len(plan.members), transaction.now)
+            self.stragglers.follow(transaction.members.nodes.keys())
+        if transaction.members.entered(plan):
+            self.pace.entered(transaction.now)
+        self._own_work.tick(transaction.position.step)
 
     @property
     def _asks(self) -> bool:
         """Tell whether something takes so long that it is time to ask."""
-        now, stopping = self._turn.now, self._stopping
+        now, stopping = self._transaction.now, self._stopping
         if stopping.stop is not None:
             return now - stopping.since > REPORT_S and bool(stopping.awaited(frozenset()))
         return self.pace.asks(now)
@@ -193,40 +198,40 @@ class Inquiry:
     # ---- asking, and what comes of it ----
 
     def _ask(self) -> None:
-        turn, stopping = self._turn, self._stopping
-        nodes = turn.members.nodes
-        here = [nodes[name] for name in dict.fromkeys(map(node_of, turn.planned)) if name in nodes]
+        transaction, stopping = self._transaction, self._stopping
+        nodes = transaction.members.nodes
+        here = [nodes[name] for name in dict.fromkeys(map(node_of, transaction.planned)) if name in nodes]
         self._number += 1
-        self._question = RollCall(self._number, turn.now, frozenset(node.name for node in here))
+        self._question = RollCall(self._number, transaction.now, frozenset(node.name for node in here))
         self._answers.keep(self._question.asked)
-        self._silent_since = {node.name: self._silent_since.get(node.name, turn.now) for node in here}
-        still_s = turn.now - (stopping.since if stopping.stop is not None else self.pace.since)
+        self._silent_since = {node.name: self._silent_since.get(node.name, transaction.now) for node in here}
+        still_s = transaction.now - (stopping.since if stopping.stop is not None else self.pace.since)
         again_s = max(FRESH_S, SELDOM * still_s, len(here) / ASKED_PER_S)
-        due_s = (at - turn.now for at in (self.pace.stopped_at, self.pace.overdue_at))
-        self._asks_at = turn.now + min([again_s, *(each for each in due_s if each > 0.0)])
-        turn.broadcast((node.connection for node in here), Probe(number=self._number))
+        due_s = (at - transaction.now for at in (self.pace.stopped_at, self.pace.overdue_at))
+        self._asks_at = transaction.now + min([again_s, *(each for each in due_s if each > 0.0)])
+        transaction.broadcast((node.connection for node in here), Probe(number=self._number))
 
     def _judge(self) -> None:
         """Act on the answers, once all are here that are to be expected."""
-        question, turn, stopping = self._question, self._turn, self._stopping
-        plan = turn.record.plan
+        question, transaction, stopping = self._question, self._transaction, self._stopping
+        plan = transaction.record.plan
         if question is None or plan is None:
             return
-        missing = (question.asked - question.answered) & turn.members.nodes.keys()
+        missing = (question.asked - question.answered) & transaction.members.nodes.keys()
         silent = {name for name in missing if self._is_silent(name)}
         if len(silent) < len(missing):
             return
         recovering = stopping.stop is not None
-        workers = turn.planned if recovering else plan.workers
+        workers = transaction.planned if recovering else plan.workers
         finding = judge(
             Standstill(
-                members=turn.members.live(workers),
+                members=transaction.members.live(workers),
                 stands=question.stands,
                 silent=silent,
                 idle=stopping.reports.keys() if recovering else (),
                 outside=self._outside(plan) if not recovering else (),
-                overdue=recovering or turn.now > self.pace.overdue_at,
-                waits_for_stopped=recovering or turn.now > self.pace.stopped_at,
+                overdue=recovering or transaction.now > self.pace.overdue_at,
+                waits_for_stopped=recovering or transaction.now > self.pace.stopped_at,
                 together_s=self.pace.together_s,
                 unknown_s=self._unknown_s,
             )
@@ -234,48 +239,50 @@ class Inquiry:
         hung = self._to_be_ended(self._own_work.spare(finding.hung))
         looks = finding.network and not recovering and self._looked != plan.generation
         if hung or finding.silent or looks:
-            answered = [turn.members.nodes[name] for name in sorted(question.answered & turn.members.nodes.keys())]
+            answered = [
+                transaction.members.nodes[name] for name in sorted(question.answered & transaction.members.nodes.keys())
+            ]
             self._stories.begin(answered, question.stands, [stand.worker for stand in hung] or finding.silent)
         for stand in hung:
             self._end(stand)
         if finding.silent:
-            kind, nodes = FailureKind.LEASE_EXPIRED, turn.members.nodes
+            kind, nodes = FailureKind.LEASE_EXPIRED, transaction.members.nodes
             self._failures.take(*(node_lost(name, kind, nodes[name].seen) for name in finding.silent))
         if looks:
             self._looked = plan.generation
-            turn.order_all(plan.workers, LookAround(generation=plan.generation))
+            transaction.order_all(plan.workers, LookAround(generation=plan.generation))
 
     def _outside(self, plan: GenerationPlan) -> list[str]:
         """Return the members that are here and not in their generation yet."""
-        infos = (self._turn.members.worker(worker) for worker in plan.workers)
+        infos = (self._transaction.members.worker(worker) for worker in plan.workers)
         return [info.id for info in infos if info is not None and info.entered < plan.generation]
 
     def _is_silent(self, name: str) -> bool:
         """Tell whether nothing at all has come from a node since it was asked, for longer than it should take."""
-        node, now = self._turn.members.nodes[name], self._turn.now
+        node, now = self._transaction.members.nodes[name], self._transaction.now
         since = self._silent_since.get(name, now)
         return node.seen <= since and now - since > self._answers.patience_s(name, now)
 
     def _to_be_ended(self, hung: Iterable[ThreadActivity]) -> list[ThreadActivity]:
         """Return those of the workers that hang which no agent was told to end, or not lately."""
-        now = self._turn.now
+        now = self._transaction.now
         known = ((stand, self._accused.get(stand.worker)) for stand in hung)
         return [stand for stand, accused in known if accused is None or now - accused.at > OBEYS_S]
 
     def _end(self, stand: ThreadActivity) -> None:
         """Have a worker that hangs ended."""
-        turn, connection = self._turn, self._turn.members.connection_of(stand.worker)
+        transaction, connection = self._transaction, self._transaction.members.connection_of(stand.worker)
         if connection is not None:
             if not (stand.limit_s or stand.stopped):  # (it may have been wrong: compiling may take one far longer)
                 self._unknown_s *= AGAIN_LONGER
-            self._accused[stand.worker] = _Accused(stand, turn.now)
+            self._accused[stand.worker] = _Accused(stand, transaction.now)
             why = what_hangs(stand)
             on_trial = self._own_work.accuse(stand, why)
-            turn.send(connection, EndHung(worker=stand.worker, why=why, on_trial=on_trial))
+            transaction.send(connection, EndHung(worker=stand.worker, why=why, on_trial=on_trial))
             if on_trial:
                 self._watch_work(stand)
 
     def _watch_work(self, stand: ThreadActivity) -> None:
         """Ask all nodes to report who needs as long for the work at which a worker is ended."""
         watch = WatchWork(step=stand.step, activity=stand.activity, for_s=stand.for_s, micro_batch=stand.micro_batch)
-        self._turn.broadcast((node.connection for node in self._turn.members.nodes.values()), watch)
+        self._transaction.broadcast((node.connection for node in self._transaction.members.nodes.values()), watch)

@@ -19,7 +19,7 @@ from math import inf
 import msgspec
 
 from holdfast.coordination.failures.budget import WINDOW_S
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import LimitRaised
 from holdfast.protocol.messages.progress import Activity, CountHang, ThreadActivity
 from holdfast.protocol.names import node_of
@@ -83,8 +83,8 @@ class _SlowWork:
 class OwnWork:
     """Tells slow work from hung workers, by where workers were late in the newest steps."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
         self._places: dict[Place, _PlaceState] = {}
         self._script_factor = 1.0
         self._slow: dict[Activity, _SlowWork] = {}
@@ -93,7 +93,7 @@ class OwnWork:
 
     def tick(self, step: int) -> None:
         """Give the verdicts that are due, now that all steps up to `step` are committed."""
-        now = self._turn.now
+        now = self._transaction.now
         for place, state in list(self._places.items()):
             if place[0] > step:
                 continue
@@ -106,8 +106,8 @@ class OwnWork:
 
     def accuse(self, stand: ThreadActivity, why: str) -> bool:
         """Record that a worker is ended; return whether its kill counts only after a verdict."""
-        place, connection = _place(stand), self._turn.members.connection_of(stand.worker)
-        node = self._turn.members.nodes.get(node_of(stand.worker))
+        place, connection = _place(stand), self._transaction.members.connection_of(stand.worker)
+        node = self._transaction.members.nodes.get(node_of(stand.worker))
         if place is None or connection is None or node is None:
             return False
         trials = self._at(place).trials
@@ -130,9 +130,9 @@ class OwnWork:
 
     def _count(self, trial: _Trial) -> None:
         """Count a kill against its node, unless its agent was replaced meanwhile."""
-        node = self._turn.members.nodes.get(node_of(trial.stand.worker))
+        node = self._transaction.members.nodes.get(node_of(trial.stand.worker))
         if node is not None and node.agent_pid == trial.agent_pid:
-            self._turn.send(node.connection, CountHang(worker=trial.stand.worker, why=trial.why))
+            self._transaction.send(node.connection, CountHang(worker=trial.stand.worker, why=trial.why))
 
     # ---- who is late ----
 
@@ -185,7 +185,7 @@ class OwnWork:
             return
         state.late.add(stand.worker)
         others = ", ".join(sorted({node_of(worker) for worker in state.late} - {node})) or "others"
-        self._turn.emit(
+        self._transaction.emit(
             LimitRaised,
             node=node,
             step=stand.step,
@@ -209,7 +209,7 @@ class OwnWork:
         It is forgotten after the window of the nodes' budgets. Work that is slow less often (once in an hour, say) is
         remembered for twice the time between the last two.
         """
-        now, known = self._turn.now, self._slow.get(stand.activity)
+        now, known = self._transaction.now, self._slow.get(stand.activity)
         keep_s = max(WINDOW_S, 2.0 * (now - known.seen)) if known is not None else WINDOW_S
         took_s = max(stand.for_s, self._slow_s(stand.activity))
         self._slow[stand.activity] = _SlowWork(took_s, now, max(keep_s, known.keep_s if known is not None else 0.0))
@@ -217,7 +217,7 @@ class OwnWork:
     def _slow_s(self, activity: Activity) -> float:
         """Return the longest time that slow work of this activity took lately, 0 if there was none."""
         known = self._slow.get(activity)
-        return known.took_s if known is not None and self._turn.now - known.seen < known.keep_s else 0.0
+        return known.took_s if known is not None and self._transaction.now - known.seen < known.keep_s else 0.0
 
 
 def _place(stand: ThreadActivity) -> Place | None:

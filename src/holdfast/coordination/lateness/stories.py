@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import StacksTaken
 from holdfast.protocol.failures import SeenWait, SeenWorker, SharedStack
 from holdfast.protocol.messages.progress import Stacks, TakeStacks, ThreadActivity, WorkerStack
@@ -39,8 +39,8 @@ class _Story:
 class Stories:
     """Asks for stacks where somebody is accused, and puts what comes into one event."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
         self._number = 0
         self._story: _Story | None = None
         #: what was told last
@@ -51,21 +51,21 @@ class Stories:
         if self._story is not None:
             return
         self._number += 1
-        turn, suspects = self._turn, tuple(suspects)
+        transaction, suspects = self._transaction, tuple(suspects)
         told = list(dict.fromkeys((*(one for one in suspects if one in stands), *stands)))[:MAX_WORKERS]
         hosts = {node_of(worker) for worker in told}
         asked = [node for node in nodes if node.name in hosts]
         self._story = _Story(
             number=self._number,
-            at=turn.now,
-            generation=turn.generation,
-            suspects=tuple(turn.place_of(one) if one in stands else one for one in suspects)[:MAX_WORKERS],
+            at=transaction.now,
+            generation=transaction.generation,
+            suspects=tuple(transaction.place_of(one) if one in stands else one for one in suspects)[:MAX_WORKERS],
             stands={worker: stands[worker] for worker in told},
             missing=len(stands) - len(told),
-            names={worker: turn.place_of(worker) for worker in told},
+            names={worker: transaction.place_of(worker) for worker in told},
             open={node.name for node in asked},
         )
-        turn.broadcast((node.connection for node in asked), TakeStacks(number=self._number))
+        transaction.broadcast((node.connection for node in asked), TakeStacks(number=self._number))
 
     def told(self, node: Node, answer: Stacks) -> None:
         """A node has taken them."""
@@ -81,7 +81,7 @@ class Stories:
     def tick(self) -> None:
         """Tell what is known, once the others have had time to answer."""
         story = self._story
-        if story is not None and self._turn.now - story.at > ANSWER_S:
+        if story is not None and self._transaction.now - story.at > ANSWER_S:
             self._tell(story)
 
     def lines_of(self, worker: str) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class Stories:
 
     def _tell(self, story: _Story) -> None:
         self._story, self._told = None, story.stacks
-        self._turn.emit(
+        self._transaction.emit(
             StacksTaken,
             of_generation=story.generation,
             suspects=story.suspects,

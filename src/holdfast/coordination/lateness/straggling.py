@@ -12,7 +12,7 @@ from holdfast.coordination.generations.planner import factors_of
 from holdfast.coordination.lateness.slowness import SLOWER, SlowNodes
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.replacing import Replacing
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import HoldfastError
 from holdfast.protocol.events import StragglerFound
 from holdfast.protocol.messages.progress import OwnTimes
@@ -31,8 +31,10 @@ _KEPT = 1024
 class Straggling:
     """`recovery.stragglers`: move, ask or off."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, departures: Departures, replacing: Replacing) -> None:
-        self._turn = turn
+    def __init__(
+        self, transaction: Transaction, config: CoordinatorConfig, departures: Departures, replacing: Replacing
+    ) -> None:
+        self._transaction = transaction
         self._config = config
         self._departures = departures
         self._replacing = replacing
@@ -43,8 +45,8 @@ class Straggling:
 
     def told(self, node: str, times: OwnTimes) -> None:
         """A node tells what its workers have computed since its last word."""
-        plan = self._turn.record.plan
-        if self._config.spec.recovery.stragglers != "off" and plan is not None and self._turn.planned_on(node):
+        plan = self._transaction.record.plan
+        if self._config.spec.recovery.stragglers != "off" and plan is not None and self._transaction.planned_on(node):
             self._slow.told(node, times.computed)
             self._look(plan)
 
@@ -53,25 +55,25 @@ class Straggling:
         if plan.generation != self._generation:
             self._generation = plan.generation
             nodes = {member.node for member in plan.members}
-            self._slow.follow(nodes, self._turn.record.relieved)
-            self._relieve({node: factor for node, factor in self._turn.record.relieved.items() if node in nodes})
-        self._told = {node: at for node, at in self._told.items() if at > self._turn.now - AGAIN_S}
+            self._slow.follow(nodes, self._transaction.record.relieved)
+            self._relieve({node: factor for node, factor in self._transaction.record.relieved.items() if node in nodes})
+        self._told = {node: at for node, at in self._told.items() if at > self._transaction.now - AGAIN_S}
         for node, factor in self._slow.found.items():
             self._found(node, factor)
         self._give_back()
 
     def _give_back(self) -> None:
         """Who is as fast as the others again computes as much as they do; not who is about to leave."""
-        record = self._turn.record
+        record = self._transaction.record
         still = {*self._slow.found, *(one.node for one in record.leaving)}
         self._relieve({node: factor for node, factor in record.relieved.items() if node in still})
 
     def _relieve(self, relieved: dict[str, float]) -> None:
-        if relieved != self._turn.record.relieved:
-            self._turn.change(relieved=relieved)
+        if relieved != self._transaction.record.relieved:
+            self._transaction.change(relieved=relieved)
 
     def _found(self, node: str, factor: float) -> None:
-        policy, leaving = self._config.spec.recovery.stragglers, {one.node for one in self._turn.record.leaving}
+        policy, leaving = self._config.spec.recovery.stragglers, {one.node for one in self._transaction.record.leaving}
         if node in leaving:
             return
         known = node in self._told
@@ -93,18 +95,18 @@ class Straggling:
 
     def _gives_fewer(self, node: str, factor: float) -> bool:
         """Have a node compute fewer micro-batches, the slower it is the fewer; False where no step is shorter then."""
-        record = self._turn.record
+        record = self._transaction.record
         if record.plan is None or record.expert_shape is not None:
             return False
         known = record.relieved.get(node, 1.0)
         if abs(math.log(factor / known)) > math.log(ANOTHER):
             self._relieve({**record.relieved, node: factor})
-        factors = factors_of(self._turn.record, record.plan.unit_heads, self._config)
+        factors = factors_of(self._transaction.record, record.plan.unit_heads, self._config)
         return bool(divided(record.micro_batches, factors))
 
     def _move(self, node: str) -> str:
         """Have a standby that is warm take a node's place; return why that cannot be."""
-        asked = Departure(node=node, since=self._turn.now, stays=True)
+        asked = Departure(node=node, since=self._transaction.now, stays=True)
         to, _ = self._replacing.targets([asked]).get(node, ("", ""))
         if not to:
             return "no standby is warm (holdfast run --standbys, holdfast agent --standby)"
@@ -118,10 +120,12 @@ class Straggling:
         return ""
 
     def _remember(self, node: str, factor: float) -> None:
-        others = (one for one in self._turn.record.slow if one.node != node and one.until > self._turn.now)
-        slow = SlowNode(node=node, factor=factor, until=self._turn.now + AVOIDED_S)
-        self._turn.change(slow=(*others, slow)[-_KEPT:])
+        others = (
+            one for one in self._transaction.record.slow if one.node != node and one.until > self._transaction.now
+        )
+        slow = SlowNode(node=node, factor=factor, until=self._transaction.now + AVOIDED_S)
+        self._transaction.change(slow=(*others, slow)[-_KEPT:])
 
     def _tell(self, node: str, factor: float, action: str, why: str) -> None:
-        self._told[node] = self._turn.now
-        self._turn.emit(StragglerFound, node=node, factor=round(factor, 3), action=action, why=why)
+        self._told[node] = self._transaction.now
+        self._transaction.emit(StragglerFound, node=node, factor=round(factor, 3), action=action, why=why)

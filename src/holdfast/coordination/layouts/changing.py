@@ -25,7 +25,7 @@ from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.costs import Cost
 from holdfast.coordination.progress.recovery_cost import LAYOUT
 from holdfast.coordination.snapshots.book import SnapshotBook
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import LayoutChanged, LayoutKept
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.layouts.several import LayoutChange, describe_layout
@@ -45,7 +45,7 @@ class LayoutChanges:
 
     def __init__(
         self,
-        turn: Turn,
+        transaction: Transaction,
         config: CoordinatorConfig,
         progress: Progress,
         stopping: Stopping,
@@ -53,7 +53,7 @@ class LayoutChanges:
         snapshots: SnapshotBook,
         departures: Departures,
     ) -> None:
-        self._turn, self._config = turn, config
+        self._transaction, self._config = transaction, config
         self._progress, self._stopping, self._absences = progress, stopping, absences
         self._snapshots, self._departures = snapshots, departures
         #: what the job is to change to, and since when
@@ -78,7 +78,7 @@ class LayoutChanges:
 
     def outdated(self, node: Node, attach: Attach) -> bool:
         """Have workers replaced that have come with a layout that is not in force any more; tell whether these have."""
-        record = self._turn.record
+        record = self._transaction.record
         if not attach.layouts or attach.layouts != record.layouts or attach.layout == record.layout:
             return False
         self.replace_on(node.name)
@@ -86,13 +86,15 @@ class LayoutChanges:
 
     def replace_on(self, name: str) -> None:
         """Have a node's workers replaced, which have another layout than the one in force."""
-        self._absences.replace_workers([name], f"the layout in force is {describe_layout(self._turn.record.layout)}")
+        self._absences.replace_workers(
+            [name], f"the layout in force is {describe_layout(self._transaction.record.layout)}"
+        )
 
     # ---- whether to change ----
 
     def begin(self, plan: GenerationPlan) -> None:
         """A step is committed, and nothing else is about to change: stop the members, if it is time for another."""
-        turn, record = self._turn, self._turn.record
+        transaction, record = self._transaction, self._transaction.record
         if not self._may_change(plan):
             self._wanted = None
             return
@@ -105,41 +107,41 @@ class LayoutChanges:
         if (nodes, choice.layout) in self._in_vain:
             return
         if self._wanted is None or self._wanted.layout != choice.layout:
-            self._wanted, self._since = choice, turn.now
-        if turn.now < max(self._not_before, self._since + self._patience_s):
+            self._wanted, self._since = choice, transaction.now
+        if transaction.now < max(self._not_before, self._since + self._patience_s):
             return
-        if lacking := [name for name in self._nodes(plan) if turn.members.nodes[name].snapshots is None]:
+        if lacking := [name for name in self._nodes(plan) if transaction.members.nodes[name].snapshots is None]:
             self._gives_up(record.layout, nodes, f"node {lacking[0]} has no memory to put the state away in")
             return
         self._asked = LayoutChange(
-            before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=turn.now
+            before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=transaction.now
         )
-        self._stopping.begin(turn.now, reason=LAYOUT)
+        self._stopping.begin(transaction.now, reason=LAYOUT)
 
     def _may_change(self, plan: GenerationPlan) -> bool:
-        turn, record = self._turn, self._turn.record
+        transaction, record = self._transaction, self._transaction.record
         if not record.layouts or self._config.spec.recovery.restarts_all or self._stopping.stop is not None:
             return False
-        busy = record.leaving or record.change is not None or turn.members.unfinished(plan) < len(plan.members)
-        raised = any(info.raised for info in turn.members.workers())
-        return not (busy or raised or any(turn.members.outside(plan)))
+        busy = record.leaving or record.change is not None or transaction.members.unfinished(plan) < len(plan.members)
+        raised = any(info.raised for info in transaction.members.workers())
+        return not (busy or raised or any(transaction.members.outside(plan)))
 
     def choose(self, nodes: int, measured_s: Mapping[str, float]) -> LayoutChoice:
-        record = self._turn.record
+        record = self._transaction.record
         return choose_layout(
             record.layouts,
             record.layout,
             nodes=nodes,
-            workers=max(node.expected for node in self._turn.members.regular),
+            workers=max(node.expected for node in self._transaction.members.regular),
             micro_batches=record.micro_batches,
             measured_s=measured_s,
             too_large=record.too_large,
-            failed=[one.layout for one in record.failed_layouts if one.until > self._turn.now],
+            failed=[one.layout for one in record.failed_layouts if one.until > self._transaction.now],
         )
 
     def _measured(self, plan: GenerationPlan) -> dict[str, float]:
         """Return what a micro-batch took under the layouts that were in force, the newest last."""
-        record, step_s = self._turn.record, self._progress.costs.step_of(len(plan.members))
+        record, step_s = self._transaction.record, self._progress.costs.step_of(len(plan.members))
         name = str(record.layout)
         known = {other: seconds for other, seconds in record.layout_s.items() if other != name}
         if step_s:
@@ -151,12 +153,12 @@ class LayoutChanges:
     @property
     def _patience_s(self) -> float:
         """How long the number of nodes has to be what it is; twice as long for each change that was lately."""
-        recent = [time for time in self._recent if self._turn.now - time < RECENT_S]
+        recent = [time for time in self._recent if self._transaction.now - time < RECENT_S]
         return self._config.layout_settle_s * 2 ** len(recent)
 
     def _stays(self, nodes: int, choice: LayoutChoice) -> None:
         """Tell once for a number of nodes why nothing else is chosen, where something else could be."""
-        layout = self._turn.record.layout
+        layout = self._transaction.record.layout
         if choice.told or self._told == (nodes, layout):
             return
         self._told = nodes, layout
@@ -164,12 +166,12 @@ class LayoutChanges:
         if choice.layout != layout:
             cost_s = self._progress.costs.of(Cost.LAYOUT)
             why = f"{why}; that wins {choice.wins_s:.0f} s, and a change costs {cost_s:.1f} s"
-        self._turn.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
+        self._transaction.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
 
     def _gives_up(self, layout: Layout, nodes: int, why: str) -> None:
         """Nothing comes of a change; it is tried again later."""
-        self._wanted, self._not_before = None, self._turn.now + RETRY_S
-        self._turn.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
+        self._wanted, self._not_before = None, self._transaction.now + RETRY_S
+        self._transaction.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
 
     # ---- the change ----
 
@@ -179,17 +181,17 @@ class LayoutChanges:
         Args:
             ends: the job is being saved, and ends.
         """
-        turn, asked, change = self._turn, self._asked, self._turn.record.change
+        transaction, asked, change = self._transaction, self._asked, self._transaction.record.change
         self._asked = self._putting_since = None
         live = decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD)
         if asked is not None:
-            if live and not ends and self._stopping.reason == LAYOUT and not turn.record.leaving:
-                turn.change(change=asked)
+            if live and not ends and self._stopping.reason == LAYOUT and not transaction.record.leaving:
+                transaction.change(change=asked)
                 return True
             self._undone(asked)
         elif change is not None and change.kept is None:
             self._undone(change)
-            turn.change(change=None)
+            transaction.change(change=None)
         elif change is not None and not live and not _is_kept(decision, change.kept):
             self.is_over(change, f"{change.why}; what was put away for that is lost")
         return False
@@ -205,15 +207,19 @@ class LayoutChanges:
 
     def put_away(self, plan: GenerationPlan) -> None:
         """See whether every node has the whole state by now: then the other layout is in force."""
-        turn, change, decision = self._turn, self._turn.record.change, self._turn.record.decision
+        transaction, change, decision = (
+            self._transaction,
+            self._transaction.record.change,
+            self._transaction.record.decision,
+        )
         if not plan.puts_away or change is None or decision is None:
             return
-        self._putting_since = turn.now if self._putting_since is None else self._putting_since
-        if turn.now - self._putting_since > self._config.layout_timeout_s:
+        self._putting_since = transaction.now if self._putting_since is None else self._putting_since
+        if transaction.now - self._putting_since > self._config.layout_timeout_s:
             self.left_out(f"the state was not put away within {self._config.layout_timeout_s:g} s")
             return
         committed = self._progress.ledger.committed
-        if not turn.members.entered(plan) or committed < decision.applied:
+        if not transaction.members.entered(plan) or committed < decision.applied:
             return
         key = plan.term, plan.generation, decision.applied
         members = Counter(member.node for member in plan.members)
@@ -224,31 +230,31 @@ class LayoutChanges:
 
     def left_out(self, why: str, *, lasting: bool = False) -> None:
         """The state cannot be put away, or (`lasting`) never could be: go on as it was."""
-        plan = self._turn.record.plan
+        plan = self._transaction.record.plan
         if plan is None or not plan.puts_away or self._stopping.stop is not None:
             return
         self._no_room, self._lasting = why, lasting
-        self._stopping.begin(self._turn.now, reason=LAYOUT)
+        self._stopping.begin(self._transaction.now, reason=LAYOUT)
 
     def _take_effect(self, plan: GenerationPlan, change: LayoutChange) -> None:
-        turn = self._turn
+        transaction = self._transaction
         assert change.kept is not None
-        turn.change(change=change, layout_s=self._measured(plan))
+        transaction.change(change=change, layout_s=self._measured(plan))
         source = self._snapshots.serving(change.kept[2])
         assert source is not None
-        self._recent.append(turn.now)
+        self._recent.append(transaction.now)
         self._progress.layout_changes()
         decision = Decision(kind=DecisionKind.ROLLBACK, applied=source.step, source=source)
         self.replace_all(change.after, decision)
 
     def replace_all(self, layout: Layout, decision: Decision | None) -> None:
         """Have another layout in force: all workers are replaced, and begin with what was decided, if anything was."""
-        turn = self._turn
+        transaction = self._transaction
         self._in_vain.clear()
         self._departures.all_over()
         # (that standbys were warm is over as well, and none of them has failed)
-        cold = tuple(msgspec.structs.replace(one, tries=0, ready=False) for one in turn.record.standbys)
-        turn.change(
+        cold = tuple(msgspec.structs.replace(one, tries=0, ready=False) for one in transaction.record.standbys)
+        transaction.change(
             layout=layout,
             standbys=cold,
             config={},  # (it says how the model is spread: the next worker says it anew)
@@ -258,34 +264,34 @@ class LayoutChanges:
             passed=(),
             decision=decision,
         )
-        self._absences.replace_workers(list(turn.members.nodes), f"another layout: {describe_layout(layout)}")
+        self._absences.replace_workers(list(transaction.members.nodes), f"another layout: {describe_layout(layout)}")
 
     def from_memory(self, decision: Decision) -> bool:
         """Tell whether a decision goes back to what was put away for the layout in force: then nothing is undone."""
-        change = self._turn.record.change
+        change = self._transaction.record.change
         return change is not None and _is_kept(decision, change.kept)
 
     @property
     def needed(self) -> Collection[str]:
         """The nodes without which what was put away is not whole: nobody who is here has all of it."""
-        change = self._turn.record.change
-        if change is None or change.kept is None or self._turn.record.plan is not None:
+        change = self._transaction.record.change
+        if change is None or change.kept is None or self._transaction.record.plan is not None:
             return ()
-        return self._turn.record.stash_nodes if self._snapshots.serving(change.kept[2]) is None else ()
+        return self._transaction.record.stash_nodes if self._snapshots.serving(change.kept[2]) is None else ()
 
     def over(self) -> None:
         """Steps are committed: a change that has led to them is over."""
-        change = self._turn.record.change
+        change = self._transaction.record.change
         if change is not None and change.kept is not None and self._progress.ledger.committed > change.kept[2]:
-            worked = (one for one in self._turn.record.failed_layouts if one.layout != change.after)
-            self._turn.change(failed_layouts=tuple(worked))
+            worked = (one for one in self._transaction.record.failed_layouts if one.layout != change.after)
+            self._transaction.change(failed_layouts=tuple(worked))
             self.is_over(change, change.why)
 
     def is_over(self, change: LayoutChange, why: str) -> None:
         """Tell what a change has cost, but where all went back to the layout before."""
         down_s, moved_bytes = self._progress.layout_cost(change.since)
         if change.after != change.before:
-            self._turn.emit(
+            self._transaction.emit(
                 LayoutChanged,
                 from_layout=describe_layout(change.before),
                 to_layout=describe_layout(change.after),
@@ -295,7 +301,7 @@ class LayoutChanges:
                 down_s=down_s,
                 moved_bytes=moved_bytes,
             )
-        self._turn.change(change=None)
+        self._transaction.change(change=None)
         self._told = None
 
     def _nodes(self, plan: GenerationPlan) -> list[str]:

@@ -16,7 +16,7 @@ from holdfast.coordination.layouts.changing import RECENT_S, LayoutChanges
 from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.roles import UnitName, unit_of
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.events import LayoutKept
 from holdfast.protocol.layouts.layout import Layout
@@ -42,13 +42,13 @@ class FailingLayouts:
 
     def __init__(
         self,
-        turn: Turn,
+        transaction: Transaction,
         config: CoordinatorConfig,
         progress: Progress,
         stopping: Stopping,
         changes: LayoutChanges,
     ) -> None:
-        self._turn, self._config = turn, config
+        self._transaction, self._config = transaction, config
         self._progress, self._stopping = progress, stopping
         self._changes = changes
         #: which processes have ended since this state was put away, and how often each unit has by that
@@ -62,23 +62,23 @@ class FailingLayouts:
 
     def begin(self) -> None:
         """This run begins: its script may be another one than that which failed."""
-        if self._turn.record.failed_layouts and not self._config.takeover:
-            self._turn.change(failed_layouts=())
+        if self._transaction.record.failed_layouts and not self._config.takeover:
+            self._transaction.change(failed_layouts=())
 
     # ---- one under which nobody comes ----
 
     def came(self, node: Node) -> None:
         """All workers of a node run."""
-        if self._turn.record.plan is None:  # (else one of them may have followed another)
-            self._longest_s = max(self._longest_s, self._turn.now - node.came)
+        if self._transaction.record.plan is None:  # (else one of them may have followed another)
+            self._longest_s = max(self._longest_s, self._transaction.now - node.came)
 
     def tick(self) -> None:
         """Time has passed: undo a change after which the workers of a node that is here do not come up."""
-        turn, limit_s = self._turn, max(_COME_S, _TIMES * self._longest_s)
-        if turn.record.plan is not None or not turn.record.stashed_step:
+        transaction, limit_s = self._transaction, max(_COME_S, _TIMES * self._longest_s)
+        if transaction.record.plan is not None or not transaction.record.stashed_step:
             return
-        for node in turn.members.regular:
-            if not node.complete and turn.now - node.came > limit_s:
+        for node in transaction.members.regular:
+            if not node.complete and transaction.now - node.came > limit_s:
                 self.goes_back(f"the workers of node {node.name} did not come to job.protect() within {limit_s:.0f} s")
                 return
 
@@ -91,11 +91,11 @@ class FailingLayouts:
             Whether all workers are replaced, to go on under the layout before. At once: no step is committed under the
             other, and what it began with is in the memory of the nodes.
         """
-        turn, change, source = self._turn, self._turn.record.change, self._source
+        transaction, change, source = self._transaction, self._transaction.record.change, self._source
         if change is None or source is None or change.after == change.before:
             return False
         failed, wait_s = self._note_failed(change.after)
-        self._turn.emit(
+        self._transaction.emit(
             LayoutKept,
             layout=describe_layout(change.before),
             nodes=change.nodes,
@@ -105,8 +105,8 @@ class FailingLayouts:
                 f"{describe_layout(failed)} is not tried again for {wait_s / 60:.0f} minutes"
             ),
         )
-        turn.change(change=msgspec.structs.replace(change, after=change.before))
-        self._replaced = set(turn.members.nodes)
+        transaction.change(change=msgspec.structs.replace(change, after=change.before))
+        self._replaced = set(transaction.members.nodes)
         self._begin_anew(change.before, source)
         return True
 
@@ -127,7 +127,7 @@ class FailingLayouts:
 
         It was away when all were told, or the coordinator before this one has died meanwhile.
         """
-        record = self._turn.record
+        record = self._transaction.record
         change = record.change
         went_back = change is not None and change.kept is not None and change.before == change.after
         if not went_back or record.plan is not None or name in self._replaced:
@@ -138,13 +138,13 @@ class FailingLayouts:
 
     def again(self, worker: str, why: str) -> bool:
         """A process is to be replaced: undo the change where that comes too often; tell whether it was."""
-        change = self._turn.record.change
+        change = self._transaction.record.change
         kept = change.kept if change is not None else None
         if kept is None:
             return False
         if kept != self._since:
             self._since, self._ended, self._ends = kept, [], Counter()
-        unit = unit_of(worker, self._turn.record.layout.places)
+        unit = unit_of(worker, self._transaction.record.layout.places)
         here = [one for one in self._ended if node_and_index_of(one) == node_and_index_of(worker)]
         if worker in here:
             return False
@@ -153,26 +153,26 @@ class FailingLayouts:
             return False  # (it goes with the one that was told of)
         self._ends[unit] += 1
         enough = max(1, min(_TOO_OFTEN, self._config.spec.recovery.max_restarts))
-        return self._ends[unit] >= enough and self.goes_back(f"{self._turn.place_of(worker)}: {why}")
+        return self._ends[unit] >= enough and self.goes_back(f"{self._transaction.place_of(worker)}: {why}")
 
     @property
     def _source(self) -> Decision | None:
         """The decision to begin with what was put away, as long as nothing came of it; None: nothing was, or it has."""
-        turn, change = self._turn, self._turn.record.change
+        transaction, change = self._transaction, self._transaction.record.change
         kept = change.kept if change is not None else None
-        ledger, decision = self._progress.ledger, turn.record.decision
+        ledger, decision = self._progress.ledger, transaction.record.decision
         if kept is None or decision is None or ledger.knows(kept[2] + 1):
             return None
         return decision if self._changes.from_memory(decision) else None
 
     def _note_failed(self, layout: Layout) -> tuple[Layout, float]:
         """Keep that a layout has failed; return it, and for how long it is not tried."""
-        before = self._turn.record.failed_layouts
+        before = self._transaction.record.failed_layouts
         tries = 1 + next((one.tries for one in before if one.layout == layout), 0)
         wait_s = RECENT_S * 2 ** min(tries - 1, _MOST_DOUBLED)
-        entry = FailedLayout(layout=layout, until=self._turn.now + wait_s, tries=tries)
+        entry = FailedLayout(layout=layout, until=self._transaction.now + wait_s, tries=tries)
         others = (one for one in before if one.layout != layout)
-        self._turn.change(failed_layouts=(*others, entry))
+        self._transaction.change(failed_layouts=(*others, entry))
         return layout, wait_s
 
     def _begin_anew(self, layout: Layout, source: Decision | None) -> None:
@@ -189,13 +189,13 @@ class FailingLayouts:
             Whether all workers are replaced, for another one: at once as long as no step is committed under it, or none
             has a state. (Later the change is one like any other, as soon as all train again.)
         """
-        turn, record = self._turn, self._turn.record
+        transaction, record = self._transaction, self._transaction.record
         if not record.layouts or have_node_counts(record.layouts) or not error.place.startswith(_NO_MEMORY):
             return False
         if record.layout not in record.too_large:
-            turn.change(too_large=(*record.too_large, record.layout))
-        others = [one.layout for one in record.layouts if one.layout not in turn.record.too_large]
-        change, nodes = record.change, len(turn.members.regular)
+            transaction.change(too_large=(*record.too_large, record.layout))
+        others = [one.layout for one in record.layouts if one.layout not in transaction.record.too_large]
+        change, nodes = record.change, len(transaction.members.regular)
         since = change.kept[2] if change is not None and change.kept is not None else 0
         lives = self._progress.ledger.committed > since and record.plan is not None
         if not others or lives or self._config.spec.recovery.restarts_all:
@@ -203,12 +203,12 @@ class FailingLayouts:
         choice, decision = self._changes.choose(nodes, {}), record.decision
         source = decision if decision is not None and self._changes.from_memory(decision) else None
         if source is not None and change is not None:
-            turn.change(change=msgspec.structs.replace(change, after=choice.layout, why=choice.why))
+            transaction.change(change=msgspec.structs.replace(change, after=choice.layout, why=choice.why))
             if choice.layout == change.before:
-                turn.emit(LayoutKept, layout=describe_layout(choice.layout), nodes=change.nodes, why=choice.why)
+                transaction.emit(LayoutKept, layout=describe_layout(choice.layout), nodes=change.nodes, why=choice.why)
         else:
             change = LayoutChange(
-                before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=turn.now
+                before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=transaction.now
             )
             self._changes.is_over(change, choice.why)
         self._begin_anew(choice.layout, source)
@@ -216,20 +216,22 @@ class FailingLayouts:
 
     def fits_elsewhere(self, error: ScriptError) -> bool:
         """All run out of memory by this after some steps: tell whether the job can be saved, to begin under another."""
-        record = self._turn.record
+        record = self._transaction.record
         listed = record.saves and not have_node_counts(record.layouts) and error.place.startswith(_NO_MEMORY)
         return listed and any(one.layout not in record.too_large for one in record.layouts)
 
     def leaves(self) -> bool:
         """All begin again from what was saved: under another layout, where the one in force is too large."""
-        turn, record = self._turn, self._turn.record
+        transaction, record = self._transaction, self._transaction.record
         if not record.layouts or record.layout not in record.too_large:
             return False
-        nodes = len(turn.members.regular)
+        nodes = len(transaction.members.regular)
         choice = self._changes.choose(nodes, {})
         if choice.layout == record.layout:
             return False
         before, after, why = record.layout, choice.layout, choice.why
-        self._changes.is_over(LayoutChange(before=before, after=after, why=why, nodes=nodes, since=turn.now), why)
+        self._changes.is_over(
+            LayoutChange(before=before, after=after, why=why, nodes=nodes, since=transaction.now), why
+        )
         self._begin_anew(after, None)
         return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Set
 
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.messages.agent import Refused
 
@@ -18,9 +18,9 @@ from holdfast.protocol.messages.agent import Refused
 class Absences:
     """The nodes that are expected back, and since when they are away."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        #: the nodes that are expected with the same workers, and since when (the turn's time, in seconds)
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        #: the nodes that are expected with the same workers, and since when (the transaction's time, in seconds)
         self._returning: dict[str, float] = {}
         #: the nodes that are expected with new workers, and since when
         self._replacing: dict[str, float] = {}
@@ -47,27 +47,27 @@ class Absences:
         """Return how many nodes are expected if none at all has connected for a lease, else 0."""
         if self._any_connected:
             return 0
-        return sum(since < self._turn.now - lease_s for since in self._returning.values())
+        return sum(since < self._transaction.now - lease_s for since in self._returning.values())
 
     def expect(self, names: Iterable[str]) -> None:
         """Expect these nodes with the same workers."""
-        self._returning.update(dict.fromkeys(names, self._turn.now))
+        self._returning.update(dict.fromkeys(names, self._transaction.now))
 
     def replace_workers(self, names: Iterable[str], why: str) -> None:
         """Send the connected ones of these nodes away to replace their workers, and expect them back."""
-        turn = self._turn
+        transaction = self._transaction
         for name in dict.fromkeys(names):
-            node = turn.members.nodes.get(name)
+            node = transaction.members.nodes.get(name)
             if node is None:
                 continue
             if not (node.told or node.returning):
                 self._unannounced.add(name)
-            turn.send(node.connection, Refused(why=why, exit_code=EXIT_DONE, retry=True))
-            turn.close(node.connection)
-            turn.members.remove(name)
+            transaction.send(node.connection, Refused(why=why, exit_code=EXIT_DONE, retry=True))
+            transaction.close(node.connection)
+            transaction.members.remove(name)
             self._starting.discard(name)
             self._returning.pop(name, None)
-            self._replacing[name] = turn.now
+            self._replacing[name] = transaction.now
 
     def on_node_connected(self) -> None:
         """A node has connected. If it is the first one, all others have a lease from now."""
@@ -86,7 +86,7 @@ class Absences:
     def on_node_returned(self, node: Node) -> None:
         """A node is connected, and its whole Hello was handled."""
         if self._returning.pop(node.name, None) is not None:
-            self._last_return = self._turn.now
+            self._last_return = self._transaction.now
         self._unannounced.discard(node.name)
         replaces = self._replacing.pop(node.name, None) is not None
         if replaces and not (node.complete or node.aside):  # The job does not wait for a standby.
@@ -109,7 +109,7 @@ class Absences:
     def pause_over(self) -> None:
         """This process was paused: give every node its full time again."""
         for away in (self._returning, self._replacing):
-            away.update(dict.fromkeys(away, self._turn.now))
+            away.update(dict.fromkeys(away, self._transaction.now))
 
     def overdue(
         self, lease_s: float, needed: Collection[str] = (), needed_s: float = 0.0, *, ends: bool = False
@@ -128,12 +128,12 @@ class Absences:
             needed_s: Seconds that a needed node has to come back with new workers.
             ends: Whether the job is about to end.
         """
-        before = self._turn.now - lease_s
+        before = self._transaction.now - lease_s
         gives_up = (self._any_connected or ends) and self._last_return < before
         returning = self._returning.items() if gives_up else ()
         replacing = (
             (name, since)
             for name, since in self._replacing.items()
-            if name not in needed or since < self._turn.now - needed_s
+            if name not in needed or since < self._transaction.now - needed_s
         )
         return [(name, since) for name, since in (*returning, *replacing) if since < before]

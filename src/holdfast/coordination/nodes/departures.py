@@ -29,7 +29,7 @@ from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.progress.recovery_cost import DRAIN, MOVE
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.events import NodeLeft, NodeStayed
 from holdfast.protocol.failures import FailureKind
@@ -50,7 +50,7 @@ class Departures:
 
     def __init__(
         self,
-        turn: Turn,
+        transaction: Transaction,
         config: CoordinatorConfig,
         ledger: StepLedger,
         stopping: Stopping,
@@ -59,7 +59,7 @@ class Departures:
         replacing: Replacing,
         costs: MeasuredCosts,
     ) -> None:
-        self._turn = turn
+        self._transaction = transaction
         self._config = config
         self._ledger = ledger
         self._stopping = stopping
@@ -84,13 +84,13 @@ class Departures:
         Raises:
             BadInputError, UnreachableError, RefusedError: as `check`.
         """
-        turn, new = self._turn, self.check(names, to, stays=stays)
+        transaction, new = self._transaction, self.check(names, to, stays=stays)
         if not new:
             return
-        known, targets = {one.node: one for one in turn.record.leaving}, dict(zip(names, to, strict=False))
-        asked = (known.get(name, Departure(node=name, since=turn.now)) for name in new)
+        known, targets = {one.node: one for one in transaction.record.leaving}, dict(zip(names, to, strict=False))
+        asked = (known.get(name, Departure(node=name, since=transaction.now)) for name in new)
         asked = (msgspec.structs.replace(one, stays=stays, to=targets.get(one.node, "")) for one in asked)
-        turn.change(leaving=(*(one for one in turn.record.leaving if one.node not in new), *asked))
+        transaction.change(leaving=(*(one for one in transaction.record.leaving if one.node not in new), *asked))
         self._not_before = 0
 
     def check(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> list[str]:
@@ -101,7 +101,7 @@ class Departures:
             UnreachableError: there is no such node.
             RefusedError: the job is over, or could not go on as it is without them; the message says what would do.
         """
-        turn, record = self._turn, self._turn.record
+        transaction, record = self._transaction, self._transaction.record
         if not names:
             raise BadInputError("no node is named: say which is to leave")
         for given in (names, to):
@@ -114,8 +114,8 @@ class Departures:
             self._replacing.check_targets(names, to)
         gone = {one.node for one in record.drained}
         for name in names:
-            if name not in turn.members.nodes and name not in gone and not turn.planned_on(name):
-                known = ", ".join(sorted(turn.members.nodes)) or "none"
+            if name not in transaction.members.nodes and name not in gone and not transaction.planned_on(name):
+                known = ", ".join(sorted(transaction.members.nodes)) or "none"
                 raise UnreachableError(f"there is no node {name!r}: the nodes are {known}")
         if record.outcome:
             raise RefusedError(f"the job is {record.outcome}: nobody need leave it")
@@ -133,16 +133,16 @@ class Departures:
         Returns:
             Why that cannot be, "" where it can: then it stays to its end, and is lost.
         """
-        turn, record = self._turn, self._turn.record
+        transaction, record = self._transaction, self._transaction.record
         others = tuple(one for one in record.leaving if one.node != name)
-        known = next((one for one in record.leaving if one.node == name), Departure(node=name, since=turn.now))
+        known = next((one for one in record.leaving if one.node == name), Departure(node=name, since=transaction.now))
         if record.outcome or known.owed or known.until:
             return ""
         if why := self._why_not({one.node for one in others if not one.stays} | {name}):
             return why
-        until = turn.now + grace_s
-        told = Departure(node=name, since=turn.now, until=until, beside=known.beside, closes=known.closes)
-        turn.change(leaving=(*others, told))
+        until = transaction.now + grace_s
+        told = Departure(node=name, since=transaction.now, until=until, beside=known.beside, closes=known.closes)
+        transaction.change(leaving=(*others, told))
         self._not_before = 0
         plan = record.plan
         if plan is not None and not plan.last and record.pending is None and grace_s < self._costs.step_s:
@@ -155,22 +155,24 @@ class Departures:
         Returns:
             Why that cannot be now, "" where it can.
         """
-        record, now = self._turn.record, self._turn.now
+        record, now = self._transaction.record, self._transaction.now
         others = tuple(one for one in record.leaving if one.node != name)
         known = next((one for one in record.leaving if one.node == name), Departure(node=name, since=now))
         gone = {one.node for one in others if not one.stays} | {name}
         if why := self._cannot(self._rest(gone, without={name})):
             return why
-        self._turn.change(leaving=(*others, Departure(node=name, since=known.since, until=known.until, closes=True)))
+        self._transaction.change(
+            leaving=(*others, Departure(node=name, since=known.since, until=known.until, closes=True))
+        )
         self._not_before = 0
         return ""
 
     def readmit(self, name: str) -> bool:
         """A node may come again; return whether it had left for good."""
-        drained = self._turn.record.drained
+        drained = self._transaction.record.drained
         rest = tuple(one for one in drained if one.node != name)
         if len(rest) < len(drained):
-            self._turn.change(drained=rest)
+            self._transaction.change(drained=rest)
         return len(rest) < len(drained)
 
     def undrain(self, name: str) -> bool:
@@ -179,13 +181,13 @@ class Departures:
         Raises:
             RefusedError: it has not left yet.
         """
-        if any(one.node == name for one in self._turn.record.leaving):
+        if any(one.node == name for one in self._transaction.record.leaving):
             raise RefusedError(f"node {name} is still about to leave: ask again once it has left")
         return self.readmit(name)
 
     def bars(self, name: str) -> bool:
         """Tell whether a node has left for good, as far as anybody has said."""
-        return any(one.node == name for one in self._turn.record.drained)
+        return any(one.node == name for one in self._transaction.record.drained)
 
     # ---- leaving ----
 
@@ -197,7 +199,7 @@ class Departures:
         Args:
             plan: in force, and to be left for them alone; None: it is left anyway, so whoever is about to join does.
         """
-        if not (leaving := self._turn.record.leaving):
+        if not (leaving := self._transaction.record.leaving):
             return []
         here = {one.node for one in leaving if one.owed or self._replacing.is_beside(one, plan)}
         waiting = [one for one in leaving if not one.owed and not self._replacing.is_beside(one)]
@@ -213,7 +215,9 @@ class Departures:
         Args:
             whoever: also where there is little time for that.
         """
-        waiting = [one for one in self._turn.record.leaving if not one.owed and not self._replacing.is_beside(one)]
+        waiting = [
+            one for one in self._transaction.record.leaving if not one.owed and not self._replacing.is_beside(one)
+        ]
         waiting = [one for one in waiting if whoever or self._replacing.goes_beside(one)]
         for name, (standby, _) in self._replacing.targets(waiting).items():
             self._replacing.promote(standby)
@@ -223,25 +227,25 @@ class Departures:
 
     def followed(self) -> None:
         """Of those that were to leave and are lost instead, the standbys that were to take the places do."""
-        for one in self._turn.record.leaving:
-            if one.node not in self._turn.members.nodes and self._replacing.is_beside(one):
+        for one in self._transaction.record.leaving:
+            if one.node not in self._transaction.members.nodes and self._replacing.is_beside(one):
                 self._replacing.has_come(one)
 
     def in_time(self, one: Departure) -> bool:
         """Tell whether a node that ends at a given time can wait until a standby is warm that takes its place."""
-        return bool(one.until) and not one.closes and self._replaced_in_s() <= one.until - self._turn.now
+        return bool(one.until) and not one.closes and self._replaced_in_s() <= one.until - self._transaction.now
 
     def _replaced_in_s(self) -> float:
         """Return in how many seconds a standby that is cold can have taken a place, as far as is known."""
         if not self._config.spec.recovery.uses_standbys:
             return math.inf
-        warm_s = (self._standbys.warm_in_s(name) for name in self._turn.members.standbys)
+        warm_s = (self._standbys.warm_in_s(name) for name in self._transaction.members.standbys)
         cold_s = min((seconds for seconds in warm_s if seconds > 0), default=math.inf)
         return cold_s + self._costs.step_s + self._costs.of(Cost.DECISION)
 
     def _note(self, one: Departure, *, replaced: bool) -> None:
         """A node that ends at a given time leaves: keep what is told of it."""
-        grace_s, left_s = one.until - one.since, one.until - self._turn.now
+        grace_s, left_s = one.until - one.since, one.until - self._transaction.now
         how = f"told to end with a grace of {grace_s:g} s, of which {max(left_s, 0.0):.1f} s were left"
         cold_s = self._replaced_in_s()
         if not replaced:
@@ -251,8 +255,8 @@ class Departures:
 
     def let_go(self) -> None:
         """Let those go that are members of nothing, and have nothing that others are about to read."""
-        for one in self._turn.record.leaving:
-            if not (self._turn.planned_on(one.node) or one.node in self._turn.record.stash_nodes):
+        for one in self._transaction.record.leaving:
+            if not (self._transaction.planned_on(one.node) or one.node in self._transaction.record.stash_nodes):
                 self._settle(one)
 
     def look(self, plan: GenerationPlan, written: int) -> None:
@@ -265,14 +269,14 @@ class Departures:
         Args:
             written: the newest step of which all parts of a checkpoint are written.
         """
-        for one in self._turn.record.leaving:
+        for one in self._transaction.record.leaving:
             safe = max(self._ledger.proven, written) >= one.step
-            if one.owed and (safe or not self._turn.members.unfinished(plan)):
+            if one.owed and (safe or not self._transaction.members.unfinished(plan)):
                 self._settle(one)
             elif one.stays and not self._replacing.is_beside(one) and (why := self._replacing.in_vain(one)):
-                turn, record = self._turn, self._turn.record
-                turn.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
-                turn.emit(NodeStayed, node=one.node, reason="no_standby", detail=why)
+                transaction, record = self._transaction, self._transaction.record
+                transaction.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
+                transaction.emit(NodeStayed, node=one.node, reason="no_standby", detail=why)
 
     def begin(self, plan: GenerationPlan) -> None:
         """A step was committed just now, so that least is done twice: stop the members where some of them can go.
@@ -280,27 +284,27 @@ class Departures:
         Args:
             plan: in force; nothing is about to change it.
         """
-        if (decision := self._turn.record.decision) is not None and self._ledger.committed <= decision.applied:
+        if (decision := self._transaction.record.decision) is not None and self._ledger.committed <= decision.applied:
             return  # (that all have the state which the plan begins with was heard of in the midst of the next step)
         if leavers := self.go_next(plan):
-            staying = {one.node for one in self._turn.record.leaving if one.stays}
+            staying = {one.node for one in self._transaction.record.leaving if one.stays}
             only_moves = staying >= set(map(node_of, leavers))
-            self._stopping.begin(self._turn.now, reason=MOVE if only_moves else DRAIN)
+            self._stopping.begin(self._transaction.now, reason=MOVE if only_moves else DRAIN)
 
     def go_next(self, plan: GenerationPlan) -> list[str]:
         """Return the members of the plan in force that can go, and do at the end of the step."""
         if self._ledger.committed < self._not_before:
             return []
         leavers = self.going(plan.workers, plan)
-        if not leavers or only_with(self._turn.record, plan, leavers):
+        if not leavers or only_with(self._transaction.record, plan, leavers):
             return []
-        here = [info.id for info in self._turn.members.workers()]
+        here = [info.id for info in self._transaction.members.workers()]
         return leavers if self.can_go(leavers, here) else []
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
         """Tell whether those of these workers that stay, and standbys that follow the leavers, have room for all."""
         rest = [worker for worker in (*workers, *self._replacing.heirs(leavers)) if worker not in leavers]
-        return bool(rest) and not lacks_slots(self._turn, self._config, rest)
+        return bool(rest) and not lacks_slots(self._transaction, self._config, rest)
 
     def stay(self) -> None:
         """Those that are to leave have what nobody else has: they stay for now."""
@@ -312,8 +316,8 @@ class Departures:
         Returns:
             The workers of standbys that take their places in it.
         """
-        turn, names = self._turn, set(map(node_of, leavers))
-        leaving = [one for one in turn.record.leaving if one.node in names]
+        transaction, names = self._transaction, set(map(node_of, leavers))
+        leaving = [one for one in transaction.record.leaving if one.node in names]
         places = self._replacing.unfollowed(names)
         followed = [one for one in leaving if not one.owed and self._replacing.is_beside(one)]
         found = {name: standby for name, (standby, _) in self._replacing.targets(places).items()}
@@ -324,11 +328,11 @@ class Departures:
         taking = self._replacing.stand_in_for(places)
         for one in leaving:
             owed = tuple(worker for worker in leavers if node_of(worker) == one.node)
-            turn.members.owe(one.node)
+            transaction.members.owe(one.node)
             if one.until and not (one.owed or one.closes):
                 self._note(one, replaced=one.node in found)
             if not (one.owed or one.stays or one.until or one.node in found):
-                turn.change(wanted=max(0, turn.record.wanted - 1))
+                transaction.change(wanted=max(0, transaction.record.wanted - 1))
             beside = found.get(one.node, one.beside)
             self._write(msgspec.structs.replace(one, owed=owed, step=step, beside=beside))
         return taking
@@ -336,116 +340,123 @@ class Departures:
     def taken_back(self, workers: Iterable[str]) -> None:
         """These are the members of the plan to come: those of them that were owed are members like any others."""
         names = set(map(node_of, workers))
-        for one in self._turn.record.leaving:
+        for one in self._transaction.record.leaving:
             if one.owed and one.node in names:
-                self._turn.members.promote(one.node)
+                self._transaction.members.promote(one.node)
                 self._write(msgspec.structs.replace(one, owed=(), step=0))
 
     def all_over(self) -> None:
         """Nobody needs the state that anybody has."""
-        for one in self._turn.record.leaving:
+        for one in self._transaction.record.leaving:
             if one.owed:
                 self._settle(one)
 
     def owes(self, name: str) -> bool:
         """Tell whether a node has left, and counts still."""
-        return any(one.owed and one.node == name for one in self._turn.record.leaving)
+        return any(one.owed and one.node == name for one in self._transaction.record.leaving)
 
     def failed(self, failure: Failure) -> bool:
         """Take in a failure of a node that is owed: it is not needed, as it seems; False: it is of another."""
-        turn, found = self._turn, [one for one in self._turn.record.leaving if one.node == failure.node and one.owed]
+        transaction, found = (
+            self._transaction,
+            [one for one in self._transaction.record.leaving if one.node == failure.node and one.owed],
+        )
         if not found:
             return False
-        node, why = turn.members.nodes.get(failure.node), failure.evidence.detail or str(failure.kind)
+        node, why = transaction.members.nodes.get(failure.node), failure.evidence.detail or str(failure.kind)
         if node is not None and not failure.worker:
             if failure.kind is FailureKind.HANG:
-                turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+                transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
             if failure.kind is not FailureKind.CONNECTION_LOST:
-                turn.close(node.connection)
-            turn.members.remove(node.name)
+                transaction.close(node.connection)
+            transaction.members.remove(node.name)
         self._absences.lost(failure.node)
         self._settle(found[0], f"it was lost as it left: {why}")
         return True
 
     def _write(self, entry: Departure) -> None:
-        leaving = self._turn.record.leaving
-        self._turn.change(leaving=tuple(entry if one.node == entry.node else one for one in leaving))
+        leaving = self._transaction.record.leaving
+        self._transaction.change(leaving=tuple(entry if one.node == entry.node else one for one in leaving))
 
     def _settle(self, one: Departure, why: str = "") -> None:
         """A node goes for good, or is a standby from here on."""
-        turn, node, record = self._turn, self._turn.members.nodes.get(one.node), self._turn.record
+        transaction, node, record = (
+            self._transaction,
+            self._transaction.members.nodes.get(one.node),
+            self._transaction.record,
+        )
         was_standby = node is not None and node.standby
         followed = self._replacing.is_beside(one) and not was_standby
-        turn.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
+        transaction.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
         self._ledger.without(one.owed)
         for worker in one.owed:
             self._stopping.forget(worker)
         if one.stays:
             if one.owed or (node is not None and followed):
-                turn.emit(NodeLeft, node=one.node, reason=MOVED, detail=why)
+                transaction.emit(NodeLeft, node=one.node, reason=MOVED, detail=why)
             if node is not None and (one.owed or followed):
                 self._standbys.returned(node, warm=bool(one.owed))
             return
         gone, places = Departure(node=one.node, since=one.since), not (was_standby or one.owed or followed)
         why = why or self._noted.pop(one.node, "")
         if not one.until:  # (else it may come again, and its place is one to fill)
-            turn.change(drained=(*record.drained, gone)[-_KEPT:], wanted=max(0, record.wanted - places))
+            transaction.change(drained=(*record.drained, gone)[-_KEPT:], wanted=max(0, record.wanted - places))
         if node is not None:
             left = "has left" if one.until else "is drained"
-            turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {one.node} {left}", alone=True))
+            transaction.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {one.node} {left}", alone=True))
             self.forget(node)
         else:  # (it left while nobody coordinated, and need not come back)
             self._absences.lost(one.node)
         if not was_standby and (one.owed or node is not None):
-            turn.emit(NodeLeft, node=one.node, reason=DRAINED, detail=why)
+            transaction.emit(NodeLeft, node=one.node, reason=DRAINED, detail=why)
 
     def depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
         """A node goes: forget it, and say so; return the workers that are gone with it."""
         workers = self.forget(node)
-        owed = next((one for one in self._turn.record.leaving if one.owed and one.node == node.name), None)
+        owed = next((one for one in self._transaction.record.leaving if one.owed and one.node == node.name), None)
         if owed is not None:
             self._settle(owed, detail or f"it has left: {reason}")
         elif not node.standby:  # (else it was never of the job)
-            self._turn.emit(NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
+            self._transaction.emit(NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
         return workers
 
     def forget(self, node: Node) -> tuple[str, ...]:
         """A node is there no more; return its workers."""
         self._absences.lost(node.name)
-        for worker in (workers := self._turn.members.remove(node.name)):
+        for worker in (workers := self._transaction.members.remove(node.name)):
             self._ledger.forget(worker)
             self._stopping.forget(worker)
         return workers
 
     def set_aside(self, name: str) -> None:
         """Make a node that has no place a standby, because another node has the place for which it came."""
-        node = self._turn.members.nodes[name]
+        node = self._transaction.members.nodes[name]
         self._absences.lost(name)
         if node.told or node.returning:
-            self._turn.emit(NodeLeft, node=name, reason=MOVED, detail="another node has taken its place")
+            self._transaction.emit(NodeLeft, node=name, reason=MOVED, detail="another node has taken its place")
         self._standbys.returned(node, warm=False)
 
     # ---- whether it can be ----
 
     def _rest(self, names: Collection[str], without: Collection[str] = ()) -> list[str]:
         """Return the workers that there are once these nodes have left; `without`: those whose places nobody takes."""
-        workers = (info.id for info in self._turn.members.workers())
+        workers = (info.id for info in self._transaction.members.workers())
         taking = self._taking([name for name in names if name not in without])
         return [worker for worker in workers if node_of(worker) not in names] + taking
 
     def _cannot(self, rest: list[str]) -> str:
         """Return why the job could not go on with these workers alone; "" where it could."""
-        turn, record, config = self._turn, self._turn.record, self._config
+        transaction, record, config = self._transaction, self._transaction.record, self._config
         if not rest:
             return "no node would be left; add some first (holdfast scale +1), or end the job (holdfast stop)"
-        if lacks_slots(turn, config, rest):
-            found = shortage(record, turn.members, rest)
+        if lacks_slots(transaction, config, rest):
+            found = shortage(record, transaction.members, rest)
             return str(found) if found is not None else "the others are too few for a replica of all experts"
         return ""
 
     def _why_not(self, names: Collection[str]) -> str:
         """Return why the job could not go on, as it is, without these nodes; "" where it could."""
-        turn, record, config, rest = self._turn, self._turn.record, self._config, self._rest(names)
+        transaction, record, config, rest = self._transaction, self._transaction.record, self._config, self._rest(names)
         if why := self._cannot(rest):
             return why
         plan, shape = record.plan, record.expert_shape
@@ -454,7 +465,7 @@ class Departures:
         asked, nodes = plan.expert_plan.asked, len({node_of(worker) for worker in rest})
         if plan.expert_plan.given < asked:
             return ""  # (no worse than it is)
-        slots = slots_of(turn.members, rest, shape)
+        slots = slots_of(transaction.members, rest, shape)
         if nodes < asked or slots < asked * shape.experts:
             lacking = asked * shape.experts - slots
             more = max(asked - nodes, -(-lacking // shape.slots))
@@ -466,7 +477,7 @@ class Departures:
 
     def _taking(self, names: Collection[str]) -> list[str]:
         """Return the workers of the standbys that would take these nodes' places now."""
-        known, since = {one.node: one for one in self._turn.record.leaving}, self._turn.now
+        known, since = {one.node: one for one in self._transaction.record.leaving}, self._transaction.now
         found = self._replacing.targets([known.get(name, Departure(node=name, since=since)) for name in names])
-        nodes = self._turn.members.nodes
+        nodes = self._transaction.members.nodes
         return [worker for standby, _ in found.values() for worker in nodes[standby].workers]

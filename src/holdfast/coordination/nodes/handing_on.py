@@ -12,7 +12,7 @@ from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
 from holdfast.coordination.generations.planner import lacks_slots, only_with, placement_question
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.progress.loads import LoadBook
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.planning import Shortage
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan
@@ -21,8 +21,10 @@ from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan
 class HandingOn:
     """Asked where nothing is about to change the plan in force."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, departures: Departures) -> None:
-        self._turn = turn
+    def __init__(
+        self, transaction: Transaction, config: CoordinatorConfig, loads: LoadBook, departures: Departures
+    ) -> None:
+        self._transaction = transaction
         self._config = config
         self._loads = loads
         self._departures = departures
@@ -33,16 +35,16 @@ class HandingOn:
         Where the others have no room for it a standby that is to take the place joins beside whoever leaves, first.
         """
         leavers = self._departures.going(plan.workers, plan)
-        if not leavers or not only_with(self._turn.record, plan, leavers):
+        if not leavers or not only_with(self._transaction.record, plan, leavers):
             return None
         stayers = [worker for worker in plan.workers if worker not in leavers]
-        if not stayers or lacks_slots(self._turn, self._config, stayers):
+        if not stayers or lacks_slots(self._transaction, self._config, stayers):
             self._departures.enter_beside(whoever=True)
             return None
         if plan.expert_plan is None:
             return None
         held = dict(zip(plan.workers, plan.expert_plan.placement, strict=True))
-        record, members = self._turn.record, self._turn.members
+        record, members = self._transaction.record, self._transaction.members
         question = placement_question(record, members, stayers, held, self._config, self._loads.tokens)
         experts = _with_all(question) if question is not None else None
         if experts is None or record.expert_shape is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.messages.agent import AddressProbed, ProbeAddress
 
 
@@ -35,8 +35,8 @@ class PairProbe:
 class PairProbes:
     """The probes that are under way."""
 
-    def __init__(self, turn: Turn, timeout_s: float) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction, timeout_s: float) -> None:
+        self._transaction = transaction
         self.timeout_s = timeout_s
         #: by number, the oldest first
         self._under_way: dict[int, PairProbe] = {}
@@ -46,11 +46,11 @@ class PairProbes:
         """Ask two nodes to connect to each other."""
         self._number += 1
         awaited = {one.connection, other.connection}
-        probe = PairProbe(self._number, one, other, self._turn.now, awaited)
+        probe = PairProbe(self._number, one, other, self._transaction.now, awaited)
         self._under_way[self._number] = probe
         for here, there in ((one, other), (other, one)):
             ask = ProbeAddress(number=self._number, host=there.address, port=there.port)
-            self._turn.send(here.connection, ask)
+            self._transaction.send(here.connection, ask)
         return probe
 
     def cancel(self, probe: PairProbe) -> None:
@@ -75,7 +75,7 @@ class PairProbes:
         """Return the probes that took too long; they have failed."""
         late: list[PairProbe] = []
         for probe in self._under_way.values():
-            if self._turn.now - probe.since <= self.timeout_s:
+            if self._transaction.now - probe.since <= self.timeout_s:
                 break
             late.append(probe)
         for probe in late:
@@ -86,4 +86,4 @@ class PairProbes:
     def pause_over(self) -> None:
         """Give all probes their full time again, after the coordinator itself was away."""
         for probe in self._under_way.values():
-            probe.since = self._turn.now
+            probe.since = self._transaction.now

@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.pair_probes import Endpoint, PairProbe, PairProbes
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.messages.agent import AgentMessage, Hello
 from holdfast.protocol.names import PROTOCOL
 
@@ -60,8 +60,8 @@ class Newcomer:
 class Probing:
     """The newcomers that are being probed, by their connections."""
 
-    def __init__(self, turn: Turn, probes: PairProbes) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction, probes: PairProbes) -> None:
+        self._transaction = transaction
         self._probes = probes
         self._newcomers: dict[int, Newcomer] = {}
         #: how often a member was chosen
@@ -73,8 +73,8 @@ class Probing:
         """Begin to probe a newcomer; return False if there is no need, or no member that can."""
         self._forget_lost(hello)
         newcomer = Newcomer(connection, hello)
-        foreign = hello.protocol != PROTOCOL or hello.job != self._turn.record.job
-        known = (hello.node, hello.session) in self._proven or self._turn.planned_on(hello.node)
+        foreign = hello.protocol != PROTOCOL or hello.job != self._transaction.record.job
+        known = (hello.node, hello.session) in self._proven or self._transaction.planned_on(hello.node)
         if foreign or known or not (hello.probe_port and hello.address) or not self._probe(newcomer):
             return False
         self._newcomers[connection] = newcomer
@@ -85,7 +85,7 @@ class Probing:
         for connection, other in list(self._newcomers.items()):
             if (other.hello.node, other.hello.session) == (hello.node, hello.session):
                 self.forget(connection)
-                self._turn.close(connection)
+                self._transaction.close(connection)
 
     def keep(self, connection: int, message: AgentMessage) -> bool:
         """Keep what a newcomer says until it is let in; False if the connection is of no newcomer."""
@@ -95,7 +95,7 @@ class Probing:
         newcomer.backlog.append(message)
         if len(newcomer.backlog) > MAX_BACKLOG:
             self.forget(connection)
-            self._turn.close(connection)
+            self._transaction.close(connection)
         return True
 
     def forget(self, connection: int) -> None:
@@ -126,7 +126,7 @@ class Probing:
         admitted: list[tuple[Newcomer, ProbeVerdict]] = []
         for newcomer in list(self._newcomers.values()):
             probe = newcomer.probe
-            if probe is not None and self._turn.members.on(probe.other.connection) is None:
+            if probe is not None and self._transaction.members.on(probe.other.connection) is None:
                 self._probes.cancel(probe)
                 if not self._probe(newcomer):
                     admitted.append(self._conclude(newcomer, ProbeVerdict.ADMITTED))
@@ -155,7 +155,7 @@ class Probing:
 
     def _select_member(self, newcomer: Newcomer) -> Node | None:
         """Return the next member that has not failed with a newcomer; if all have, the one that did."""
-        plan, nodes = self._turn.record.plan, self._turn.members.nodes
+        plan, nodes = self._transaction.record.plan, self._transaction.members.nodes
         names = dict.fromkeys(member.node for member in plan.members) if plan is not None else {}
         members = [nodes[name] for name in names if name in nodes and name != newcomer.hello.node]
         members = [member for member in members if member.probe_port and member.address]

@@ -6,7 +6,7 @@ that does not have it is older. Acting on such a record would stop or expel work
 
 from __future__ import annotations
 
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.messages.agent import Hello
 
 
@@ -18,11 +18,11 @@ class RecordAge:
     that number.
     """
 
-    def __init__(self, turn: Turn, lease_s: float) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction, lease_s: float) -> None:
+        self._transaction = transaction
         self._lease_s = lease_s
         self._begun = 0.0
-        record = turn.record
+        record = transaction.record
         self._plan = record.plan
         #: the newest generation before this coordinator
         self._generation = record.generation
@@ -31,22 +31,22 @@ class RecordAge:
 
     def begin(self) -> None:
         """Note that this coordinator begins now."""
-        self._begun = self._turn.now
+        self._begun = self._transaction.now
 
     @property
     def awaits_agents(self) -> bool:
         """Whether no first generation may begin yet: agents may come back and know of one that the record has lost."""
         unproven = not self._confirmed and self._plan is None
-        return unproven and self._turn.now < self._begun + self._lease_s
+        return unproven and self._transaction.now < self._begun + self._lease_s
 
     def confirm(self) -> None:
         """Note that the record is current if all members of the plan that it began with stand in its generation."""
-        if not self._confirmed and self._plan is not None and self._turn.record.plan is self._plan:
-            self._confirmed = self._turn.members.entered(self._plan)
+        if not self._confirmed and self._plan is not None and self._transaction.record.plan is self._plan:
+            self._confirmed = self._transaction.members.entered(self._plan)
 
     def newer_than_record(self, hello: Hello) -> str:
         """Return what an agent knows of this job that the record does not, in words, or "" if the record has it all."""
-        record, heard = self._turn.record, hello.heard
+        record, heard = self._transaction.record, hello.heard
         if heard.identity != record.identity:
             # A backup has the job's identity. A store that was lost knows nothing of any generation.
             known, newer = 0, record.generation == 0 and heard.generation > 0
@@ -63,7 +63,7 @@ class RecordAge:
 
         Another coordinator leads, and this one ends at the write, or a coordinator of that term had an older store.
         """
-        if hello.heard.identity != self._turn.record.identity:
+        if hello.heard.identity != self._transaction.record.identity:
             return False
-        self._turn.open_term(hello.term + 1)
+        self._transaction.open_term(hello.term + 1)
         return True

@@ -18,7 +18,7 @@ from holdfast.coordination.generations.fitting import misfit
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol.events import StandbyFailed, StandbyReady
 from holdfast.protocol.failures import FailureKind
@@ -55,15 +55,15 @@ class _WarmUp:
 class Standbys:
     """Who waits, who of them is warm, and what has kept the others from it."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
+        self._transaction = transaction
         self._config = config
         self._costs = costs
         self._warm_ups: dict[str, _WarmUp] = {}
         #: the workers that have begun to warm up, perhaps: what they have is nobody's initial state any more
         self._void: dict[str, None] = {}
         #: those that an earlier coordinator knew, and that have not come to this one: for a lease from its first tick
-        self._awaited = {one.node for one in turn.record.standbys if not one.promoted}
+        self._awaited = {one.node for one in transaction.record.standbys if not one.promoted}
         self._awaited_since: float | None = None
 
     # ---- who comes ----
@@ -73,7 +73,7 @@ class Standbys:
         known = self._entry(hello.node)
         is_known = known is not None and known.agent_pid == hello.agent_pid
         waits = not known.promoted if known is not None and is_known else hello.standby
-        return waits and not self._turn.planned_on(hello.node)
+        return waits and not self._transaction.planned_on(hello.node)
 
     def came(self, node: Node) -> None:
         """A standby was let in; one that comes again has as many tries left as before."""
@@ -85,23 +85,23 @@ class Standbys:
 
     def ready(self, name: str) -> bool:
         """Tell whether a node is a standby whose workers are all warm."""
-        node = self._turn.members.standbys.get(name)
+        node = self._transaction.members.standbys.get(name)
         return node is not None and node.complete and self._warm_ups[name].warm.keys() >= node.workers.keys()
 
     def warm_in_s(self, name: str) -> float:
         """Return in how many seconds a standby is warm, as far as is known; infinite where it is not to be."""
-        node, entry = self._turn.members.standbys.get(name), self._entry(name)
+        node, entry = self._transaction.members.standbys.get(name), self._entry(name)
         if node is None or self.ready(name):
             return 0.0 if node is not None else math.inf
         warm_up, warm_s = self._warm_ups[name], self._costs.of(Cost.WARM_UP)
         if warm_up.refused or (not warm_up.asked and entry is not None and entry.tries >= MAX_TRIES):
             return math.inf
-        start_s = 0.0 if node.complete else max(0.0, self._costs.of(Cost.START) - (self._turn.now - node.came))
-        return max(start_s + warm_s - (self._turn.now - warm_up.since if warm_up.asked else 0.0), 0.0)
+        start_s = 0.0 if node.complete else max(0.0, self._costs.of(Cost.START) - (self._transaction.now - node.came))
+        return max(start_s + warm_s - (self._transaction.now - warm_up.since if warm_up.asked else 0.0), 0.0)
 
     def in_vain(self, name: str) -> str:
         """Return why a standby that is here will never be warm, "" where it is or may be."""
-        node, entry = self._turn.members.standbys[name], self._entry(name)
+        node, entry = self._transaction.members.standbys[name], self._entry(name)
         warm_up = self._warm_ups[name]
         if warm_up.refused:
             return f"standby {name} does not fit the job"
@@ -111,7 +111,7 @@ class Standbys:
 
     def may_come(self, name: str) -> bool:
         """Tell whether a standby is warm, may be some time, or is about to tell a new coordinator of itself."""
-        return not self.in_vain(name) if name in self._turn.members.standbys else name in self._awaited
+        return not self.in_vain(name) if name in self._transaction.members.standbys else name in self._awaited
 
     @property
     def awaited(self) -> bool:
@@ -128,7 +128,7 @@ class Standbys:
         if entry is not None:
             self._write(msgspec.structs.replace(entry, promoted=True, ready=False))
         self._warm_ups.pop(name)
-        return self._turn.members.promote(name)
+        return self._transaction.members.promote(name)
 
     def returned(self, node: Node, *, warm: bool = True) -> None:
         """A node has left the world in good order, and waits from here on; what its workers have is void.
@@ -136,26 +136,26 @@ class Standbys:
         Args:
             warm: they have trained; else they are other processes, which have not.
         """
-        turn, raised = self._turn, [info.id for info in node.workers.values() if info.raised]
+        transaction, raised = self._transaction, [info.id for info in node.workers.values() if info.raised]
         trained = {worker: 0.0 for worker in node.workers if warm and worker not in raised}
-        turn.members.demote(node.name)
+        transaction.members.demote(node.name)
         for worker in raised:
             self._replace(node, worker)
         self._warm_ups[node.name] = _WarmUp(warm=trained)
         self._spoilt(trained)
         for worker in trained:
-            turn.order(worker, StandBy(term=turn.record.term, generation=turn.record.generation))
+            transaction.order(worker, StandBy(term=transaction.record.term, generation=transaction.record.generation))
         ready = warm and node.complete
         self._write(Standby(node=node.name, agent_pid=node.agent_pid, ready=ready))
         if ready:
-            turn.emit(StandbyReady, node=node.name, roles=len(trained), warm_s=0.0)
+            transaction.emit(StandbyReady, node=node.name, roles=len(trained), warm_s=0.0)
 
     # ---- warming up ----
 
     def look(self, plan: GenerationPlan) -> None:
         """The others train by this plan: have those warmed up that are cold."""
-        turn = self._turn
-        for node in list(turn.members.standbys.values()):
+        transaction = self._transaction
+        for node in list(transaction.members.standbys.values()):
             warm_up, entry = self._warm_ups[node.name], self._entry(node.name)
             waits = warm_up.asked or warm_up.refused or warm_up.not_before or not node.complete
             if waits or entry is None or entry.tries >= MAX_TRIES:
@@ -164,26 +164,26 @@ class Standbys:
             if not cold or not self.fits(node):
                 continue
             self._write(msgspec.structs.replace(entry, tries=entry.tries + 1))
-            warm_up.asked, warm_up.since, warm_up.told = set(cold), turn.now, False
+            warm_up.asked, warm_up.since, warm_up.told = set(cold), transaction.now, False
             self._spoilt(cold)
             for worker in cold:
-                turn.order(worker, Warm(term=turn.record.term))
+                transaction.order(worker, Warm(term=transaction.record.term))
 
     def fits(self, node: Node) -> bool:
         """Tell whether a standby fits beside the others; one that came before them was not looked at."""
-        found = (misfit(self._turn, node, info.attach) for info in node.workers.values())
+        found = (misfit(self._transaction, node, info.attach) for info in node.workers.values())
         if why := next(filter(None, found), ""):
             self.unfit(node, why)
         return not why
 
     def tick(self) -> None:
         """Time has passed: for some it is over, for others it is time to try again."""
-        now, limit_s = self._turn.now, self._config.warm_timeout_s
+        now, limit_s = self._transaction.now, self._config.warm_timeout_s
         if self._awaited_since is None:
             self._awaited_since = now
         elif now - self._awaited_since > self._config.lease_s:
             self._awaited.clear()
-        for node in list(self._turn.members.standbys.values()):
+        for node in list(self._transaction.members.standbys.values()):
             warm_up = self._warm_ups[node.name]
             if now >= warm_up.not_before:
                 warm_up.not_before = 0.0
@@ -207,18 +207,18 @@ class Standbys:
             self._write(msgspec.structs.replace(entry, ready=True))
             warm_s = max(warm_up.warm.values(), default=0.0)
             self._costs.measured(Cost.WARM_UP, warm_s)
-            self._turn.emit(StandbyReady, node=node.name, roles=len(warm_up.warm), warm_s=warm_s)
+            self._transaction.emit(StandbyReady, node=node.name, roles=len(warm_up.warm), warm_s=warm_s)
 
     # ---- what befalls one ----
 
     def take(self, node: Node, message: AgentMessage) -> bool:
         """Take in how a standby, or a worker of it, has ended; False: the message is not of that kind."""
-        if not node.standby or self._turn.record.outcome:
+        if not node.standby or self._transaction.record.outcome:
             return False
         if isinstance(message, WorkerDown):
             if message.worker in node.broken:
                 return True
-            self._turn.members.drop(node, message.worker)
+            self._transaction.members.drop(node, message.worker)
             self._lost(node, message.worker)
             if message.exit_code == EXIT_BAD_INPUT or message.final:
                 self._refuse(node, message.detail)
@@ -227,7 +227,7 @@ class Standbys:
             return True
         if isinstance(message, Leave):
             if message.awaits_answer:
-                self._turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=message.detail, alone=True))
+                self._transaction.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=message.detail, alone=True))
             self._gone(node, message.detail or f"it has left: {message.reason}")
             return True
         return False
@@ -240,17 +240,17 @@ class Standbys:
 
     def _lost(self, node: Node, worker: str) -> None:
         """A process is gone, and others with it that are one replica with it: they are not warm any more."""
-        for one in (worker, *self._turn.break_unit(worker)):
+        for one in (worker, *self._transaction.break_unit(worker)):
             self._void.pop(one, None)
             self._warm_ups[node.name].warm.pop(one, None)
 
     def _replace(self, node: Node, worker: str) -> None:
-        self._turn.members.drop(node, worker)
-        self._turn.send(node.connection, Replace(worker=worker))
+        self._transaction.members.drop(node, worker)
+        self._transaction.send(node.connection, Replace(worker=worker))
 
     def failed(self, failure: Failure) -> bool:
         """Take in a failure of a standby; False: it is of another node."""
-        node = self._turn.members.standbys.get(failure.node)
+        node = self._transaction.members.standbys.get(failure.node)
         if node is None:
             return False
         why = failure.evidence.detail or str(failure.kind)
@@ -260,13 +260,13 @@ class Standbys:
             self._expel(node, why)
         else:
             if failure.kind is not FailureKind.CONNECTION_LOST:
-                self._turn.close(node.connection)
+                self._transaction.close(node.connection)
             self._gone(node, why)
         return True
 
     def _refuse(self, node: Node, why: str) -> None:
         """A standby is of no use: its agent is told to end."""
-        self._turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+        self._transaction.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
         self.unfit(node, why)
 
     def unfit(self, node: Node, why: str) -> None:
@@ -278,13 +278,13 @@ class Standbys:
 
     def _expel(self, node: Node, why: str) -> None:
         """Have a standby come again with fresh workers."""
-        self._turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
-        self._turn.close(node.connection)
+        self._transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+        self._transaction.close(node.connection)
         self._gone(node, why)
 
     def _gone(self, node: Node, why: str) -> None:
         """A standby is there no more; it may come again."""
-        for worker in self._turn.members.remove(node.name):
+        for worker in self._transaction.members.remove(node.name):
             self._void.pop(worker, None)
         warm_up = self._warm_ups.pop(node.name)
         if not warm_up.told:
@@ -297,7 +297,7 @@ class Standbys:
         told, under_way = warm_up.told, worker in warm_up.asked
         was_ready = self._not_ready(node.name)
         warm_up.asked.discard(worker)
-        warm_up.not_before = self._turn.now + self._config.join_retry_s
+        warm_up.not_before = self._transaction.now + self._config.join_retry_s
         if was_ready or (under_way and not told):
             warm_up.told = True
             self._tell(node, why)
@@ -311,11 +311,13 @@ class Standbys:
         return True
 
     def _tell(self, node: Node, why: str, *, again: bool = True) -> None:
-        if self._turn.record.outcome:
+        if self._transaction.record.outcome:
             return
         entry = self._entry(node.name)
         tries = entry.tries if entry is not None else 0
-        self._turn.emit(StandbyFailed, node=node.name, why=why[:1000], tries=tries, again=again and tries < MAX_TRIES)
+        self._transaction.emit(
+            StandbyFailed, node=node.name, why=why[:1000], tries=tries, again=again and tries < MAX_TRIES
+        )
 
     def _spoilt(self, workers: Iterable[str]) -> None:
         """These warm up, perhaps, or have: what they have is nobody's initial state any more."""
@@ -326,8 +328,8 @@ class Standbys:
     # ---- the record ----
 
     def _entry(self, name: str) -> Standby | None:
-        return next((one for one in self._turn.record.standbys if one.node == name), None)
+        return next((one for one in self._transaction.record.standbys if one.node == name), None)
 
     def _write(self, entry: Standby) -> None:
-        others = (one for one in self._turn.record.standbys if one.node != entry.node)
-        self._turn.change(standbys=(*others, entry)[-_KEPT:])
+        others = (one for one in self._transaction.record.standbys if one.node != entry.node)
+        self._transaction.change(standbys=(*others, entry)[-_KEPT:])

@@ -17,7 +17,7 @@ from itertools import islice
 from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.pair_probes import PairProbe, PairProbes
 from holdfast.coordination.nodes.probing import TRIES, endpoint_of, why_unreachable
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 
 #: Each node is probed by this many that came before it.
 NEIGHBOURS = 2
@@ -30,8 +30,8 @@ _MOST_FAILURES = 6
 class StartProbes:
     """What is known of which nodes reach each other, by the connections of their agents."""
 
-    def __init__(self, turn: Turn, probes: PairProbes) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction, probes: PairProbes) -> None:
+        self._transaction = transaction
         self._probes = probes
         self._under_way: dict[int, PairProbe] = {}
         self._reached: defaultdict[int, set[int]] = defaultdict(set)
@@ -53,11 +53,11 @@ class StartProbes:
 
     def begin(self, node: Node) -> None:
         """Probe a node that has come before the job trains, with the ones that came last before it."""
-        if self._turn.record.plan is not None or not _listens(node):
+        if self._transaction.record.plan is not None or not _listens(node):
             return
-        if len(self._reached) > 2 * len(self._turn.members.nodes) + _LOOK_BACK:
+        if len(self._reached) > 2 * len(self._transaction.members.nodes) + _LOOK_BACK:
             self._forget_departed()
-        newest = islice(reversed(self._turn.members.nodes.values()), _LOOK_BACK)
+        newest = islice(reversed(self._transaction.members.nodes.values()), _LOOK_BACK)
         for other in islice((other for other in newest if _can_try(node, other)), NEIGHBOURS):
             self._probe(node, other)
 
@@ -75,8 +75,8 @@ class StartProbes:
 
     def tick(self) -> None:
         """Forget probes of nodes that have left; all, once the job trains."""
-        members = self._turn.members
-        trains = self._turn.record.plan is not None
+        members = self._transaction.members
+        trains = self._transaction.record.plan is not None
         for probe in list(self._under_way.values()):
             if trains or members.on(probe.one.connection) is None or members.on(probe.other.connection) is None:
                 self._probes.cancel(probe)
@@ -87,7 +87,7 @@ class StartProbes:
             self._failed.clear()
             self._has_news, self._rounds, self.unclear = False, 0, ""
         waits = self._rounds > 0 and not self._under_way and not self._has_news
-        if waits and self._turn.now - self._unclear_since > self._probes.timeout_s:
+        if waits and self._transaction.now - self._unclear_since > self._probes.timeout_s:
             self._forget_departed()
             self._try_again()
             self._has_news = True
@@ -109,7 +109,7 @@ class StartProbes:
         unclear = self._unclear_nodes()
         if self._asks_third(unclear):
             return refused
-        self._rounds, self._unclear_since = self._rounds + 1 if unclear else 0, self._turn.now
+        self._rounds, self._unclear_since = self._rounds + 1 if unclear else 0, self._transaction.now
         if self._rounds == 1:
             self._try_again()
             return refused
@@ -159,7 +159,7 @@ class StartProbes:
     def _third(self, one: int) -> Node | None:
         """Return a node that another has not tried."""
         node, tried = self._node(one), self._failed[one].keys()
-        newest = islice(reversed(self._turn.members.nodes.values()), _LOOK_BACK)
+        newest = islice(reversed(self._transaction.members.nodes.values()), _LOOK_BACK)
         others = (other for other in newest if other.connection not in tried | self._refused and _can_try(node, other))
         return next(others, None)
 
@@ -194,7 +194,7 @@ class StartProbes:
         )
 
     def _node(self, connection: int) -> Node:
-        node = self._turn.members.on(connection)
+        node = self._transaction.members.on(connection)
         assert node is not None  # The departed are forgotten before anything is judged.
         return node
 
@@ -202,7 +202,7 @@ class StartProbes:
         return self._node(connection).place
 
     def _forget_departed(self) -> None:
-        for one in [one for one in (*self._reached, *self._failed) if self._turn.members.on(one) is None]:
+        for one in [one for one in (*self._reached, *self._failed) if self._transaction.members.on(one) is None]:
             self._forget(one)
 
     def _forget(self, one: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
 from holdfast.coordination.progress.recovery_cost import DRAIN, FAILURE, LAYOUT, MOVE, RecoveryCost, TakenPlace
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.commit import Commit, Wish, describe_too_many_skipped
 from holdfast.protocol.events import (
     LossNotFinite,
@@ -25,8 +25,8 @@ from holdfast.protocol.names import node_and_index_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Passed
 from holdfast.protocol.state import source_kind
 
-#: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn. Steps
-#: that log much count as several.
+#: steps announced in one transaction at the most, thousands after a long outage: a record holds all events of its
+#: transaction. Steps that log much count as several.
 AT_ONCE = 2048
 #: nodes are told what they need not keep every so many heartbeats; where that were more of them in a heartbeat than
 #: `TOLD_AT_ONCE`, more seldom
@@ -36,15 +36,15 @@ SELDOM, TOLD_AT_ONCE = 4.0, 16
 class Progress:
     """Committed steps; continues where the job stands by its events."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self.ledger = StepLedger(turn.position.step, turn.record.passed)
-        if turn.record.plan is not None:
-            self._follow(turn.record.plan)
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self.ledger = StepLedger(transaction.position.step, transaction.record.passed)
+        if transaction.record.plan is not None:
+            self._follow(transaction.record.plan)
         #: the step with which the script's loop ends, as it said last; 0 if it has not
         self.last_step = 0
         self.recovery: RecoveryCost | None = None
-        self.costs = MeasuredCosts(turn)
+        self.costs = MeasuredCosts(transaction)
         #: what was there for the one step alone at whose end another generation took effect, until that is announced
         self._swapped_away: RecoveryCost | None = None
         #: what it has cost those to join that are there for others' places: seconds beside the step's own, and bytes
@@ -53,13 +53,13 @@ class Progress:
         self._layout_cost: tuple[float, int] | None = None
         #: committed steps after which a checkpoint was due and none was written
         self._left_out: list[int] = []
-        self._told, self._told_at = turn.position.step, 0.0
+        self._told, self._told_at = transaction.position.step, 0.0
         #: when the newest step was committed of which that is known, unix seconds; 0 where it is of none
         self._known_at = 0.0
 
     def begin(self, now: float, *, first: bool) -> None:
         """This term begins; `first`: the job does."""
-        position, decision = self._turn.position, self._turn.record.decision
+        position, decision = self._transaction.position, self._transaction.record.decision
         back = decision is not None and decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         if first:
             self._known_at = now
@@ -75,17 +75,17 @@ class Progress:
     @property
     def samples(self) -> int:
         """Of all committed steps that no roll-back undid."""
-        return self._turn.position.samples
+        return self._transaction.position.samples
 
     @property
     def loss(self) -> float:
         """Of the step that was committed last."""
-        return self._turn.position.loss
+        return self._transaction.position.loss
 
     @property
     def committed_at(self) -> float:
         """When the step that was committed last was, unix seconds; 0 before the first."""
-        return self._turn.position.step_time
+        return self._transaction.position.step_time
 
     @property
     def restarting(self) -> bool:
@@ -99,7 +99,7 @@ class Progress:
         then it is known what the generation's begin has cost, and what FORWARD leads to is here. Of those that have
         left and are owed it proves nothing.
         """
-        proven = self.ledger.proven if self._turn.members.entered(self._turn.record.plan) else 0
+        proven = self.ledger.proven if self._transaction.members.entered(self._transaction.record.plan) else 0
         if owed := self._owed:
             proven = min(proven, self.ledger.slowest(owed))
         return self._announce_all(self.ledger.release(AT_ONCE, up_to=proven))
@@ -113,7 +113,7 @@ class Progress:
 
     def finished(self, plan: GenerationPlan) -> bool:
         """Tell whether all members of `plan` have ended (or left) their loops, at the step that is committed."""
-        return not self._turn.members.unfinished(plan) and self.ledger.all_at_committed
+        return not self._transaction.members.unfinished(plan) and self.ledger.all_at_committed
 
     def skipped_too_often(self, at_most: int) -> str:
         """Return why the job must fail if its newest steps were all skipped, or "" if it may go on.
@@ -121,21 +121,21 @@ class Progress:
         Args:
             at_most: `--max-skipped-steps`; 0 for no limit.
         """
-        position = self._turn.position
+        position = self._transaction.position
         if not at_most or position.skipped_in_a_row < at_most:
             return ""
         return f"{describe_too_many_skipped(position.skipped_in_a_row, position.step)} (--max-skipped-steps {at_most})"
 
     def tell(self, every_s: float) -> None:
         """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""
-        turn = self._turn
-        seldom_s = every_s * max(SELDOM, len(turn.members.nodes) / TOLD_AT_ONCE)
-        if self.ledger.committed == self._told or turn.now < self._told_at + seldom_s:
+        transaction = self._transaction
+        seldom_s = every_s * max(SELDOM, len(transaction.members.nodes) / TOLD_AT_ONCE)
+        if self.ledger.committed == self._told or transaction.now < self._told_at + seldom_s:
             return
-        self._told, self._told_at = self.ledger.committed, turn.now
-        turn.change()  # whatever becomes of the journal, the record knows what the agents need not keep any more
-        here = (node.connection for node in turn.members.nodes.values())
-        turn.broadcast(here, Committed(term=turn.record.term, step=self._told))
+        self._told, self._told_at = self.ledger.committed, transaction.now
+        transaction.change()  # whatever becomes of the journal, the record knows what the agents need not keep any more
+        here = (node.connection for node in transaction.members.nodes.values())
+        transaction.broadcast(here, Committed(term=transaction.record.term, step=self._told))
 
     def failed(self, failed_at: float, *, asked: bool = False) -> None:
         """A recovery begins; one that is still under way goes on counting from its first failure.
@@ -148,20 +148,20 @@ class Progress:
         elif self.recovery is None or self.recovery.regrouped:
             taken = self.recovery.taken if self.recovery is not None else {}  # (of which nobody has told yet)
             self.recovery = RecoveryCost(
-                failed=failed_at, detected=self._turn.now, action="shrink", taken=taken, asked=asked
+                failed=failed_at, detected=self._transaction.now, action="shrink", taken=taken, asked=asked
             )
 
     def restarts(self) -> None:
         """The recovery under way is a restart: it lasts until a step is committed that never was before."""
         recovery = self.recovery
         if recovery is not None:
-            recovery.action, recovery.restart, recovery.decided = "restart_all", True, self._turn.now
+            recovery.action, recovery.restart, recovery.decided = "restart_all", True, self._transaction.now
             recovery.after_step = max(recovery.after_step, self.ledger.committed)
 
     def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
         """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
         self._follow(plan)
-        since, before = self.committed_at or self._turn.now, self.recovery
+        since, before = self.committed_at or self._transaction.now, self.recovery
         if before is not None and before.regrouped and before.after_step < step:
             self._swapped_away = before  # (all its members were there for one step)
         self.recovery = RecoveryCost(failed=since, detected=since, action=action, after_step=step, swap=True)
@@ -186,7 +186,7 @@ class Progress:
         if recovery.restart:
             recovery.source = source_kind(decision.source)
             return
-        recovery.decided = self._turn.now
+        recovery.decided = self._transaction.now
         recovery.after_step = decision.applied - (decision.kind is DecisionKind.FORWARD)
         workers = before.workers if before else ()
         recovery.source = source_kind(decision.source or next(iter(plan.sources.values()), None))
@@ -217,7 +217,7 @@ class Progress:
         if whole and recovery.action == "shrink":
             recovery.action = "replace"  # (who is there instead has joined before)
         here, before = {member.node for member in plan.members}, recovery.taken
-        owed = {one.node: one for one in self._turn.record.leaving if one.owed}
+        owed = {one.node: one for one in self._transaction.record.leaving if one.owed}
         given = {one.beside: (one.node, "") for one in owed.values() if one.beside}
         taken: dict[str, TakenPlace] = {}
         for name, (whose, of_it) in {**given, **moved}.items():
@@ -242,7 +242,7 @@ class Progress:
     def layout_changes(self) -> None:
         """The state is put away: all workers are replaced."""
         if self.recovery is None:  # (another coordinator has begun it)
-            self.failed(self._turn.now, asked=True)
+            self.failed(self._transaction.now, asked=True)
         self.puts_away(Decision(kind=DecisionKind.ROLLBACK, applied=self.ledger.committed))
         self.costs.forget_steps()
 
@@ -254,7 +254,7 @@ class Progress:
     @property
     def _owed(self) -> list[str]:
         """The workers that have left, and count still."""
-        return [worker for one in self._turn.record.leaving for worker in one.owed]
+        return [worker for one in self._transaction.record.leaving for worker in one.owed]
 
     def _follow(self, plan: GenerationPlan) -> None:
         self.ledger.follow(plan.generation, (*plan.workers, *self._owed))
@@ -269,16 +269,16 @@ class Progress:
 
     def _note_the_end(self, done: CommittedStep) -> None:
         """Where all are to stop after this step, that outlives their processes."""
-        stopped = self._turn.record.stopped
+        stopped = self._transaction.record.stopped
         if Wish.STOP in done.commit.wishes:
-            self._turn.change(stopped=Passed(step=done.step, commit=done.commit))
+            self._transaction.change(stopped=Passed(step=done.step, commit=done.commit))
         elif stopped is not None and stopped.step == done.step:
-            self._turn.change(stopped=None)
+            self._transaction.change(stopped=None)
 
     def _note_left_out(self, done: CommittedStep) -> None:
         """Note a step after which no checkpoint was written although one was due."""
         wishes = done.commit.wishes
-        due = Wish.SAVE_IF_FREE in wishes or not self._turn.record.saves_in_time
+        due = Wish.SAVE_IF_FREE in wishes or not self._transaction.record.saves_in_time
         if due and Wish.STILL_SAVING in wishes and Wish.SAVE not in wishes:
             self._left_out.append(done.step)
 
@@ -288,16 +288,16 @@ class Progress:
         return steps
 
     def _announce(self, done: CommittedStep) -> None:
-        commit, before = done.commit, self._turn.position
+        commit, before = done.commit, self._transaction.position
         # Nobody knows any more when a step passed whose witnesses are all dead; other machines' clocks may lag.
-        time = max(done.time or self._turn.now, self.committed_at)
+        time = max(done.time or self._transaction.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
         paused_s = min(done.paused_s, seconds)
         self.costs.step(seconds - paused_s, time, done.world)
         self._known_at = time if done.time else self._known_at
         if self.recovery is not None:
             self.recovery.swapped_at(done.step, time)
-        self._turn.emit_at(
+        self._transaction.emit_at(
             time,
             StepCommitted,
             step=done.step,
@@ -316,14 +316,14 @@ class Progress:
         )
         for skip in commit.skips:
             told = {"micro_batch": skip.micro_batch, "reason": skip.reason}
-            self._turn.emit_at(time, MicroBatchSkipped, step=done.step, **told)
+            self._transaction.emit_at(time, MicroBatchSkipped, step=done.step, **told)
         if commit.failed:
-            row = self._turn.position.skipped_in_a_row
-            self._turn.emit_at(time, StepSkipped, step=done.step, why=commit.why_skipped, in_a_row=row)
+            row = self._transaction.position.skipped_in_a_row
+            self._transaction.emit_at(time, StepSkipped, step=done.step, why=commit.why_skipped, in_a_row=row)
             if row == 1:
-                self._turn.change()  # Recorded: a coordinator that dies here must not lose the alert.
+                self._transaction.change()  # Recorded: a coordinator that dies here must not lose the alert.
         elif _only_loss_is_infinite(commit) and (math.isfinite(before.loss) or not before.step):
-            self._turn.emit_at(time, LossNotFinite, step=done.step, loss=f"{commit.mean_loss:g}")
+            self._transaction.emit_at(time, LossNotFinite, step=done.step, loss=f"{commit.mean_loss:g}")
 
     def _recovered(self, done: CommittedStep) -> None:
         before, recovery = self._swapped_away, self.recovery
@@ -344,9 +344,9 @@ class Progress:
             self.costs.measured(Cost.LAYOUT, max(0.0, down_s - self.costs.step_s))
         if recovery.action == "rebalance":
             told = {name: costs[name] for name in ("moved_bytes", "experts_moved", "transfer_s", "down_s")}
-            self._turn.emit(Rebalanced, step=done.step, **told)
+            self._transaction.emit(Rebalanced, step=done.step, **told)
         else:
-            self._turn.emit(Recovered, **costs)
+            self._transaction.emit(Recovered, **costs)
             self._moved(recovery)
 
     def _moved(self, recovery: RecoveryCost) -> None:
@@ -354,10 +354,10 @@ class Progress:
         down_s, joined = max(0.0, self.committed_at - recovery.failed), dict(self._beside)
         if recovery.swap:
             cost = max(0.0, down_s - self.costs.step_s), recovery.moved_bytes
-            self._beside = dict.fromkeys(self._turn.record.replacements_among(recovery.nodes), cost)
+            self._beside = dict.fromkeys(self._transaction.record.replacements_among(recovery.nodes), cost)
         for name, place in recovery.taken.items():
             before_s, bytes_before = joined.get(name, (0.0, 0))
-            self._turn.emit(
+            self._transaction.emit(
                 NodeMoved,
                 from_node=place.whose,
                 to_node=name,

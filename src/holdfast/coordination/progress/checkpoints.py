@@ -14,7 +14,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.saving_period import PRIOR_S, gone_back, prior_s, saved, saving_period_s
 from holdfast.coordination.snapshots.book import on_lineage
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
 from holdfast.protocol.events import CheckpointDelayed, CheckpointFailed, CheckpointRejected, CheckpointSaved
@@ -61,8 +61,8 @@ class _Open:
 class CheckpointBook:
     """Accepts what is written, once it is whole; and says when it is time to write."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
+        self._transaction = transaction
         self._config = config
         self._costs = costs
         self._open: dict[CheckpointName, _Open] = {}
@@ -115,24 +115,26 @@ class CheckpointBook:
                 self._seal(name, one)
             elif self._left(name, one):
                 self._drop(name)
-        plan = self._turn.record.plan
+        plan = self._transaction.record.plan
         if self._wanted is not None and plan is not None and plan.generation != self._asked:
             self._asked = plan.generation
-            self._turn.order(plan.workers[0], AskCheckpoint())
+            self._transaction.order(plan.workers[0], AskCheckpoint())
         self._ask_in_time(committed)
 
     @property
     def period_s(self) -> float | None:
         """How long after a checkpoint the next one is due, None where steps are counted or none are kept."""
-        record = self._turn.record
+        record = self._transaction.record
         if not (record.saves and record.saves_in_time):
             return None
-        return saving_period_s(record.saving, self._turn.now - record.run_since, self._config.period, self._prior_s)
+        return saving_period_s(
+            record.saving, self._transaction.now - record.run_since, self._config.period, self._prior_s
+        )
 
     @property
     def _prior_s(self) -> float:
         """For how long it counts that a save was needed once: by how often the pool's nodes fail, if it is in one."""
-        record = self._turn.record
+        record = self._transaction.record
         plan, rate = record.plan, record.held.failure_rate if record.held is not None else 0.0
         if plan is None or not rate:
             return PRIOR_S
@@ -146,7 +148,7 @@ class CheckpointBook:
 
     def _ask_in_time(self, committed: int) -> None:
         """Have all save after the same step, the next one to pass, where it is time for that."""
-        record, now, period_s = self._turn.record, self._turn.now, self.period_s
+        record, now, period_s = self._transaction.record, self._transaction.now, self.period_s
         plan = record.plan
         if period_s is None or plan is None or plan.last or committed <= self._newest:
             return
@@ -154,28 +156,28 @@ class CheckpointBook:
         if since <= now < since + period_s:  # (where a clock was set back, nobody knows how long it was)
             return
         self._asked_at = now
-        self._turn.order(plan.workers[0], AskCheckpoint(if_free=True))
+        self._transaction.order(plan.workers[0], AskCheckpoint(if_free=True))
 
     def note_left_out(self, steps: Sequence[int]) -> None:
         """Report that checkpoints become less frequent: none is begun after these steps, although one is due.
 
         It is reported again each time that twice as many were left out.
         """
-        plan = self._turn.record.plan
+        plan = self._transaction.record.plan
         if not steps or plan is None:
             return
         if not self._left_out:
-            self._left_out_since = self._turn.now
+            self._left_out_since = self._transaction.now
         self._left_out += len(steps)
         if self._left_out < self._reported_from:
             return
         self._reported_from = 2 * self._left_out
-        self._turn.emit(
+        self._transaction.emit(
             CheckpointDelayed,
             step=steps[-1],
             nodes=self._writing_nodes(plan)[:_NAMED_NODES],
             left_out=self._left_out,
-            waited_s=self._turn.now - self._left_out_since,
+            waited_s=self._transaction.now - self._left_out_since,
         )
 
     def _writing_nodes(self, plan: GenerationPlan) -> tuple[str, ...]:
@@ -188,7 +190,7 @@ class CheckpointBook:
 
     @property
     def _newest(self) -> int:
-        known = self._turn.record.checkpoints
+        known = self._transaction.record.checkpoints
         return known[-1].step if known else 0
 
     def _passed_over(self, name: CheckpointName) -> bool:
@@ -201,7 +203,7 @@ class CheckpointBook:
         Raises:
             BadInputError: the job keeps none.
         """
-        if not self._turn.record.saves:
+        if not self._transaction.record.saves:
             raise BadInputError("the job keeps no checkpoints: start it with --checkpoint-dir DIR")
         self._wanted, self._asked = committed, 0
 
@@ -209,7 +211,7 @@ class CheckpointBook:
         """What was written of the abandoned steps never counts; `to_snapshot`: no checkpoint was needed."""
         self._left_out = 0
         if not to_snapshot:
-            self._turn.change(saving=gone_back(self._turn.record.saving))
+            self._transaction.change(saving=gone_back(self._transaction.record.saving))
         for name in list(self._open):
             self._drop(name)
 
@@ -220,9 +222,9 @@ class CheckpointBook:
         name = _name_of(message)
         if name is None or message.part >= message.parts:
             return
-        node, known = node_of(message.worker), self._turn.record.checkpoints
+        node, known = node_of(message.worker), self._transaction.record.checkpoints
         if any(one.name == name.folder for one in known):
-            self._turn.order_node(node, _settled(name))
+            self._transaction.order_node(node, _settled(name))
             return
         if self._passed_over(name) or name.folder in self._void or not self._on_lineage(message):
             self._prune([node], (name.folder,))
@@ -238,12 +240,12 @@ class CheckpointBook:
 
     def _seal(self, name: CheckpointName, one: _Open) -> None:
         """Its step is committed: it is to count."""
-        turn, there = self._turn, self._turn.members.nodes
+        transaction, there = self._transaction, self._transaction.members.nodes
         if one.sealer in there:
             return
         one.sealer = next((node for node in (*one.nodes, *there) if node in there), "")
         parts = [one.parts[number] for number in range(one.count)]
-        turn.change()  # a checkpoint that counts says that its step is committed
+        transaction.change()  # a checkpoint that counts says that its step is committed
         order = AcceptCheckpoint(
             term=name.term,
             generation=name.generation,
@@ -253,11 +255,11 @@ class CheckpointBook:
             seconds=max(part.seconds for part in parts),
             stall_s=max(part.stall_s for part in parts),
         )
-        turn.order_node(one.sealer, order)
+        transaction.order_node(one.sealer, order)
 
     def _left(self, name: CheckpointName, one: _Open) -> bool:
         """Tell whether somebody has left the job, or its loop, without a part of it: nobody is to wait for that."""
-        plan, members = self._turn.record.plan, self._turn.members
+        plan, members = self._transaction.record.plan, self._transaction.members
         if plan is None or plan.generation != name.generation or members.unfinished(plan) == len(plan.workers):
             return False
         lacking = [worker for part, worker in enumerate(plan.workers) if part not in one.parts]
@@ -267,7 +269,7 @@ class CheckpointBook:
     def _unwritten(self, message: CheckpointUnwritten) -> None:
         """A part cannot be written, or the whole not be made to count: training goes on, and it is told."""
         name, node = _name_of(message), node_of(message.worker)
-        if name is None or any(one.name == name.folder for one in self._turn.record.checkpoints):
+        if name is None or any(one.name == name.folder for one in self._transaction.record.checkpoints):
             return
         if name.folder in self._void:
             self._prune([node], (name.folder,))  # (its worker waits for that, like all others)
@@ -277,7 +279,7 @@ class CheckpointBook:
             return
         self._failed += 1
         self._left_out = 0
-        self._turn.emit(CheckpointFailed, node=node, step=name.step, why=message.why, tries=self._failed)
+        self._transaction.emit(CheckpointFailed, node=node, step=name.step, why=message.why, tries=self._failed)
         self._drop(name, node)
 
     def _is_overtaken(self, name: CheckpointName) -> bool:
@@ -290,7 +292,7 @@ class CheckpointBook:
         one = self._open.pop(name, None)
         # One that is being sealed may be told of as kept to a coordinator that has never heard of this.
         if one is not None and one.sealer:
-            self._turn.change(superseded=(*self._turn.record.superseded, name.folder)[-MAX_PRUNED:])
+            self._transaction.change(superseded=(*self._transaction.record.superseded, name.folder)[-MAX_PRUNED:])
         self._void = [*self._void, name.folder][-4 * _OPEN :]
         self._prune([*nodes, *(one.nodes if one is not None else ())], (name.folder,))
 
@@ -298,7 +300,7 @@ class CheckpointBook:
 
     def _kept(self, message: CheckpointKept) -> None:
         """An accepted checkpoint has its manifest."""
-        turn, record, node = self._turn, self._turn.record, node_of(message.worker)
+        transaction, record, node = self._transaction, self._transaction.record, node_of(message.worker)
         name = _name_of(message)
         known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, generation=message.generation)
         if name is None or known in record.checkpoints or known.name in record.superseded:
@@ -306,17 +308,17 @@ class CheckpointBook:
         if self._passed_over(name) or not self._on_lineage(message) or message.name in self._void:
             # It was accepted before a decision that has abandoned its step, or before a newer one counted, which may be
             # all that a later coordinator knows of it: to be removed, with the next that are, if it is not yet.
-            turn.change(superseded=(*record.superseded, known.name)[-MAX_PRUNED:])
+            transaction.change(superseded=(*record.superseded, known.name)[-MAX_PRUNED:])
             return
         checkpoints, old = retained((*record.checkpoints, known))
         superseded = (*record.superseded, *old)[-MAX_PRUNED:]
-        slowed_s = min(self._costs.slowed_s(turn.now - message.seconds), message.seconds)
-        saving = saved(record.saving, turn.now, max(message.stall_s, slowed_s))
-        turn.change(checkpoints=checkpoints, superseded=superseded, saving=saving)
+        slowed_s = min(self._costs.slowed_s(transaction.now - message.seconds), message.seconds)
+        saving = saved(record.saving, transaction.now, max(message.stall_s, slowed_s))
+        transaction.change(checkpoints=checkpoints, superseded=superseded, saving=saving)
         if known in checkpoints:
             self._failed = 0
             self._wanted = None if self._wanted is not None and message.step > self._wanted else self._wanted
-            turn.emit(
+            transaction.emit(
                 CheckpointSaved,
                 step=message.step,
                 save_s=message.seconds,
@@ -329,7 +331,7 @@ class CheckpointBook:
             self._left_out = 0
         one = self._open.pop(name, None)
         for writer in one.nodes if one is not None else [node]:
-            turn.order_node(writer, _settled(name))
+            transaction.order_node(writer, _settled(name))
         for older in [other for other in self._open if other.step <= message.step]:
             self._drop(older)
         if superseded:
@@ -337,25 +339,29 @@ class CheckpointBook:
 
     def _damaged(self, message: CheckpointDamaged) -> bool:
         """Strike out a checkpoint that cannot be read; True where it was one that counted."""
-        turn = self._turn
-        remaining = tuple(known for known in turn.record.checkpoints if known.name != message.name)
-        if len(remaining) == len(turn.record.checkpoints):
+        transaction = self._transaction
+        remaining = tuple(known for known in transaction.record.checkpoints if known.name != message.name)
+        if len(remaining) == len(transaction.record.checkpoints):
             return False
-        superseded = (*turn.record.superseded, message.name)[-MAX_PRUNED:]
-        turn.change(checkpoints=remaining, unreadable=turn.record.unreadable + 1, superseded=superseded)
-        turn.emit(CheckpointRejected, name=message.name, why=message.why)
-        for node in turn.members.nodes:  # (who could read it counts on it: its step is to be written again)
-            turn.order_node(node, PruneCheckpoints(term=turn.record.term, names=(message.name,), remove=False))
+        superseded = (*transaction.record.superseded, message.name)[-MAX_PRUNED:]
+        transaction.change(checkpoints=remaining, unreadable=transaction.record.unreadable + 1, superseded=superseded)
+        transaction.emit(CheckpointRejected, name=message.name, why=message.why)
+        for node in transaction.members.nodes:  # (who could read it counts on it: its step is to be written again)
+            transaction.order_node(
+                node, PruneCheckpoints(term=transaction.record.term, names=(message.name,), remove=False)
+            )
         return True
 
     def remind(self, node: str) -> None:
         """A node is back: of one that cannot be read it may not have heard, if a coordinator has died just then."""
-        record = self._turn.record
+        record = self._transaction.record
         if record.unreadable and record.superseded:
-            self._turn.order_node(node, PruneCheckpoints(term=record.term, names=record.superseded, remove=False))
+            self._transaction.order_node(
+                node, PruneCheckpoints(term=record.term, names=record.superseded, remove=False)
+            )
 
     def _on_lineage(self, message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> bool:
-        record = self._turn.record
+        record = self._transaction.record
         known = message.term <= record.term and message.generation <= record.generation
         return known and on_lineage(record, message)
 
@@ -365,12 +371,12 @@ class CheckpointBook:
         None that counts is: what was written of it may be told again, late. Nor one that cannot be read, while there is
         no other: a person may make something of it.
         """
-        record = self._turn.record
+        record = self._transaction.record
         stays = {known.name for known in record.checkpoints} or set(record.superseded)
         gone = tuple(name for name in names if name not in stays)
-        there = [node for node in dict.fromkeys(nodes) if node in self._turn.members.nodes] if gone else []
+        there = [node for node in dict.fromkeys(nodes) if node in self._transaction.members.nodes] if gone else []
         for place, node in enumerate(there):
-            self._turn.order_node(node, PruneCheckpoints(term=record.term, names=gone, remove=place == 0))
+            self._transaction.order_node(node, PruneCheckpoints(term=record.term, names=gone, remove=place == 0))
 
 
 def _settled(name: CheckpointName) -> AcceptCheckpoint:

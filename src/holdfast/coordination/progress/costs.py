@@ -7,7 +7,7 @@ from enum import StrEnum
 from statistics import median
 
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 
 #: Until something was measured: bytes per second of a 10 Gbit/s network.
 DEFAULT_BANDWIDTH = 1e9
@@ -71,8 +71,8 @@ class MeasuredCosts:
     What else moves and restarts have cost is in the record.
     """
 
-    def __init__(self, turn: Turn | None = None) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction | None = None) -> None:
+        self._transaction = transaction
         #: what is written with the next measurement: a loss must not wait for a write
         self._unwritten: dict[str, tuple[float, ...]] = {}
         self.bandwidth = DEFAULT_BANDWIDTH
@@ -90,10 +90,10 @@ class MeasuredCosts:
 
     def measured(self, cost: Cost, value: float) -> None:
         """Something took so long, or so much."""
-        if self._turn is None or value < 0:
+        if self._transaction is None or value < 0:
             return
         newest = {str(cost): (*self._known(cost), value)[-_NEWEST:]}
-        self._turn.change(costs={**self._turn.record.costs, **self._unwritten, **newest})
+        self._transaction.change(costs={**self._transaction.record.costs, **self._unwritten, **newest})
         self._unwritten.clear()
 
     def _keep_loss(self, recovery: RecoveryCost, committed: float) -> None:
@@ -120,17 +120,17 @@ class MeasuredCosts:
 
     def between_losses_s(self, now: float) -> float:
         """Return how long the job may expect to go on until it loses a node: by its last losses, and a guess beside."""
-        if self._turn is None:
+        if self._transaction is None:
             return FIRST_LOSS_S
         times = self._known(Cost.LOSS)
         if len(times) == _NEWEST:
             return (FIRST_LOSS_S + now - times[0]) / _NEWEST
-        return (FIRST_LOSS_S + now - (self._turn.record.run_since or now)) / (1 + len(times))
+        return (FIRST_LOSS_S + now - (self._transaction.record.run_since or now)) / (1 + len(times))
 
     def _known(self, cost: Cost) -> tuple[float, ...]:
-        if self._turn is None:
+        if self._transaction is None:
             return ()
-        return self._unwritten.get(cost) or self._turn.record.costs.get(cost, ())
+        return self._unwritten.get(cost) or self._transaction.record.costs.get(cost, ())
 
     def step(self, seconds: float, time: float, world: int) -> None:
         """A step of so many workers took so long, and was committed then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import Evaluated
 from holdfast.protocol.messages.worker import EvaluationDone
 from holdfast.protocol.record import MAX_EVALUATIONS
@@ -13,12 +13,12 @@ from holdfast.protocol.record import MAX_EVALUATIONS
 class EvaluationBook:
     """Tells of evaluations of members; messages of others never get here."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     def take(self, message: EvaluationDone) -> None:
         """Tell what is news in a member's message, unless it is of a lineage that was left."""
-        turn, record = self._turn, self._turn.record
+        transaction, record = self._transaction, self._transaction.record
         if not record.lineage <= message.generation <= record.generation:
             return
         told = dict(record.evaluated)
@@ -27,12 +27,12 @@ class EvaluationBook:
             told.pop(result.name, None)  # the names that are reported longest ago come first
             told[result.name] = result.step
             metrics = {key: value if math.isfinite(value) else None for key, value in result.metrics.items()}
-            turn.emit(Evaluated, name=result.name, step=result.step, samples=result.samples, metrics=metrics)
+            transaction.emit(Evaluated, name=result.name, step=result.step, samples=result.samples, metrics=metrics)
         if news:
-            turn.change(evaluated=dict(list(told.items())[-MAX_EVALUATIONS:]))
+            transaction.change(evaluated=dict(list(told.items())[-MAX_EVALUATIONS:]))
 
     def rolled_back(self, step: int) -> None:
         """What comes after `step` is evaluated once more."""
-        evaluated = self._turn.record.evaluated
+        evaluated = self._transaction.record.evaluated
         if any(newest > step for newest in evaluated.values()):
-            self._turn.change(evaluated={name: min(newest, step) for name, newest in evaluated.items()})
+            self._transaction.change(evaluated={name: min(newest, step) for name, newest in evaluated.items()})

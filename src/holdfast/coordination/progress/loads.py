@@ -13,7 +13,7 @@ from math import isfinite
 
 import numpy as np
 
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.messages.worker import Loads
 from holdfast.protocol.plan import ExpertShape
@@ -41,8 +41,8 @@ def decode_loads(blob: bytes, shape: ExpertShape) -> FloatArray:
 class LoadBook:
     """The newest loads that a member has told."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
         self._told = (0, 0)
         #: tokens per step `(L, E)`; None: nobody has told any yet
         self.tokens: FloatArray | None = None
@@ -53,7 +53,7 @@ class LoadBook:
 
     def take(self, message: Loads) -> bool:
         """Take in a member's report, unless it is older than what is known; False where it is no such thing."""
-        shape, told = self._turn.record.expert_shape, (message.generation, message.step)
+        shape, told = self._transaction.record.expert_shape, (message.generation, message.step)
         if shape is None or told <= self._told:
             return True
         if not isfinite(message.token_s):

@@ -10,7 +10,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Shutdown
 from holdfast.coordination.recovery.ending import Ending
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol.record import LastWill
 
@@ -30,7 +30,7 @@ class Closing:
 
     def __init__(
         self,
-        turn: Turn,
+        transaction: Transaction,
         config: CoordinatorConfig,
         stopping: Stopping,
         ending: Ending,
@@ -43,7 +43,7 @@ class Closing:
         self._since = 0.0
         #: workers are still to come that can save
         self._awaits = False
-        self._turn = turn
+        self._transaction = transaction
         self._config = config
         self._stopping = stopping
         self._ending = ending
@@ -78,52 +78,54 @@ class Closing:
         """The cause is what it was, but more is known of it."""
         if self._will is not None and self._will.why == before and self._ending.over is None:
             self._will = msgspec.structs.replace(self._will, why=why)
-            self._turn.change(will=self._will)
+            self._transaction.change(will=self._will)
 
     def renew(self, why: str) -> None:
         """Only workers that cannot go on have the newest state: it is saved, then all are started again.
 
         Where nothing is kept the job fails with this cause.
         """
-        self._begin(LastWill(why=why, exit_code=EXIT_FAILED, failed=True, renew=self._turn.record.saves), save=True)
+        self._begin(
+            LastWill(why=why, exit_code=EXIT_FAILED, failed=True, renew=self._transaction.record.saves), save=True
+        )
 
     def renewed(self) -> None:
         """The workers are being started again."""
         self.under_way, self._will = False, None
-        self._turn.change(will=None)
+        self._transaction.change(will=None)
 
     def taken_over(self, *, again: bool) -> None:
         """The coordinator before this one was asked, and died before the job had ended; or another run is to go on."""
-        record = self._turn.record
+        record = self._transaction.record
         if again and record.will is not None:
-            self._turn.change(will=None)
+            self._transaction.change(will=None)
         elif not again and self._had_begun:
-            self.under_way, self._will, self._since = True, record.will, self._turn.now
+            self.under_way, self._will, self._since = True, record.will, self._transaction.now
         elif record.will is not None:  # (all go on: whoever wants an end asks again)
-            self._turn.change(will=None)
+            self._transaction.change(will=None)
 
     @property
     def _had_begun(self) -> bool:
         """Tell whether the last plan is in force, or awaited: workers are to come that save."""
-        record = self._turn.record
+        record = self._transaction.record
         return record.plan.last if record.plan is not None else bool(record.will and record.stashed_step)
 
     def tick(self) -> None:
         """End the job whose time is up; give up what takes too long."""
         limit_s = self._config.spec.time_limit
-        if limit_s and self._turn.now - self._turn.record.run_since >= limit_s and not self._ends:
+        if limit_s and self._transaction.now - self._transaction.record.run_since >= limit_s and not self._ends:
             why = f"its time limit of {limit_s:g} s is over"
             self._begin(LastWill(why=why, exit_code=EXIT_ENDED, reason="time_limit"), save=True)
-        record = self._turn.record
+        record = self._transaction.record
         awaited, self._awaits = self._awaits, record.plan is None and record.stashed_step > 0
         if awaited and not self._awaits:
-            self._since = self._turn.now  # (they are here: the time for saving begins)
+            self._since = self._transaction.now  # (they are here: the time for saving begins)
         limit_s = self._config.layout_timeout_s if self._awaits else self._config.save_timeout_s
-        if not self.under_way or self._turn.now - self._since <= limit_s:
+        if not self.under_way or self._transaction.now - self._since <= limit_s:
             return
-        here = self._awaits and any(self._turn.members.regular)
+        here = self._awaits and any(self._transaction.members.regular)
         if here and self._goes_back(f"its workers did not come within {limit_s:g} s, and the job is to end"):
-            self._since = self._turn.now  # (those of the layout before are given as long)
+            self._since = self._transaction.now  # (those of the layout before are given as long)
         else:
             self.end(self._unsaved)
 
@@ -143,14 +145,14 @@ class Closing:
     @property
     def _unsaved(self) -> str:
         """What of a change of layout was in memory alone, and is there no more once the nodes have ended."""
-        record = self._turn.record
+        record = self._transaction.record
         if record.plan is not None or not record.stashed_step:
             return ""
         names = ", ".join(record.stash_nodes)
         return f"nothing could be saved: step {record.stashed_step} was in the memory of {names} alone"
 
     def _begin(self, will: LastWill, *, save: bool) -> None:
-        record, before = self._turn.record, self._will
+        record, before = self._transaction.record, self._will
         if self._ending.over is not None:
             return
         # The first failure is the cause; but that all are started again is no end, and whoever wants one has it.
@@ -161,8 +163,8 @@ class Closing:
             self.end(self._unsaved)
             return
         if self._will != record.will:
-            self._turn.change(will=self._will)
+            self._transaction.change(will=self._will)
         if not self.under_way:
-            self.under_way, self._since = True, self._turn.now
+            self.under_way, self._since = True, self._transaction.now
             if record.plan is not None and not record.plan.last:
-                self._stopping.begin(self._turn.now)
+                self._stopping.begin(self._transaction.now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.events import JobFailed, JobFinished, NodeStayed
 from holdfast.protocol.messages.agent import EndNode
@@ -14,40 +14,40 @@ from holdfast.protocol.messages.orders import JobDone
 class Ending:
     """`over` is None while the job goes on."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, transaction: Transaction) -> None:
         self.over: EndJob | None = None
-        self._turn = turn
+        self._transaction = transaction
 
     @property
     def farewell(self) -> str:
         """Why a node leaves once the job is over."""
-        return self._turn.record.outcome or "drained"
+        return self._transaction.record.outcome or "drained"
 
     def taken_over(self) -> None:
         """The coordinator before this one wrote an outcome, and died before everybody knew."""
-        outcome = self._turn.record.outcome
+        outcome = self._transaction.record.outcome
         self._end(EXIT_DONE if outcome == "finished" else EXIT_FAILED, f"the job is {outcome}")
 
     def done(self) -> None:
         """Every member has finished."""
-        turn = self._turn
-        stops = [info.stopped for info in turn.members.workers() if info.stopped is not None]
-        turn.change(outcome="finished")
+        transaction = self._transaction
+        stops = [info.stopped for info in transaction.members.workers() if info.stopped is not None]
+        transaction.change(outcome="finished")
         self._nobody_moves()
         self._emit_finished("stopped" if stops else "completed", next(filter(None, stops), ""))
-        turn.order_all((info.id for info in turn.members.everybody()), JobDone())
+        transaction.order_all((info.id for info in transaction.members.everybody()), JobDone())
         # (those without workers are still starting: nobody is there whom JobDone would let go)
-        starting = (node.connection for node in turn.members.nodes.values() if not node.workers)
-        turn.broadcast(starting, EndNode(exit_code=EXIT_DONE, why="the job is done"))
+        starting = (node.connection for node in transaction.members.nodes.values() if not node.workers)
+        transaction.broadcast(starting, EndNode(exit_code=EXIT_DONE, why="the job is done"))
         self._end(EXIT_DONE, "done")
 
     def failed(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> None:
         """The job cannot go on."""
         if self.over is not None:
             return
-        self._turn.change(outcome="failed")
+        self._transaction.change(outcome="failed")
         self._nobody_moves()
-        self._turn.emit(JobFailed, why=why, traceback=traceback)
+        self._transaction.emit(JobFailed, why=why, traceback=traceback)
         self._send_home(exit_code, why)
 
     def by_will(self, exit_code: int, reason: str, why: str) -> None:
@@ -60,41 +60,41 @@ class Ending:
 
     def _nobody_moves(self) -> None:
         """Those that were to give their places to standbys have them still."""
-        turn = self._turn
-        stay = [one for one in turn.record.leaving if one.stays and not one.owed]
+        transaction = self._transaction
+        stay = [one for one in transaction.record.leaving if one.stays and not one.owed]
         if stay:
-            turn.change(leaving=tuple(one for one in turn.record.leaving if one not in stay))
+            transaction.change(leaving=tuple(one for one in transaction.record.leaving if one not in stay))
         for one in stay:
             why = "the job ended before a standby had its place"
-            turn.emit(NodeStayed, node=one.node, reason="job_ended", detail=why)
+            transaction.emit(NodeStayed, node=one.node, reason="job_ended", detail=why)
 
     def _emit_finished(self, reason: str, why: str = "", *, resumable: bool = False) -> None:
-        at = self._turn.position
+        at = self._transaction.position
         # All steps have the same number of samples. The steps before these are of a run whose events are not here.
         counted = at.samples // at.step_samples if at.step_samples else 0
         totals = {"steps": at.step, "samples": at.samples, "samples_since": at.step - counted}
         loss = at.loss if at.step_time else None
-        self._turn.emit(JobFinished, reason=reason, why=why, resumable=resumable, final_loss=loss, **totals)
+        self._transaction.emit(JobFinished, reason=reason, why=why, resumable=resumable, final_loss=loss, **totals)
 
     def _send_home(self, exit_code: int, why: str) -> None:
-        here = (node.connection for node in self._turn.members.nodes.values())
-        self._turn.broadcast(here, EndNode(exit_code=exit_code, why=why))
+        here = (node.connection for node in self._transaction.members.nodes.values())
+        self._transaction.broadcast(here, EndNode(exit_code=exit_code, why=why))
         self._end(exit_code, why)
 
     def late(self, node: Node) -> None:
         """A node comes after the job's end; one with workers is told by JobDone where all is done."""
-        if self.over is not None and not (self._turn.record.outcome and node.workers):
-            self._turn.send(node.connection, EndNode(exit_code=self.over.exit_code, why=self.over.why))
+        if self.over is not None and not (self._transaction.record.outcome and node.workers):
+            self._transaction.send(node.connection, EndNode(exit_code=self.over.exit_code, why=self.over.why))
 
     def takes(self, name: str) -> bool:
         """A node hangs: tell whether the job is over, and have its agent end one that has no part in the world."""
-        members = self._turn.members
+        members = self._transaction.members
         node = members.standbys.get(name) or members.owed.get(name)
         if self.over is not None and node is not None:
             why = "a worker hangs, and the job is over"
-            self._turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
+            self._transaction.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
         return self.over is not None
 
     def _end(self, exit_code: int, why: str) -> None:
         self.over = EndJob(exit_code, why)
-        self._turn.end(self.over)
+        self._transaction.end(self.over)

@@ -15,7 +15,7 @@ from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.progress.announced import Progress
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.events import FailureDetected, NodeLeft
 from holdfast.protocol.failures import Detector, FailureKind, Severity
@@ -29,7 +29,7 @@ class Failures:
 
     def __init__(
         self,
-        turn: Turn,
+        transaction: Transaction,
         progress: Progress,
         stopping: Stopping,
         joining: Joining,
@@ -42,7 +42,7 @@ class Failures:
         self._classes = classes
         self._ladder = ladder
         self._cause, self._raised = "", False
-        self._turn = turn
+        self._transaction = transaction
         self._ledger, self._costs = progress.ledger, progress.costs
         self._stopping = stopping
         self._joining = joining
@@ -54,7 +54,7 @@ class Failures:
 
         A process that is gone takes the others of its unit with it: that is one failure, however many are told of.
         """
-        mates = {one.worker: self._turn.break_unit(one.worker) for one in failures if one.worker}
+        mates = {one.worker: self._transaction.break_unit(one.worker) for one in failures if one.worker}
         failures = tuple(failure for failure in failures if not any(take(failure) for take in self._aside))
         if not failures:
             return
@@ -74,7 +74,7 @@ class Failures:
 
     def gone(self, workers: Collection[str], since: float) -> None:
         """These workers no longer count, whether they failed or left: what they were part of cannot go on."""
-        record = self._turn.record
+        record = self._transaction.record
         for worker in workers:
             self._ledger.forget(worker)
             self._stopping.forget(worker)
@@ -87,7 +87,7 @@ class Failures:
 
     def undo_pending(self, since: float, suspects: Collection[str] | None = None) -> None:
         """The pending generation cannot come. Once armed, some may have swapped already: only Stop is safe then."""
-        if self._turn.record.pending is None or self._stopping.stop is not None:
+        if self._transaction.record.pending is None or self._stopping.stop is not None:
             return
         if self._joining.armed:
             self._stopping.begin(since)
@@ -100,7 +100,7 @@ class Failures:
         Args:
             node: the node whose tries it uses up.
         """
-        tries = self._tell(self._classed(collective_failed(complaint, report, node, self._turn.now)))
+        tries = self._tell(self._classed(collective_failed(complaint, report, node, self._transaction.now)))
         return not self._ladder.exhausted(Severity.RETRY, tries)
 
     def accused(self, complaints: Iterable[Complaint]) -> dict[str, str]:
@@ -123,16 +123,16 @@ class Failures:
         Args:
             mates: those that are gone with it.
         """
-        turn, evidence, tries = self._turn, failure.evidence, self._ladder.tries(failure)
+        transaction, evidence, tries = self._transaction, failure.evidence, self._ladder.tries(failure)
         if failure.severity is Severity.NODE or evidence.category in OF_THE_MACHINE:
-            turn.members.failed(failure.node)
-        turn.emit(
+            transaction.members.failed(failure.node)
+        transaction.emit(
             FailureDetected,
             node=failure.node,
             kind=failure.kind,
             detector=evidence.detector,
             severity=failure.severity,
-            after_s=max(0.0, turn.now - failure.since),
+            after_s=max(0.0, transaction.now - failure.since),
             category=evidence.category,
             step=evidence.step,
             phase=evidence.phase,
@@ -143,7 +143,7 @@ class Failures:
         # What users' code raises explains the losses around it, and is explained by none of them.
         raised = failure.kind is FailureKind.EXCEPTION
         if not self._cause or (raised and not self._raised):
-            place = turn.place_of(failure.worker) if failure.worker else f"node {failure.node}"
+            place = transaction.place_of(failure.worker) if failure.worker else f"node {failure.node}"
             self._cause, self._raised = f"{place}: {evidence.detail or failure.kind}", raised
         return tries
 
@@ -164,26 +164,26 @@ class Failures:
 
     def _out(self, failure: Failure) -> list[str]:
         """Expel a node that failed; return the workers that are gone with it."""
-        turn, tries = self._turn, self._tell(failure)
+        transaction, tries = self._transaction, self._tell(failure)
         self._absences.lost(failure.node)
-        self._costs.lost(turn.now)
-        node, why = turn.members.nodes.get(failure.node), failure.evidence.detail
+        self._costs.lost(transaction.now)
+        node, why = transaction.members.nodes.get(failure.node), failure.evidence.detail
         beyond = node is not None and (self._is_the_machines(failure) or self._ladder.exhausted(Severity.NODE, tries))
         if node is not None and beyond:
             often = f"it has failed {tries} times in {WINDOW_S:.0f} s, at last: "
             why = f"{'' if self._is_the_machines(failure) else often}{why or failure.kind}"
-            turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
+            transaction.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
         elif node is not None and (failure.kind is FailureKind.HANG or failure.evidence.category == REPLICA_DIFFERS):
             # Its agent lives: it replaces the processes and comes again.
-            turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+            transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         if node is not None and failure.kind is not FailureKind.CONNECTION_LOST:
-            turn.close(node.connection)
-        workers = turn.members.remove(node.name) if node is not None else turn.planned_on(failure.node)
+            transaction.close(node.connection)
+        workers = transaction.members.remove(node.name) if node is not None else transaction.planned_on(failure.node)
         if node is not None and beyond:
             self._ladder.quarantine(node.name, node.host, why)
         else:
             self._ladder.gone(failure.node)
-        turn.emit(
+        transaction.emit(
             NodeLeft, node=failure.node, reason="quarantined" if beyond else "failed", detail=why if beyond else ""
         )
         return list(workers)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.roles import unit_of
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.names import node_and_index_of, node_of
 
 #: of the longest that a process of this job has taken to come up, so many times; and at least, and at most (seconds):
@@ -17,8 +17,8 @@ _TIMES, _LEAST_S, _MOST_S = 3.0, 1.0, 30.0
 class KeptRanks:
     """The seats that are waited for; none where the policy is another."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
+        self._transaction = transaction
         self._holds = config.spec.recovery.holds_ranks
         #: until when each is waited for, and since when, by seat
         self._seats: dict[str, tuple[float, float]] = {}
@@ -26,7 +26,7 @@ class KeptRanks:
 
     def lost(self, workers: Iterable[str]) -> None:
         """Processes of these workers are gone; others follow in their places."""
-        plan, now = self._turn.record.plan, self._turn.now
+        plan, now = self._transaction.record.plan, self._transaction.now
         if not self._holds or plan is None or plan.last:
             return
         wait_s = min(max(_TIMES * self._longest_s, _LEAST_S), _MOST_S)
@@ -38,7 +38,7 @@ class KeptRanks:
     def came(self, worker: str, since: float) -> None:
         """A process is up; `since`: its node said Hello, if that is when it was begun."""
         _, since = self._seats.pop(node_and_index_of(worker), (0.0, since))
-        self._longest_s = max(self._longest_s, self._turn.now - since)
+        self._longest_s = max(self._longest_s, self._transaction.now - since)
 
     def over(self) -> None:
         """Nobody is waited for any more: it is decided without them."""
@@ -47,5 +47,5 @@ class KeptRanks:
     @property
     def waits(self) -> bool:
         """True while somebody may still come in time; a node that is gone brings nobody."""
-        nodes, now = self._turn.members.nodes, self._turn.now
+        nodes, now = self._transaction.members.nodes, self._transaction.now
         return any(until > now and node_of(seat) in nodes for seat, (until, _) in self._seats.items())

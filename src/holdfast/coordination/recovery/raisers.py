@@ -20,7 +20,7 @@ from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.recovery.closing import Closing
 from holdfast.coordination.recovery.failures import Failures
 from holdfast.coordination.roles import unit_of
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.failures import Detector, FailureKind
 from holdfast.protocol.messages.agent import Replace, WorkerDown
@@ -48,7 +48,7 @@ class Raisers:
 
     def __init__(
         self,
-        turn: Turn,
+        transaction: Transaction,
         config: CoordinatorConfig,
         ledger: StepLedger,
         stopping: Stopping,
@@ -57,7 +57,7 @@ class Raisers:
         classes: Classes,
         failing: FailingLayouts,
     ) -> None:
-        self._turn = turn
+        self._transaction = transaction
         self._config = config
         self._ledger = ledger
         self._stopping = stopping
@@ -68,22 +68,22 @@ class Raisers:
 
     def raised(self, node: Node, message: Raised) -> None:
         """A script has raised; its process is there, and keeps what it has."""
-        turn, info = self._turn, node.workers[message.worker]
+        transaction, info = self._transaction, node.workers[message.worker]
         if info.raised:
             return
         info.raised = True
-        if not turn.is_member(message.worker):
-            self._failures.take(script_raised(node.name, message, turn.now))
+        if not transaction.is_member(message.worker):
+            self._failures.take(script_raised(node.name, message, transaction.now))
             self.release([message.worker])
-        elif message.worker in (before.worker for before in turn.record.raised):
+        elif message.worker in (before.worker for before in transaction.record.raised):
             # A coordinator before this one has told of it. In the last plan it is a member that only saves.
-            if turn.record.plan is not None and not turn.record.plan.last:
-                self._stopping.begin(turn.now)
+            if transaction.record.plan is not None and not transaction.record.plan.last:
+                self._stopping.begin(transaction.now)
             return
         else:
-            self._failures.note(script_raised(node.name, message, turn.now))
+            self._failures.note(script_raised(node.name, message, transaction.now))
         if message.final:
-            why = f"{turn.place_of(message.worker)}: {_said(message.error, message.detail)}"
+            why = f"{transaction.place_of(message.worker)}: {_said(message.error, message.detail)}"
             self._closing.fail(why, message.exit_code, message.error.traceback)
         elif not self._failing.again(message.worker, _said(message.error, message.detail)):
             self._remember(message.worker, message.error, message.detail)
@@ -92,7 +92,7 @@ class Raisers:
         """A process has ended: where its script wants no more the job does; tell whether its node's input is bad."""
         if down.final:
             trace = down.error.traceback if down.error is not None else ""
-            self._closing.fail(f"{self._turn.place_of(down.worker)}: {down.detail}", down.exit_code, trace)
+            self._closing.fail(f"{self._transaction.place_of(down.worker)}: {down.detail}", down.exit_code, trace)
         return down.exit_code == EXIT_BAD_INPUT and not down.final
 
     def ended(self, down: WorkerDown) -> None:
@@ -102,39 +102,43 @@ class Raisers:
 
     def among(self, workers: Iterable[str]) -> list[str]:
         """Return those of these workers whose scripts have raised, and with them the others of their units."""
-        members = self._turn.members
+        members = self._transaction.members
         infos = [info for worker in workers if (info := members.worker(worker)) is not None]
         units = {unit_of(info.id, members.unit_places) for info in infos if info.raised}
         return [info.id for info in infos if unit_of(info.id, members.unit_places) in units] if units else []
 
     def release(self, workers: Iterable[str]) -> None:
         """Nobody needs what these have: other processes are to take their places."""
-        members = self._turn.members
+        members = self._transaction.members
         for worker in workers:
             node = members.nodes[node_of(worker)]
             info = members.drop(node, worker)
             self._ledger.forget(worker)
             self._stopping.forget(worker)
             if info is not None and info.raised:
-                self._turn.send(node.connection, Replace(worker=worker))
+                self._transaction.send(node.connection, Replace(worker=worker))
             else:  # (it goes with another one of its unit)
                 node.broken.add(worker)
 
     def _remember(self, worker: str, error: ScriptError, detail: str) -> None:
         """Keep it with those before; end the job where it is the work's fault."""
-        turn = self._turn
+        transaction = self._transaction
         found = self._classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, detail)
-        if worker in (one.worker for one in turn.record.raised):
+        if worker in (one.worker for one in transaction.record.raised):
             return  # (its node tells a coordinator that has come since)
         last = RaisedBefore(
-            worker=worker, place=error.place[:MAX_REASON], step=error.step, micro_batch=error.micro_batch, time=turn.now
+            worker=worker,
+            place=error.place[:MAX_REASON],
+            step=error.step,
+            micro_batch=error.micro_batch,
+            time=transaction.now,
         )
-        before = turn.record.raised
-        turn.change(raised=(*before, last)[-_REMEMBERED:])
+        before = transaction.record.raised
+        transaction.change(raised=(*before, last)[-_REMEMBERED:])
         if self._failing.ran_out(error):
             return
         machine = found.status not in _SOFTWARE
-        if nodes := nodes_that_agree(before, last, self._nodes, machine=machine, ever=not turn.position.step):
+        if nodes := nodes_that_agree(before, last, self._nodes, machine=machine, ever=not transaction.position.step):
             where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {', '.join(nodes)})"
             if self._failing.fits_elsewhere(error):
                 self._closing.renew(_said(error, detail) + where)
@@ -150,9 +154,12 @@ class Raisers:
     @property
     def _nodes(self) -> int:
         """How many nodes the job has, those that it waits for to begin included."""
-        plan, spec = self._turn.record.plan, self._config.spec
+        plan, spec = self._transaction.record.plan, self._config.spec
         if plan is None:
-            return max(len(self._turn.members.regular), 0 if self._turn.record.generation else spec.nodes_to_begin)
+            return max(
+                len(self._transaction.members.regular),
+                0 if self._transaction.record.generation else spec.nodes_to_begin,
+            )
         return len({member.node for member in plan.members})
 
 

@@ -18,7 +18,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.membership import Node
 from holdfast.coordination.snapshots.keeping import peers_of
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import SnapshotFailed, SnapshotRejected, SnapshotSaved
 from holdfast.protocol.messages import worker as said
 from holdfast.protocol.messages.agent import DropSnapshots, KeepSnapshots, NodeSnapshots, WantedPart
@@ -68,8 +68,8 @@ class _Held:
 class SnapshotBook:
     """What the connected nodes hold, and what follows from it."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
-        self._turn, self._config = turn, config
+    def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
+        self._transaction, self._config = transaction, config
         self._costs: dict[SnapshotKey, _Cost] = {}
         #: copies that were found to be of no use: of which snapshot, which part, on which node; and whole snapshots
         #: each is a set, the oldest first
@@ -93,7 +93,7 @@ class SnapshotBook:
     @property
     def key(self) -> bytes:
         """What whoever reads parts has to know."""
-        return self._config.snapshot_key(self._turn.record.born)
+        return self._config.snapshot_key(self._transaction.record.born)
 
     # ---- what is heard ----
 
@@ -102,16 +102,18 @@ class SnapshotBook:
         if told is None:
             return
         self._changed = True
-        parts = tuple(part for part in told.parts if self._is_ours(part) and _is_of_use(self._turn.record, part))
+        parts = tuple(part for part in told.parts if self._is_ours(part) and _is_of_use(self._transaction.record, part))
         others = tuple(part for part in told.parts if part not in parts)
         node.snapshots = NodeSnapshots(host=told.host, port=told.port, parts=parts)
         if not others:
             return
         foreign = [part for part in others if not self._is_ours(part)]
         why = "of another run of the job" if foreign else "of steps that were undone, or another layout's"
-        self._turn.send(node.connection, DropSnapshots(term=self._turn.record.term, parts=others, why=why))
+        self._transaction.send(
+            node.connection, DropSnapshots(term=self._transaction.record.term, parts=others, why=why)
+        )
         if foreign:
-            self._turn.emit(SnapshotRejected, step=foreign[0].step, node=node.name, why=why)
+            self._transaction.emit(SnapshotRejected, step=foreign[0].step, node=node.name, why=why)
 
     def take(self, message: said.SnapshotTaken | said.SnapshotLeftOut | said.SnapshotDamaged) -> bool:
         """Take in what a member says; True where the generation cannot go on: what it was to begin with is lost."""
@@ -125,7 +127,9 @@ class SnapshotBook:
             case said.SnapshotLeftOut():
                 if message.step != self._failed:  # (where one has no room, others may have none either)
                     self._failed = message.step
-                    self._turn.emit(SnapshotFailed, node=node_of(message.worker), step=message.step, why=message.why)
+                    self._transaction.emit(
+                        SnapshotFailed, node=node_of(message.worker), step=message.step, why=message.why
+                    )
                 return False
             case said.SnapshotDamaged():
                 return self._damaged(message)
@@ -141,8 +145,8 @@ class SnapshotBook:
             self._lost[key] = None
         _keep_newest(self._bad, _KEPT_DAMAGED)
         _keep_newest(self._lost, _KEPT_DAMAGED)
-        self._turn.emit(SnapshotRejected, step=message.snapshot.step, node=message.node, why=message.why)
-        decision = self._turn.record.decision
+        self._transaction.emit(SnapshotRejected, step=message.snapshot.step, node=message.node, why=message.why)
+        decision = self._transaction.record.decision
         source = decision.source if decision is not None else None
         if not isinstance(source, SnapshotSource) or source.part(0).key != key:
             return False
@@ -179,7 +183,7 @@ class SnapshotBook:
         """Tell whether what is held is all of a state; of one that was put away, which counts, each expert once."""
         if not held.example.everywhere:
             return held.complete
-        change = self._turn.record.change
+        change = self._transaction.record.change
         return change is not None and change.kept == held.example.key and self._has_dense(held) and not self._gone(held)
 
     @property
@@ -188,7 +192,7 @@ class SnapshotBook:
 
         None where all else of it is lost, too.
         """
-        change = self._turn.record.change
+        change = self._transaction.record.change
         held = self._held().get(change.kept) if change is not None and change.kept is not None else None
         return self._gone(held) if held is not None and self._has_dense(held) else ()
 
@@ -196,19 +200,19 @@ class SnapshotBook:
         return all(part in held.holders for part in range(held.example.parts - len(self._experts_of(held))))
 
     def _gone(self, held: _Held) -> Sequence[tuple[int, int]]:
-        experts, shape = self._experts_of(held), self._turn.record.expert_shape
+        experts, shape = self._experts_of(held), self._transaction.record.expert_shape
         if shape is None or not experts:
             return ()
         dense = held.example.parts - len(experts)
         return lost_experts(shape, [blob for part, blob in enumerate(experts, dense) if part in held.holders])
 
     def _experts_of(self, held: _Held) -> tuple[bytes, ...]:
-        change = self._turn.record.change
+        change = self._transaction.record.change
         return change.experts if held.example.everywhere and change is not None else ()
 
     def everywhere(self, key: SnapshotKey, parts: Mapping[str, int]) -> bool:
         """Tell whether each of these nodes has so many parts of a state that is put away: all that are to be there."""
-        here = self._turn.members.nodes
+        here = self._transaction.members.nodes
         held = [(here[name].snapshots if name in here else None, wanted) for name, wanted in parts.items()]
         return all(
             told is not None and len([part for part in told.parts if part.everywhere and part.key == key]) == wanted
@@ -223,23 +227,23 @@ class SnapshotBook:
     @property
     def awaited(self) -> bool:
         """True while nodes may still come that hold what the job is to go back to: this coordinator has just begun."""
-        turn, decision = self._turn, self._turn.record.decision
-        self._since = turn.now if self._since is None else self._since
+        transaction, decision = self._transaction, self._transaction.record.decision
+        self._since = transaction.now if self._since is None else self._since
         source = decision.source if decision is not None else None
-        if not isinstance(source, SnapshotSource) or turn.now - self._since > self._config.lease_s:
+        if not isinstance(source, SnapshotSource) or transaction.now - self._since > self._config.lease_s:
             return False
-        return any(keeper.node not in turn.members.nodes for keeper in source.keepers)
+        return any(keeper.node not in transaction.members.nodes for keeper in source.keepers)
 
     def look(self, committed: int, *, at_once: bool = False) -> None:
         """Announce what has become complete, and have copies of it made; with many nodes not at once for each."""
-        if self._turn.record.layouts:
+        if self._transaction.record.layouts:
             self._let_go()
-        nodes = len(self._turn.members.nodes)
+        nodes = len(self._transaction.members.nodes)
         wait_s = nodes / LOOKED_THROUGH if nodes > FEW else 0.0
-        early = not at_once and 0.0 <= self._turn.now - self._looked < wait_s
+        early = not at_once and 0.0 <= self._transaction.now - self._looked < wait_s
         if early or not (self._changed or self._costs or self._ahead):
             return
-        self._looked = self._turn.now
+        self._looked = self._transaction.now
         held = self._held()
         self._announce(held, committed)
         if self._changed:
@@ -251,13 +255,13 @@ class SnapshotBook:
 
         Others need their memory.
         """
-        record = self._turn.record
-        for node in self._turn.members.nodes.values():
+        record = self._transaction.record
+        for node in self._transaction.members.nodes.values():
             told = node.snapshots
             gone = [part for part in told.parts if part.everywhere and not _is_of_use(record, part)] if told else []
             if told is not None and gone:
                 node.snapshots = msgspec.structs.replace(told, parts=tuple(p for p in told.parts if p not in gone))
-                self._turn.send(node.connection, DropSnapshots(term=record.term, parts=tuple(gone)))
+                self._transaction.send(node.connection, DropSnapshots(term=record.term, parts=tuple(gone)))
                 self._changed = True
 
     def _announce(self, held: dict[SnapshotKey, _Held], committed: int) -> None:
@@ -267,8 +271,8 @@ class SnapshotBook:
         for key in [key for key in complete if key[2] <= committed]:
             self._told, cost = key, self._costs.get(key, _Cost())
             asked = self._config.spec.recovery.fault_threshold
-            nodes = sum(node.snapshots is not None for node in self._turn.members.nodes.values())
-            self._turn.emit(
+            nodes = sum(node.snapshots is not None for node in self._transaction.members.nodes.values())
+            self._transaction.emit(
                 SnapshotSaved,
                 step=key[2],
                 save_s=cost.seconds,
@@ -280,7 +284,7 @@ class SnapshotBook:
 
     def _ask(self, held: dict[SnapshotKey, _Held]) -> None:
         """Have each part of the newest snapshots on as many nodes as the fault threshold says."""
-        keeping = {name: node for name, node in self._turn.members.nodes.items() if node.snapshots is not None}
+        keeping = {name: node for name, node in self._transaction.members.nodes.items() if node.snapshots is not None}
         threshold = self._config.spec.recovery.fault_threshold
         peers = peers_of({name: node.rack for name, node in keeping.items()}, threshold)
         self._asked = {name: asked for name, asked in self._asked.items() if name in keeping}
@@ -296,8 +300,8 @@ class SnapshotBook:
             asked = tuple(parts)
             if asked != self._asked.get(name, ()):
                 self._asked[name] = asked
-                order = KeepSnapshots(term=self._turn.record.term, wanted=asked)
-                self._turn.send(keeping[name].connection, order)
+                order = KeepSnapshots(term=self._transaction.record.term, wanted=asked)
+                self._transaction.send(keeping[name].connection, order)
 
     def _held(self) -> dict[SnapshotKey, _Held]:
         found: dict[SnapshotKey, _Held] = {}
@@ -309,14 +313,14 @@ class SnapshotBook:
 
     def _parts(self) -> Iterator[tuple[Node, SnapshotPart]]:
         """Yield what connected nodes hold that is not known to be of no use, nodes in the order of their coming."""
-        for node in self._turn.members.nodes.values():
+        for node in self._transaction.members.nodes.values():
             for part in node.snapshots.parts if node.snapshots is not None else ():
-                if (part.key, part.part, node.name) not in self._bad and _is_of_use(self._turn.record, part):
+                if (part.key, part.part, node.name) not in self._bad and _is_of_use(self._transaction.record, part):
                     yield node, part
 
     def _is_ours(self, part: SnapshotPart) -> bool:
         """Tell whether a part is of this run."""
-        record = self._turn.record
+        record = self._transaction.record
         if part.term > record.term or part.generation > record.generation:
             return False
         plan = part.term, part.generation
@@ -325,7 +329,7 @@ class SnapshotBook:
         return part.seal == self._seals[plan]
 
     def _seal(self, term: int, generation: int) -> bytes:
-        return seal_of(self._config.plan_secret(self._turn.record.born, term, generation))
+        return seal_of(self._config.plan_secret(self._transaction.record.born, term, generation))
 
 
 class _Saved(Protocol):

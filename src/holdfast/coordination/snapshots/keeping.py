@@ -36,4 +36,4 @@ def _in_turn(racks: Mapping[str, str]) -> list[str]:
     for node in sorted(racks):
         by_rack.setdefault(racks[node] or f"/{node}", []).append(node)  # (no rack's name has a slash)
     rows = sorted(by_rack.values(), key=lambda nodes: (-len(nodes), nodes))
-    return [node for turn in zip_longest(*rows) for node in turn if node is not None]
+    return [node for transaction in zip_longest(*rows) for node in transaction if node is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import MemorySampled
 from holdfast.protocol.messages.memory import MemoryOfNode
 from holdfast.protocol.messages.progress import MemoryTaken, TakeMemory
@@ -37,8 +37,8 @@ class _Question:
 class Memories:
     """Of one job. What it remembers is no more than a coordinator may forget."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
         #: the newest generation seen, and its nodes
         self._generation = 0
         self._nodes: tuple[str, ...] = ()
@@ -50,13 +50,13 @@ class Memories:
 
     def tick(self) -> None:
         """See whether the members have changed; ask once that is over, and tell once all have had time to answer."""
-        now, plan, question = self._turn.now, self._turn.record.plan, self._question
+        now, plan, question = self._transaction.now, self._transaction.record.plan, self._question
         if question is not None and now - question.at > ANSWER_S:
             self._tell(question)
         if plan is None:
             return
         self._follow(plan)
-        over = now - self._changed_at > AFTER_S and not self._turn.record.replacements_among(self._nodes)
+        over = now - self._changed_at > AFTER_S and not self._transaction.record.replacements_among(self._nodes)
         if self._before is not None and self._question is None and over:
             self._ask(*self._before)
 
@@ -74,12 +74,12 @@ class Memories:
             return
         nodes = tuple(dict.fromkeys(map(node_of, plan.workers)))
         if self._generation and self._before is None and set(nodes) != set(self._nodes):
-            self._changed_at, self._before = self._turn.now, (self._generation, self._nodes)
+            self._changed_at, self._before = self._transaction.now, (self._generation, self._nodes)
         self._generation, self._nodes = plan.generation, nodes
 
     def _ask(self, generation: int, before: tuple[str, ...]) -> None:
-        turn, self._before = self._turn, None
-        here = turn.members.nodes
+        transaction, self._before = self._transaction, None
+        here = transaction.members.nodes
         roles = {
             **{name: "leaver" for name in before if name not in self._nodes},
             **{name: "joiner" for name in self._nodes if name not in before},
@@ -91,9 +91,11 @@ class Memories:
         if not asked:
             return
         self._number += 1
-        self._question = _Question(self._number, turn.now, generation, asked)
-        seconds = turn.now - self._changed_at + BEFORE_S
-        turn.broadcast((here[name].connection for name in asked), TakeMemory(number=self._number, seconds=seconds))
+        self._question = _Question(self._number, transaction.now, generation, asked)
+        seconds = transaction.now - self._changed_at + BEFORE_S
+        transaction.broadcast(
+            (here[name].connection for name in asked), TakeMemory(number=self._number, seconds=seconds)
+        )
 
     def _tell(self, question: _Question) -> None:
         self._question = None
@@ -108,4 +110,6 @@ class Memories:
             if samples
         )
         if nodes:
-            self._turn.emit_at(question.at, MemorySampled, since_generation=question.since_generation, nodes=nodes)
+            self._transaction.emit_at(
+                question.at, MemorySampled, since_generation=question.since_generation, nodes=nodes
+            )

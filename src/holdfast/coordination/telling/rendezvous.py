@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.messages.orders import Posted
 from holdfast.protocol.messages.worker import Post
 from holdfast.protocol.names import MAX_POSTED_BYTES, is_key_of, node_of, posted_bytes
@@ -72,8 +72,8 @@ class Collected:
 class KeyBundles:
     """Collects what the members of the plan in force, and of the pending one, have posted."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
         self._collected: dict[int, Collected] = {}
 
     def take(self, node: str, posts: Sequence[Post]) -> str:
@@ -82,8 +82,10 @@ class KeyBundles:
         Returns:
             what is wrong with it, "" where nothing is.
         """
-        turn = self._turn
-        plans = {plan.generation: plan for plan in (turn.record.plan, turn.record.pending) if plan is not None}
+        transaction = self._transaction
+        plans = {
+            plan.generation: plan for plan in (transaction.record.plan, transaction.record.pending) if plan is not None
+        }
         self._collected = {number: known for number, known in self._collected.items() if number in plans}
         for generation in {post.generation for post in posts} & plans.keys():
             plan = plans[generation]
@@ -100,7 +102,7 @@ class KeyBundles:
             for bundle in split(complete):
                 keys = {key: value for post in bundle for key, value in post.keys.items()}
                 if keys:
-                    turn.order_all(plan.workers, Posted(generation=generation, keys=keys))
+                    transaction.order_all(plan.workers, Posted(generation=generation, keys=keys))
         return ""
 
     def owing(self, plan: GenerationPlan) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import FlopCounted
 from holdfast.protocol.messages.worker import FlopTally
 
@@ -11,8 +11,8 @@ from holdfast.protocol.messages.worker import FlopTally
 class FlopBook:
     """Adds up what all have counted that are to count. Whoever cannot says nothing: then nothing is known."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
-        self._turn = turn
+    def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
+        self._transaction = transaction
         self._output = config.spec.output
         #: of one round, by worker
         self._tallies: dict[str, FlopTally] = {}
@@ -20,7 +20,7 @@ class FlopBook:
     @property
     def per_sample(self) -> float:
         """What training on a sample takes, declared or counted; 0 where neither is so."""
-        return self._output.flop_per_sample or self._turn.record.flop_per_sample
+        return self._output.flop_per_sample or self._transaction.record.flop_per_sample
 
     @property
     def told(self) -> dict[str, float]:
@@ -29,8 +29,8 @@ class FlopBook:
 
     def take(self, tally: FlopTally) -> None:
         """Take in what a member has counted."""
-        turn = self._turn
-        plan = turn.record.plan
+        transaction = self._transaction
+        plan = transaction.record.plan
         if self.per_sample or plan is None:
             return
         if tally.generation != plan.generation or not plan.is_counting(tally.worker):
@@ -47,5 +47,5 @@ class FlopBook:
         flop = sum(one.flop for one in self._tallies.values())
         self._tallies = {}
         if samples and flop:
-            turn.change(flop_per_sample=flop / samples)
-            turn.emit(FlopCounted, step=tally.step, flop_per_sample=flop / samples)
+            transaction.change(flop_per_sample=flop / samples)
+            transaction.emit(FlopCounted, step=tally.step, flop_per_sample=flop / samples)

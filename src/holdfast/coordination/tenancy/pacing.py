@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.layouts.choosing import layouts_by_nodes
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.pool.sharing import JobCosts, JobPace
 
@@ -26,9 +26,13 @@ class Pacing:
     """Keeps what was told."""
 
     def __init__(
-        self, turn: Turn, config: CoordinatorConfig, costs: MeasuredCosts, saves_every_s: Callable[[], float | None]
+        self,
+        transaction: Transaction,
+        config: CoordinatorConfig,
+        costs: MeasuredCosts,
+        saves_every_s: Callable[[], float | None],
     ) -> None:
-        self._turn = turn
+        self._transaction = transaction
         self._spec = config.spec
         self._costs = costs
         self._told: JobPace | None = None
@@ -39,9 +43,9 @@ class Pacing:
     @property
     def pace(self) -> JobPace | None:
         """What is known, None before a step's time is."""
-        turn = self._turn
-        if turn.now >= self._looks_at:
-            self._looks_at = turn.now + _EVERY_S
+        transaction = self._transaction
+        if transaction.now >= self._looks_at:
+            self._looks_at = transaction.now + _EVERY_S
             self._look()
         return self._told
 
@@ -63,7 +67,7 @@ class Pacing:
 
     def _look(self) -> None:
         self._look_at_costs()
-        workers, record = self._spec.workers_per_node, self._turn.record
+        workers, record = self._spec.workers_per_node, self._transaction.record
         layouts = layouts_by_nodes(record, nodes=min(self._spec.max_nodes, _MOST_NODES), workers=workers)
         step_s = dict(self._told.step_s) if self._told is not None and self._told.layouts == layouts else {}
         for world, seconds in self._costs.paces().items():

@@ -37,7 +37,7 @@ from holdfast.coordination.recovery.closing import Closing
 from holdfast.coordination.recovery.ending import Ending
 from holdfast.coordination.recovery.failures import Failures
 from holdfast.coordination.tenancy.pacing import Pacing
-from holdfast.coordination.turn import Turn
+from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import Hello
@@ -77,7 +77,7 @@ class Tenant:
 
     def __init__(
         self,
-        turn: Turn,
+        transaction: Transaction,
         config: CoordinatorConfig,
         departures: Departures,
         failures: Failures,
@@ -90,7 +90,7 @@ class Tenant:
         costs: MeasuredCosts,
         saves_every_s: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._turn = turn
+        self._transaction = transaction
         self._config = config
         self._departures = departures
         self._failures = failures
@@ -101,7 +101,7 @@ class Tenant:
         self._standbys = standbys
         self._replacing = replacing
         self._costs = costs
-        self._pacing = Pacing(turn, config, costs, saves_every_s)
+        self._pacing = Pacing(transaction, config, costs, saves_every_s)
         #: nodes that came and do not fit the job, as far as this coordinator has seen; the newest last
         self._unfit: dict[str, NodeUnfit] = {}
         #: standbys that the pool wants to join, and that do not train in addition to the others yet
@@ -116,7 +116,7 @@ class Tenant:
 
     @property
     def _held(self) -> Held | None:
-        return self._turn.record.held
+        return self._transaction.record.held
 
     def begin(self) -> None:
         """A coordinator begins: nodes that were about to join are given their time anew.
@@ -124,15 +124,15 @@ class Tenant:
         Those of a job that was suspended have left, with its state saved: it begins with others, and misses none. One
         that keeps no checkpoints begins anew.
         """
-        turn, submission = self._turn, self._config.submission
+        transaction, submission = self._transaction, self._config.submission
         if not submission:
             return
-        held = turn.record.held or Held(submission=submission)
+        held = transaction.record.held or Held(submission=submission)
         assert held.submission == submission, f"the record is of submission {held.submission}, not {submission}"
         if held.standing == "suspended":
-            turn.change(plan=None, pending=None, decision=None, passed=())
-            held = msgspec.structs.replace(held, anew=not turn.record.saves)
-        self._write(awaited(held, self._absent(held), turn.now))
+            transaction.change(plan=None, pending=None, decision=None, passed=())
+            held = msgspec.structs.replace(held, anew=not transaction.record.saves)
+        self._write(awaited(held, self._absent(held), transaction.now))
 
     def hear(self, said: PoolSaid) -> None:
         """The pool says how the job's grants stand by its record."""
@@ -140,7 +140,7 @@ class Tenant:
         if held is None:
             return
         if held.standing in ("going", "suspended"):
-            held = hear(held, said.shares, self._turn.now)
+            held = hear(held, said.shares, self._transaction.now)
             if held.wish == "run" and held.standing == "suspended" and self._ending.over is None:
                 held = stand(held, "going")  # (this coordinator is another than the one that had it saved)
             if held.wish in ("stop", "stop_now") and held.standing == "suspended":
@@ -177,7 +177,7 @@ class Tenant:
         held = self._held
         if held is None:
             return self._standbys.waits(hello)
-        return held.grants[hello.node].standby and not self._turn.planned_on(hello.node)
+        return held.grants[hello.node].standby and not self._transaction.planned_on(hello.node)
 
     def refuse(self, node: str, why: str) -> None:
         """A node does not fit the job: the pool is not to offer it again, as it is."""
@@ -205,7 +205,7 @@ class Tenant:
             held = self._with_current_roles(held)
             if self._ending.over is None and held.wish == "run":
                 held = self._without_surplus(held)
-            if held.anew and self._turn.record.plan is not None:
+            if held.anew and self._transaction.record.plan is not None:
                 held = msgspec.structs.replace(held, anew=False)  # (if it is lost now, that is a loss)
             self._write(held)
         self._tell(held)
@@ -214,7 +214,7 @@ class Tenant:
 
     def _without_who_is_gone(self, held: Held) -> Held:
         """Return what is held without the nodes that the plan in force, and the members, do without."""
-        absent, now = self._absent(held), self._turn.now
+        absent, now = self._absent(held), self._transaction.now
         if not absent:
             return held
         gone = [node for node in absent if held.grants[node].came and not self._absences.is_expected(node)]
@@ -224,12 +224,12 @@ class Tenant:
 
     def _with_current_roles(self, held: Held) -> Held:
         """Return the grants with the roles that the members and the other connected nodes have now."""
-        here, standbys = self._turn.members.nodes, self._turn.members.standbys
+        here, standbys = self._transaction.members.nodes, self._transaction.members.standbys
         waiting, joining = self._list(held).waiting, self._joining
         if waiting == standbys.keys() and not joining:
             return held
         differ = ((waiting ^ standbys.keys()) | joining.keys()) - self._called
-        planned = self._turn.nodes_planned
+        planned = self._transaction.nodes_planned
         roles = {node: node in standbys for node in differ if node in here or node in planned}
         return update_roles(held, roles, joining)
 
@@ -241,27 +241,27 @@ class Tenant:
         """
         if held.places is None or self._list(held).training <= held.places:
             return held
-        turn, written = self._turn, self._held
+        transaction, written = self._transaction, self._held
         before = written.waiting if written is not None else frozenset[int]()
-        leaving = {one.node for one in turn.record.leaving}
+        leaving = {one.node for one in transaction.record.leaving}
         leaving_again = [node for node, grant in held.grants.items() if node in leaving and grant.number in before]
-        placed = turn.nodes_planned | leaving | self._joining.keys() | self._called
+        placed = transaction.nodes_planned | leaving | self._joining.keys() | self._called
         idle = sorted(held.grants.keys() - placed, key=lambda node: self._usefulness(held, node))
         surplus = select_surplus(held, [*leaving_again, *idle])
         for node in surplus:
-            if node in turn.members.nodes and node not in leaving:
+            if node in transaction.members.nodes and node not in leaving:
                 self._departures.set_aside(node)
         return set_roles(held, dict.fromkeys(surplus, True))
 
     def _usefulness(self, held: Held, name: str) -> tuple[bool, bool, int]:
         """Return a sort key: nodes that are complete last, absent ones first, and the newest grants before others."""
-        node = self._turn.members.nodes.get(name)
+        node = self._transaction.members.nodes.get(name)
         return node is not None and node.complete, node is not None, -held.grants[name].number
 
     @property
     def _joining(self) -> dict[str, str]:
         """The standbys that join to take another node's place, with that node."""
-        return {one.beside: one.node for one in self._turn.record.leaving if one.beside}
+        return {one.beside: one.node for one in self._transaction.record.leaving if one.beside}
 
     def _call(self, before: Held, held: Held) -> None:
         """Take in which standbys are to join; and have no more nodes than the pool says, whoever was lost before."""
@@ -270,20 +270,20 @@ class Tenant:
             if known is not None and known.number == grant.number and known.standby and not grant.standby:
                 self._called.add(node)
         own = sum(1 for grant in held.grants.values() if not (grant.standby or grant.leaving))
-        self._turn.change(wanted=min(self._turn.record.wanted, own))
+        self._transaction.change(wanted=min(self._transaction.record.wanted, own))
 
     def _let_join(self) -> None:
         """Let those join that the pool wants to, once all their workers run.
 
         Before the job has begun nobody has looked whether one fits: it comes again, as a node like any other.
         """
-        standbys, joining = self._turn.members.standbys, self._joining
+        standbys, joining = self._transaction.members.standbys, self._joining
         for name in sorted(self._called):
             node = standbys.get(name)
             if node is None:
                 if name not in joining:  # If it joins for a leaver, the pool wants it in addition to that one.
                     self._called.discard(name)  # (lost, or in a place by now; one that comes again does not wait)
-            elif not self._turn.record.generation:
+            elif not self._transaction.record.generation:
                 self._absences.replace_workers([name], "the pool has it join")
                 self._called.discard(name)
             elif node.complete and self._standbys.fits(node):
@@ -291,9 +291,9 @@ class Tenant:
                 self._replacing.promote(name)
 
     def _absent(self, held: Held) -> list[str]:
-        turn = self._turn
-        away = held.grants.keys() - turn.members.nodes.keys()
-        return [node for node in held.grants if node in away and node not in turn.nodes_planned] if away else []
+        transaction = self._transaction
+        away = held.grants.keys() - transaction.members.nodes.keys()
+        return [node for node in held.grants if node in away and node not in transaction.nodes_planned] if away else []
 
     def _list(self, held: Held) -> _Listed:
         if self._listed is None or self._listed.of is not held:
@@ -302,19 +302,19 @@ class Tenant:
 
     def _drop_who_is_not_ours(self, held: Held) -> None:
         """Whom the pool has released has said itself that nothing of the job runs there."""
-        turn = self._turn
-        gone = [name for name in turn.members.nodes if name not in held.grants]
+        transaction = self._transaction
+        gone = [name for name in transaction.members.nodes if name not in held.grants]
         gone += [name for name in self._absences.promised if name not in held.grants]
-        self._failures.take(*(node_lost(name, FailureKind.CONNECTION_LOST, turn.now) for name in gone))
+        self._failures.take(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in gone))
 
     def _stranded(self) -> None:
         """Too few nodes of the pool would do: the job fails by that, unless it trains, or did, on some that are here.
 
         As long as the pool has others, or some may come, it gives them: a job waits for these.
         """
-        turn = self._turn
+        transaction = self._transaction
         refuses = self._refuses
-        if not refuses or (turn.record.generation and turn.members.nodes):
+        if not refuses or (transaction.record.generation and transaction.members.nodes):
             return
         newest = list(refuses.items())[-_WHY_NODES:]
         others = f"; and {len(refuses) - len(newest)} more" if len(refuses) > len(newest) else ""
@@ -333,11 +333,11 @@ class Tenant:
         if not to_leave:
             return
         # A node that only waits to leave would wait for a standby, or give its place to one: the pool wants neither.
-        leaving = self._turn.record.leaving
+        leaving = self._transaction.record.leaving
         going = {one.node for one in leaving if one.closes or one.owed or self._replacing.is_beside(one)}
         asked = [node for node in to_leave if node not in going]
-        if held.wish == "run" and asked and self._turn.now - self._asked_at >= RETRY_S:
-            self._asked_at = self._turn.now
+        if held.wish == "run" and asked and self._transaction.now - self._asked_at >= RETRY_S:
+            self._asked_at = self._transaction.now
             for node in asked:
                 self._departures.recalled(node)
 
@@ -346,8 +346,8 @@ class Tenant:
         over = self._ending.over
         assert over is not None
         standing: JobStanding = "suspended" if held.wish == "suspend" else "stopped"
-        if self._turn.record.outcome:
-            standing = "failed" if self._turn.record.outcome == "failed" else "finished"
+        if self._transaction.record.outcome:
+            standing = "failed" if self._transaction.record.outcome == "failed" else "finished"
         # (why it was to end, the pool knows better)
         return stand(held, standing, "" if standing == "finished" or held.wish != "run" else over.why)
 
@@ -367,17 +367,17 @@ class Tenant:
 
     def _write(self, held: Held) -> None:
         if held is not self._held and held != self._held:
-            self._turn.change(held=held)
+            self._transaction.change(held=held)
 
     def _tell(self, held: Held) -> None:
-        record, move_s, pace, costs = self._turn.record, self._move_s, self._pacing.pace, self._pacing.costs
+        record, move_s, pace, costs = self._transaction.record, self._move_s, self._pacing.pace, self._pacing.costs
         # (none of these is ever changed in its place)
         made_of = held, record.plan, record.pending, record.leaving, record.quarantined, record.given_up
         made_of = *made_of, pace, costs, tuple(self._unfit.items()), move_s
         if self._told is not None and all(map(is_, made_of[:8], self._told_of)) and made_of[8:] == self._told_of[8:]:
             return
         self._told_of = made_of
-        said = report(held, self._refuses, self._turn.nodes_planned, move_s, pace, costs)
+        said = report(held, self._refuses, self._transaction.nodes_planned, move_s, pace, costs)
         if said != self._told:
             self._told = said
-            self._turn.tell_pool(said)
+            self._transaction.tell_pool(said)
