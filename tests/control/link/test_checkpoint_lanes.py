@@ -88,6 +88,21 @@ def test_a_part_that_a_newer_checkpoint_has_overtaken_is_given_up_and_not_report
     assert lanes.lanes.free
 
 
+def test_all_parts_of_an_overtaken_checkpoint_are_removed(tmp_path: Path) -> None:
+    """Two workers of a node write to it. No seal removes it, because it is of the same generation."""
+    lanes = Lanes(tmp_path)
+    lanes.lanes.write(PartToWrite(name=name_of(1), worker="n0/1/bb", files={"b": lambda: [b"x"], "c": lambda: [b"x"]}))
+    (tmp_path / name_of(1).folder / "whole").write_bytes(b"the part of another node")
+    written = lanes.write(2)
+    lanes.lanes.obey(lanes.order(2, written))
+    lanes.next(CheckpointKept)
+    lanes.lanes.obey(lanes.order(2))
+    lanes.release.set()
+    lanes.lanes.close()
+    assert lanes.said.empty()
+    assert [path.name for path in tmp_path.iterdir()] == [name_of(2).folder]
+
+
 def test_a_newer_part_that_does_not_count_yet_overtakes_none(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     lanes.write(2)
