@@ -57,6 +57,18 @@ def test_the_folder_of_a_killed_owner_goes_with_the_next_of_its_kind(temporary: 
         assert not left.exists()
 
 
+def test_a_folder_whose_removal_was_cut_short_goes_with_the_next_of_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x-node.example-1.run").mkdir()
+    monkeypatch.setattr("holdfast.control.owned_folders.shutil.rmtree", lambda path, **_: None)
+    remove_abandoned_folders(f"{tmp_path}/x-*.run")
+    assert not (tmp_path / "x-node.example-1.run").exists()
+    monkeypatch.undo()
+    remove_abandoned_folders(f"{tmp_path}/x-*.run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_unlocked_folders_of_a_pattern_go(tmp_path: Path) -> None:
     for name in ("x-locked", "x-free", "x-new", "y-free"):
         (tmp_path / name).mkdir()

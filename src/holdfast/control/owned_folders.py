@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import glob
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -53,6 +54,9 @@ def lock_folder(folder: str) -> int:
 def remove_abandoned_folders(pattern: str, *, older_s: float = 0.0) -> None:
     """Remove the folders of this user that match a pattern and whose lock is free.
 
+    They are renamed first: removing a large one takes seconds, and a new owner may need the name at once. The new name
+    has the same beginning and suffix, so that the pattern finds it again if this process is killed meanwhile.
+
     Args:
         pattern: as for `glob.glob`.
         older_s: only those that have not changed for this many seconds.
@@ -64,7 +68,10 @@ def remove_abandoned_folders(pattern: str, *, older_s: float = 0.0) -> None:
             if mine and time.time() - status.st_mtime >= older_s:
                 held = lock_folder(folder)
                 try:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    name, suffix = os.path.splitext(folder)
+                    renamed = f"{name}.{secrets.token_hex(4)}{suffix}"
+                    os.rename(folder, renamed)
+                    shutil.rmtree(renamed, ignore_errors=True)
                 finally:
                     os.close(held)
 

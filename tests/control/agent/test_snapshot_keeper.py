@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +15,11 @@ from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots import keeper as keeping
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper, remove_snapshots, snapshot_folder
 from holdfast.control.link.snapshots.files import PartFile, path_of
-from holdfast.control.owned_folders import lock_folder
+from holdfast.control.owned_folders import lock_folder, remove_abandoned_folders
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
 from holdfast.protocol.state import SnapshotPart
 
+DEADLINE_S = 60.0
 PART = SnapshotPart(term=1, generation=1, step=10, part=0, parts=1, seal=b"s" * 16)
 
 
@@ -81,6 +84,68 @@ def test_an_agent_waits_for_another_process_that_removes_its_folder_as_abandoned
     monkeypatch.setattr("holdfast.control.agent.snapshots.keeper.time.sleep", remove_now)
     asyncio.run(lives())
     assert not folder.exists()
+
+
+def test_an_agent_does_not_wait_until_a_large_folder_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gigabyte of shared memory takes longer to remove than an agent waits for the lock."""
+    folder = Path(snapshot_folder(settings(tmp_path)))
+    folder.mkdir(mode=0o700)
+    write(folder)
+    removing, opened = threading.Event(), threading.Event()
+
+    def remove_slowly(path: str, **_: bool) -> None:
+        removing.set()
+        assert opened.wait(DEADLINE_S)
+        rmtree(path, ignore_errors=True)
+
+    async def lives() -> None:
+        keeper = SnapshotKeeper(settings(tmp_path), lambda _: None)
+        found = keeper.open()
+        opened.set()
+        await asyncio.to_thread(remover.join)
+        assert found is not None
+        assert found.parts == ()
+        assert list(tmp_path.iterdir()) == [folder]
+        await keeper.close(remove=True)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr("holdfast.control.owned_folders.shutil.rmtree", remove_slowly)
+    remover = threading.Thread(target=remove_abandoned_folders, args=(f"{tmp_path}/*",))
+    remover.start()
+    assert removing.wait(DEADLINE_S)
+    monkeypatch.undo()
+    asyncio.run(lives())
+
+
+@pytest.mark.parametrize("moment", ["before it is there", "before it is checked"])
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    folder = Path(snapshot_folder(settings(tmp_path)))
+    mkdir, lstat = Path.mkdir, Path.lstat
+
+    def mkdir_late(path: Path, *arguments: Any, **options: Any) -> None:
+        if path == folder and moment == "before it is there":
+            monkeypatch.undo()
+            raise FileExistsError(f"{path} was there, and is no more")
+        mkdir(path, *arguments, **options)
+
+    def lstat_late(path: Path) -> os.stat_result:
+        if path == folder and moment == "before it is checked":
+            monkeypatch.undo()
+            folder.rmdir()
+        return lstat(path)
+
+    async def lives() -> None:
+        keeper = SnapshotKeeper(settings(tmp_path), lambda _: None)
+        assert keeper.open() is not None
+        await keeper.close(remove=True)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_late)
+    monkeypatch.setattr(Path, "lstat", lstat_late)
+    asyncio.run(lives())
 
 
 def test_a_job_without_snapshots_makes_no_folder(tmp_path: Path) -> None:

@@ -146,18 +146,18 @@ def _log_removed(path: Path, why: str) -> None:
 def _make_and_lock(folder: Path) -> int:
     """Make a folder, and lock it for this agent.
 
-    Another process that removes abandoned folders may lock and remove it before this one has locked it. So this is
-    tried several times.
+    Another process that removes abandoned folders may lock and remove it at any time before this one has locked it. So
+    this is tried several times.
 
     Raises:
         OSError: another agent has locked it, or it cannot be made.
     """
     for _ in range(_LOCK_TRIES):
-        make_folder(folder)
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+        with contextlib.suppress(FileNotFoundError, FileExistsError, BlockingIOError):
+            make_folder(folder)
             return lock_folder(str(folder))
         time.sleep(_LOCK_PAUSE_S)
-    raise OSError(f"another agent of this name uses {folder}")
+    raise OSError(f"{folder} is not a folder, or another agent of this name uses it")
 
 
 def _sweep(base: str) -> None:
