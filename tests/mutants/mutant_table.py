@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         name="recomputes_v",
         module=COPY,
-        qualname="StateCopy.settle",
+        qualname="StateCopy.apply_decision",
         old="self.passed = Passed(step=decision.applied, commit=decision.commit)",
         new=(
             "commit = msgspec.structs.replace(decision.commit, grad_square=0.5)\n"
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         name="judges_for_itself",
         module=COPY,
-        qualname="StateCopy.settle",
+        qualname="StateCopy.apply_decision",
         old="self.passed = Passed(step=decision.applied, commit=decision.commit)",
         new=(
             "commit = msgspec.structs.replace(decision.commit, nonfinite=0)\n"
@@ -105,7 +105,7 @@ MUTANTS = (
         name="computes_all",
         module=WORKER,
         qualname="WorkerMachine.share",
-        old="self.generations.share(self.samples.micro_batches)",
+        old="self.generations.default_share(self.samples.micro_batches)",
         new="tuple(range(self.samples.micro_batches))",
         why="each micro-batch counts once",
         quick=True,
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         name="forgets_its_share",
         module=SHARE,
-        qualname="Share.change",
+        qualname="Share.assign",
         old="self.assigned = assigned",
         new="self.assigned = None",
         why="after a failure the shares are the decided ones, not those of the ranks",
@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant(
         name="keeps_its_share",
         module=WORKER,
-        qualname="WorkerMachine.applied_step",
+        qualname="WorkerMachine.finish_apply",
         old="self._share = Share()",
         new="self._share.summed = []",
         why="an assignment is for the first step only: after a swap to more ranks parts would be missing or double",
@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         name="keeps_gradients_of_another_step",
         module=WORKER,
-        qualname="WorkerMachine._begin",
+        qualname="WorkerMachine._on_begin",
         old="decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and self.applied == decision.applied",
         new="decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD)",
         why="gradients of an older state are no part of this step",
@@ -138,12 +138,12 @@ MUTANTS = (
     Mutant(
         name="takes_a_torn_state",
         module=ADOPTING,
-        qualname="Adopting.pushed",
-        old=("if not self._copy.keeps:\n    self._copy.spoil()"),
+        qualname="StateAdoption.accept_push",
+        old=("if not self._copy.keeps:\n    self._copy.mark_void()"),
         new=(
             "if not self._copy.keeps:\n"
             "    decision = self.generations.decision\n"
-            "self._copy.hold(decision.applied if decision else 1, None)"
+            "self._copy.set_step(decision.applied if decision else 1, None)"
         ),
         why="a state is whole when its transfer has ended, not when it begins",
         quick=True,
@@ -151,8 +151,8 @@ MUTANTS = (
     Mutant(
         name="torn_state_counts_as_fresh",
         module=ADOPTING,
-        qualname="Adopting.pushed",
-        old=("if not self._copy.keeps:\n    self._copy.spoil()\nreturn True"),
+        qualname="StateAdoption.accept_push",
+        old=("if not self._copy.keeps:\n    self._copy.mark_void()\nreturn True"),
         new=("if not self._copy.keeps:\n    return True"),
         why="a half overwritten state is nobody's initial one",
     ),
@@ -160,15 +160,15 @@ MUTANTS = (
         name="ignores_the_terms_of_stops",
         module=GENERATIONS,
         qualname="KnownGenerations.freeze",
-        old="order.term < self.term or order.generation < max(self.number, self._over) or repeated",
-        new="order.generation < max(self.number, self._over) or repeated",
+        old="order.term < self.term or order.generation < max(self.number, self._left_generation) or repeated",
+        new="order.generation < max(self.number, self._left_generation) or repeated",
         why="a coordinator that was superseded must not stop anybody",
     ),
     Mutant(
         name="obeys_stops_of_old_generations",
         module=GENERATIONS,
         qualname="KnownGenerations.freeze",
-        old="order.term < self.term or order.generation < max(self.number, self._over) or repeated",
+        old="order.term < self.term or order.generation < max(self.number, self._left_generation) or repeated",
         new="order.term < self.term or repeated",
         why="an old Stop freezes a worker for which nobody waits any more",
     ),
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         name="swaps_although_stopped",
         module=GENERATIONS,
-        qualname="KnownGenerations.swap_due",
+        qualname="KnownGenerations.is_swap_due",
         old="Flag.SWAP in commit.flags and self.pending is not None and (not self.frozen)",
         new="Flag.SWAP in commit.flags and self.pending is not None",
         why="a failure voids a pending swap",
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         name="applies_in_an_old_state",
         module=COPY,
-        qualname="StateCopy.forward_due",
+        qualname="StateCopy.is_forward_due",
         old="self.applied == decision.applied - 1",
         new="self.applied <= decision.applied",
         why="FORWARD is for those who stand right before the step",

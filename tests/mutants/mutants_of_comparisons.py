@@ -19,7 +19,7 @@ COMPARISON_MUTANTS = (
     Mutant(
         name="state_is_compared_from_the_first_step_of_the_job",
         module=COMPARING,
-        qualname="ReplicaComparison.enter",
+        qualname="ReplicaComparison.enter_generation",
         old="self._first, self.fingerprint, self.differs = (first, None, False)",
         new="self.fingerprint, self.differs = (None, False)",
         why="every generation begins with a comparison, since it may have begun with a transfer",
@@ -27,7 +27,7 @@ COMPARISON_MUTANTS = (
     Mutant(
         name="nobody_has_received_its_state",
         module=COMPARING,
-        qualname="ReplicaComparison.begin",
+        qualname="ReplicaComparison.set_fingerprint",
         old="self._received",
         new="False",
         why="of two workers that differ, the one that has received its state is replaced",
@@ -35,7 +35,7 @@ COMPARISON_MUTANTS = (
     Mutant(
         name="equal_settings_prove_an_equal_state",
         module=COMPARING,
-        qualname="ReplicaComparison.agree",
+        qualname="ReplicaComparison.record_agreement",
         old="self.fingerprint is not None and self.fingerprint.state",
         new="self.fingerprint is not None",
         why="only a step in which the state was compared proves that a transfer has succeeded",

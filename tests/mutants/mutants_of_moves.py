@@ -82,9 +82,9 @@ MOVE_MUTANTS = (
     Mutant(
         name="flag_that_was_seen_is_lowered",
         module=GENERATIONS,
-        qualname="KnownGenerations.disarm",
-        old="[] if flag_given else self.disarmed()",
-        new="self.disarmed()",
+        qualname="KnownGenerations.on_disarm",
+        old="[] if flag_given else self.report_disarmed()",
+        new="self.report_disarmed()",
         why="the step in progress may swap elsewhere: whoever drops the pending group stays behind",
     ),
     Mutant(

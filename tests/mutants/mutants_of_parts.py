@@ -32,7 +32,7 @@ PART_MUTANTS = (
     Mutant(
         name="who_left_its_vote_has_nothing",
         module=REPORTING,
-        qualname="report_of",
+        qualname="make_report",
         old="reduced = copy.reduced",
         new="reduced = copy.reduced if phase is not Phase.ABANDONED else None",
         why="its reductions have returned: it can apply what passed elsewhere, or finish the step by itself",
@@ -49,7 +49,7 @@ PART_MUTANTS = (
     Mutant(
         name="who_lacks_the_step_has_nothing",
         module=COPY,
-        qualname="StateCopy.settle",
+        qualname="StateCopy.apply_decision",
         old="receives and (not (apart or anew)) and (self.applied is not None)",
         new="False",
         why="the only one that was READY may die before the others have its state: theirs must do",
@@ -72,7 +72,7 @@ PART_MUTANTS = (
     Mutant(
         name="who_waits_for_a_state_forgets_its_gradients",
         module=SHARE,
-        qualname="Share.change",
+        qualname="Share.assign",
         old="keeps or (same_step and assigned and (set(self.summed) <= set(assigned)))",
         new="same_step and assigned and (set(self.summed) <= set(assigned))",
         why="where that never comes the step is done again, and they are of use",
@@ -80,7 +80,7 @@ PART_MUTANTS = (
     Mutant(
         name="loads_what_a_peer_would_send",
         module=BOUNDARIES,
-        qualname="due",
+        qualname="next_entering_task",
         old="isinstance(source, CheckpointSource | SnapshotSource)",
         new="source is not None",
         why="only a roll-back leads to a checkpoint",
@@ -88,7 +88,7 @@ PART_MUTANTS = (
     Mutant(
         name="state_comes_before_experts",
         module=BOUNDARIES,
-        qualname="due",
+        qualname="next_entering_task",
         old="not placed",
         new="not placed and (not lacking)",
         why="the experts of all would wait for the slowest transfer",

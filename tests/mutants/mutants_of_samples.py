@@ -16,7 +16,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="nobody_refuses",
         module=WORKER,
-        qualname="WorkerMachine.reduced",
+        qualname="WorkerMachine.finish_reduction",
         old="self.samples.find_error(self.step, samples=v.samples, places=self.generations.places, **hashes)",
         new="''",
         why="a step that does not have each micro-batch once counts for nobody",
@@ -57,7 +57,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="a_refusal_is_not_reported",
         module=REPORTING,
-        qualname="report_of",
+        qualname="make_report",
         old="generation if phase is Phase.REFUSED and (not comparison.differs) else 0",
         new="0",
         why="what is held is kept, and with it what is wrong, for ever",

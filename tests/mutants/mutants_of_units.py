@@ -28,7 +28,7 @@ UNIT_MUTANTS = (
     Mutant(
         name="a_place_keeps_what_it_has_named",
         module=SHARE,
-        qualname="Share.take_up",
+        qualname="Share.assign_in_group",
         old="self.summed = [micro_batch for micro_batch in self.summed if micro_batch in kept]",
         new="pass",
         why="the places of a unit must have the same sums",
@@ -36,7 +36,7 @@ UNIT_MUTANTS = (
     Mutant(
         name="what_is_not_kept_is_waited_for",
         module=SHARE,
-        qualname="Share.take_up",
+        qualname="Share.assign_in_group",
         old="self.proposed is not None and self.proposed.number not in kept",
         new="self.proposed is not None and (not kept) and (self.proposed.number < 0)",
         why="the other place proposes something else, and it waits for ever",
@@ -44,7 +44,7 @@ UNIT_MUTANTS = (
     Mutant(
         name="what_is_kept_is_withdrawn",
         module=SHARE,
-        qualname="Share.take_up",
+        qualname="Share.assign_in_group",
         old=("if self.proposed is not None and self.proposed.number not in kept:\n    self.unwanted = True"),
         new=(
             "if self.proposed is not None and self.proposed.number not in kept:\n"
@@ -56,7 +56,7 @@ UNIT_MUTANTS = (
     Mutant(
         name="withdraws_at_a_stop",
         module=AGREEING,
-        qualname="Agreeing.still_wanted",
+        qualname="GroupAgreement.is_proposal_wanted",
         old="self._share.unwanted or self.done",
         new="self._share.unwanted or self.done or getattr(self, 'frozen', False)",
         why="what all have named is promised",
@@ -64,15 +64,15 @@ UNIT_MUTANTS = (
     Mutant(
         name="each_place_takes_the_newer_state_that_has_come",
         module=BOUNDARIES,
-        qualname="due",
-        old="plan.expert_plan is None and _unit_receives(worker, plan, decision)",
+        qualname="next_entering_task",
+        old="plan.expert_plan is None and _whole_group_receives(worker, plan, decision)",
         new="False",
         why="the sender may be lost before all places have it, and no unit has either state whole",
     ),
     Mutant(
         name="waits_on_for_its_unit_to_receive_after_a_stop",
         module=ADOPTING,
-        qualname="Adopting.still_adopts",
+        qualname="StateAdoption.is_adoption_wanted",
         old="self.done or self.generations.frozen",
         new="self.done",
         why="the other place may never have it, and nobody reports",
@@ -80,7 +80,7 @@ UNIT_MUTANTS = (
     Mutant(
         name="a_unit_of_which_one_place_receives_waits_for_all",
         module=BOUNDARIES,
-        qualname="_unit_receives",
+        qualname="_whole_group_receives",
         old="all",
         new="any",
         why="the other one has the state, and proposes nothing",
@@ -136,7 +136,7 @@ UNIT_MUTANTS = (
     Mutant(
         name="a_state_of_before_the_beginning",
         module=COPY,
-        qualname="StateCopy.settle",
+        qualname="StateCopy.apply_decision",
         old="receives and (not (apart or anew)) and (self.applied is not None)",
         new="receives and (not apart) and (self.applied is not None) and (anew is not None)",
         why="step 0 of a job that begins anew is another",

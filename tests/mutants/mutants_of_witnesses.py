@@ -108,7 +108,7 @@ WITNESS_MUTANTS = (
     Mutant(
         name="a_joiner_knows_no_step",
         module=ADOPTING,
-        qualname="Adopting.received",
+        qualname="StateAdoption.finish_receive",
         old="tuple(passed)",
         new="()",
         why="who was sent a state may be the last one alive",
@@ -124,7 +124,7 @@ WITNESS_MUTANTS = (
     Mutant(
         name="what_was_loaded_has_a_history",
         module=COPY,
-        qualname="StateCopy.spoil",
+        qualname="StateCopy.mark_void",
         old="self.history.clear()",
         new="pass",
         why="what a roll-back has undone never led anywhere",

@@ -104,7 +104,7 @@ class Checker:
     def passes(self, worker: Peer) -> None:
         """A worker's commit operation returns v."""
         self._keeps_promise(worker, "passed")
-        compared, machine = worker.machine.compared, worker.machine
+        compared, machine = worker.machine.fingerprint, worker.machine
         place = machine.generation, machine.step, worker.place
         if compared is None or self._compared.setdefault(place, compared.settings) != compared.settings:
             self._fail(

@@ -43,7 +43,7 @@ def computed(plan: FaultPlan) -> tuple[list[tuple[str, int, int]], list[ev.AnyEv
 
     class Counting(WorkerMachine):
         def computing(self, micro_batch: int) -> bool:
-            here = super().computing(micro_batch)
+            here = super().begin_micro_batch(micro_batch)
             if here:
                 begun.append((self.worker, self.step, micro_batch))
             return here

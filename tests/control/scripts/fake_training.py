@@ -66,15 +66,15 @@ class Training:
                 case Posted() | AcceptCheckpoint() | PruneCheckpoints():
                     pass
                 case _:
-                    self.obey(self.machine.order(order))
+                    self.obey(self.machine.on_order(order))
             self.changed.notify_all()
 
     def obey(self, instructions: list[w.WorkerInstruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, w.Tell):
+            if isinstance(instruction, w.SendToCoordinator):
                 self.link.send(instruction.message)
             elif isinstance(instruction, w.Build) and instruction.pending:
-                self.obey(self.machine.prepared(instruction.plan.generation))
+                self.obey(self.machine.on_group_ready(instruction.plan.generation))
 
     def train(self) -> None:
         while True:
@@ -98,13 +98,13 @@ class Training:
         match task:
             case w.Forward():
                 if machine.begin_apply():
-                    self.obey(machine.applied_step())
+                    self.obey(machine.finish_apply())
             case w.Receive():
                 assert machine.generations.decision is not None
-                if machine.adopting(task.plan.generation):
-                    self.obey(machine.received((), machine.generations.decision.applied))
+                if machine.begin_adoption(task.plan.generation):
+                    self.obey(machine.finish_receive((), machine.generations.decision.applied))
             case w.Enter():
-                self.obey(machine.entered())
+                self.obey(machine.finish_entering())
             case _:
                 raise RuntimeError(f"there is nothing to load or to move: {task}")
 
@@ -125,7 +125,7 @@ class Training:
         if machine.generation != plan.generation:
             return  # a Stop and the Begin after it came within one wait: this step is not the one at hand any more
         for micro_batch in task.micro_batches:
-            if not machine.computing(micro_batch):
+            if not machine.begin_micro_batch(micro_batch):
                 return
         # No joins here: the barrier carries no values, so the swap flag is never raised.
         commit = Commit(
@@ -135,17 +135,17 @@ class Training:
             nonfinite=0,
             sample_hashes=SAMPLES.expected(task.step),
         )
-        if not machine.computed():
+        if not machine.begin_reduction():
             return
-        self.obey(machine.reduced(commit))
-        if not machine.voting():
+        self.obey(machine.finish_reduction(commit))
+        if not machine.begin_vote():
             return
         if not self.meet(plan, f"step-{task.step}"):
-            self.obey(machine.vote_abandoned())
+            self.obey(machine.abandon_vote())
             return
-        self.obey(machine.vote_passed(commit))
+        self.obey(machine.pass_vote(commit))
         if machine.begin_apply():
-            self.obey(machine.applied_step())
+            self.obey(machine.finish_apply())
 
 
 def main() -> None:

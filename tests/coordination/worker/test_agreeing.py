@@ -107,7 +107,7 @@ class Unit:
 def fresh() -> Unit:
     def place(worker: str) -> Place:
         machine = WorkerMachine(worker, samples=SAMPLES)
-        machine.order(msg.Begin(plan=plan_of(1), decision=START))
+        machine.on_order(msg.Begin(plan=plan_of(1), decision=START))
         return Place(machine)
 
     return Unit(place(A), place(B))
@@ -144,8 +144,8 @@ def actions(unit: Unit) -> list[str]:
 
 def wanted(machine: WorkerMachine, about: Proposal) -> bool:
     if about.kind is ProposalKind.STATE:
-        return machine.still_adopts(about.generation)
-    return machine.still_wanted(about.number)
+        return machine.is_adoption_wanted(about.generation)
+    return machine.is_proposal_wanted(about.number)
 
 
 def mate_name(name: str) -> str:
@@ -171,7 +171,7 @@ def step(unit: Unit, name: str, place: Place, what: str) -> None:
     match what:
         case "hears":
             order = place.orders.pop(0)
-            hear(unit, name, machine.order(order))
+            hear(unit, name, machine.on_order(order))
             if isinstance(order, msg.Begin):
                 unit.begun[machine.generation, name] = tuple(sorted(machine._share.summed))  # pyright: ignore[reportPrivateUsage]
         case "proposes":
@@ -186,12 +186,12 @@ def step(unit: Unit, name: str, place: Place, what: str) -> None:
             settle_state(unit, name, place, adopts=what == "agrees")
         case "agrees":
             assert about is not None
-            machine.agreed(about.number)
+            machine.accept_proposal(about.number)
             place.doing = "computing"
         case "withdraws":
             assert about is not None
             del unit.page[name]
-            machine.withdrawn(about.number)
+            machine.withdraw_proposal(about.number)
             place.doing, place.about = "", None
         case "has computed":
             assert about is not None
@@ -203,7 +203,7 @@ def step(unit: Unit, name: str, place: Place, what: str) -> None:
 
 
 def hear(unit: Unit, name: str, said: list[tasks.WorkerInstruction]) -> None:
-    for report in (i.message for i in said if isinstance(i, tasks.Tell)):
+    for report in (i.message for i in said if isinstance(i, tasks.SendToCoordinator)):
         if isinstance(report, msg.Report):
             unit.reports[name] = report
 
@@ -211,7 +211,7 @@ def hear(unit: Unit, name: str, said: list[tasks.WorkerInstruction]) -> None:
 def settle_state(unit: Unit, name: str, place: Place, *, adopts: bool) -> None:
     """What was proposed of a state is settled: taken now, if the place has kept its own until now."""
     if place.machine.phase is Phase.ADOPTING:
-        hear(unit, name, place.machine.received([], 1) if adopts else place.machine.unadopted())
+        hear(unit, name, place.machine.finish_receive([], 1) if adopts else place.machine.cancel_adoption())
         place.sums = frozenset() if adopts else place.sums
     place.doing, place.about = "", None
 
@@ -221,18 +221,18 @@ def go_on(unit: Unit, name: str, place: Place) -> None:
     machine, task = place.machine, place.machine.task
     match task:
         case tasks.Load():
-            assert machine.loaded(machine.generation, 0)
+            assert machine.finish_load(machine.generation, 0)
             place.sums = frozenset()
         case tasks.Receive(together=together):
             assert together
-            assert machine.pushed(machine.generation)
-            assert machine.adopting(machine.generation)
+            assert machine.accept_push(machine.generation)
+            assert machine.begin_adoption(machine.generation)
             if not machine.keeps:
-                hear(unit, name, machine.received([], 1))
+                hear(unit, name, machine.finish_receive([], 1))
                 place.sums = frozenset()
             place.doing, place.about = "crossed", adoption(machine.generation)
         case tasks.Enter():
-            machine.entered()
+            machine.finish_entering()
         case tasks.Compute():
             if place.attempt != (machine.generation, task.step):
                 place.attempt = machine.generation, task.step
@@ -241,8 +241,8 @@ def go_on(unit: Unit, name: str, place: Place) -> None:
             todo = next((m for m in task.micro_batches if m not in place.sums), None)
             if todo is None:
                 assert place.sums == set(task.micro_batches)
-                assert machine.computed()
-            elif machine.computing(todo):
+                assert machine.begin_reduction()
+            elif machine.begin_micro_batch(todo):
                 place.doing, place.about = "crossed", machine.proposal
         case _:
             raise AssertionError(task)
@@ -341,7 +341,7 @@ def explored(stops: int) -> int:
 def test_a_place_waits_only_for_places_that_are_sent_a_state_as_well(sent: tuple[str, ...], together: bool) -> None:
     machine, source = WorkerMachine(B, samples=SAMPLES), LiveSource(members=(D,))
     plan = msgspec.structs.replace(PLANS[1], sources=dict.fromkeys(sent, source))
-    machine.order(msg.Begin(plan=plan, decision=LATER))
+    machine.on_order(msg.Begin(plan=plan, decision=LATER))
     assert machine.task == tasks.Receive(plan, together=together)
 
 

@@ -8,7 +8,7 @@ from machinery import w
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.coordination.worker.tasks import Done, Tell, Wait, WarmUp
+from holdfast.coordination.worker.tasks import Done, SendToCoordinator, Wait, WarmUp
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, ExpertShape
 from holdfast.protocol.state import LiveSource
@@ -26,60 +26,62 @@ def plan(generation: int, *, receives: bool = False) -> msg.GenerationPlan:
 
 def asked(term: int = 1) -> WorkerMachine:
     machine = WorkerMachine(ME, samples=SAMPLES)
-    assert machine.order(msg.Warm(term=term)) == []
+    assert machine.on_order(msg.Warm(term=term)) == []
     return machine
 
 
 def warming() -> WorkerMachine:
     machine = asked()
     assert machine.task == WarmUp()
-    assert machine.warming.begin()
+    assert machine.warming.start()
     return machine
 
 
 def test_it_warms_up_once_and_tells() -> None:
     machine = warming()
-    assert machine.warming.under_way
+    assert machine.warming.is_running
     assert machine.task == WarmUp()
-    assert machine.warming.end(2.5) == [Tell(msg.Warmed(worker=ME, seconds=2.5))]
-    assert not machine.warming.under_way
+    assert machine.warming.finish(2.5) == [SendToCoordinator(msg.Warmed(worker=ME, seconds=2.5))]
+    assert not machine.warming.is_running
     assert machine.task == Wait()
 
 
 def test_a_failure_is_told_and_it_is_not_tried_again_unasked() -> None:
     machine = warming()
-    assert machine.warming.end(0.5, "no room") == [Tell(msg.Warmed(worker=ME, seconds=0.5, error="no room"))]
+    assert machine.warming.finish(0.5, "no room") == [
+        SendToCoordinator(msg.Warmed(worker=ME, seconds=0.5, error="no room"))
+    ]
     assert machine.task == Wait()
-    machine.order(msg.Warm(term=1))
+    machine.on_order(msg.Warm(term=1))
     assert machine.task == WarmUp()
 
 
 def test_an_older_coordinator_is_not_heard() -> None:
     machine = asked(term=3)
-    machine.warming.begin()
-    machine.warming.end(1.0)
-    machine.order(msg.Warm(term=2))
+    machine.warming.start()
+    machine.warming.finish(1.0)
+    machine.on_order(msg.Warm(term=2))
     assert machine.task == Wait()
 
 
 def test_a_member_has_no_time_for_it() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
-    machine.order(msg.Begin(plan=plan(1), decision=Decision(kind=DecisionKind.START, applied=0)))
-    machine.entered()
-    machine.order(msg.Warm(term=1))
-    assert not machine.warming.due
-    assert not machine.warming.begin()
+    machine.on_order(msg.Begin(plan=plan(1), decision=Decision(kind=DecisionKind.START, applied=0)))
+    machine.finish_entering()
+    machine.on_order(msg.Warm(term=1))
+    assert not machine.warming.is_due
+    assert not machine.warming.start()
 
 
 def test_its_state_is_nobodys_from_the_first_shadow_step_on() -> None:
     machine = asked()
-    (_, fresh) = machine.order(msg.Stop(term=1, generation=1))
-    assert isinstance(fresh, Tell)
+    (_, fresh) = machine.on_order(msg.Stop(term=1, generation=1))
+    assert isinstance(fresh, SendToCoordinator)
     assert isinstance(fresh.message, msg.Report)
     assert fresh.message.fresh  # (a Warm that was never taken up costs nothing)
     machine = warming()
-    (_, told) = machine.order(msg.Stop(term=1, generation=1))
-    assert isinstance(told, Tell)
+    (_, told) = machine.on_order(msg.Stop(term=1, generation=1))
+    assert isinstance(told, SendToCoordinator)
     assert isinstance(told.message, msg.Report)
     assert not told.message.fresh
     assert told.message.applied is None
@@ -87,16 +89,16 @@ def test_its_state_is_nobodys_from_the_first_shadow_step_on() -> None:
 
 def test_no_job_starts_from_it() -> None:
     machine = warming()
-    machine.warming.end(1.0)
+    machine.warming.finish(1.0)
     with pytest.raises(InvalidTransitionError):
-        machine.order(msg.Begin(plan=plan(1), decision=Decision(kind=DecisionKind.START, applied=0)))
+        machine.on_order(msg.Begin(plan=plan(1), decision=Decision(kind=DecisionKind.START, applied=0)))
 
 
 def test_its_experts_are_not_the_initial_ones_any_more() -> None:
     holding = HeldExperts(ExpertShape(layers=1, experts=2, slots=2))
     machine = WorkerMachine(ME, samples=SAMPLES, holding=holding)
-    machine.order(msg.Warm(term=1))
-    machine.warming.begin()
+    machine.on_order(msg.Warm(term=1))
+    machine.warming.start()
     assert not holding.initial
 
 
@@ -109,30 +111,30 @@ def test_what_concerns_a_member_cuts_it_short(kind: str) -> None:
         "stop": msg.Stop(term=1, generation=3),
         "done": msg.JobDone(),
     }
-    machine.order(orders[kind])
+    machine.on_order(orders[kind])
     assert machine.task != WarmUp()
-    assert machine.warming.under_way  # until its training thread has left the shadow step
-    machine.warming.leave()
-    assert not machine.warming.under_way
+    assert machine.warming.is_running  # until its training thread has left the shadow step
+    machine.warming.interrupt()
+    assert not machine.warming.is_running
     if kind == "done":
         assert machine.task == Done()
 
 
 def test_a_joiner_that_was_warming_receives_everything() -> None:
     machine = warming()
-    machine.order(msg.Prepare(plan=plan(4, receives=True)))
-    machine.warming.leave()
-    machine.prepared(4)
-    assert machine.pushed(4)
-    assert machine.adopting(4)
-    machine.received((), 7)
+    machine.on_order(msg.Prepare(plan=plan(4, receives=True)))
+    machine.warming.interrupt()
+    machine.on_group_ready(4)
+    assert machine.accept_push(4)
+    assert machine.begin_adoption(4)
+    machine.finish_receive((), 7)
     assert machine.applied == 7
 
 
 def test_it_begins_anew_where_the_generation_that_it_was_to_join_is_void() -> None:
     machine = warming()
-    machine.order(msg.Prepare(plan=plan(4, receives=True)))
-    machine.warming.leave()
+    machine.on_order(msg.Prepare(plan=plan(4, receives=True)))
+    machine.warming.interrupt()
     assert machine.task == Wait()
-    machine.order(msg.Void(term=1, generation=4))
+    machine.on_order(msg.Void(term=1, generation=4))
     assert machine.task == WarmUp()

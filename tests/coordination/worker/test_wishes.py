@@ -7,7 +7,7 @@ import pytest
 from machinery import commit, w
 
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.coordination.worker.tasks import Compute, Finish, Tell
+from holdfast.coordination.worker.tasks import Compute, Finish, SendToCoordinator
 from holdfast.coordination.worker.wishes import Wishes, is_save_due
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
@@ -30,26 +30,26 @@ def begun(generation: int, kind: DecisionKind, applied: int, **fields: object) -
 
 def computing() -> WorkerMachine:
     machine = WorkerMachine(ME, samples=SAMPLES)
-    machine.order(begun(1, DecisionKind.START, 0))
-    machine.entered()
+    machine.on_order(begun(1, DecisionKind.START, 0))
+    machine.finish_entering()
     return machine
 
 
 def applies(machine: WorkerMachine, *wishes: msg.Wish) -> None:
     """Let a machine apply its step, whose v has these wishes."""
     for micro_batch in machine.share:
-        assert machine.computing(micro_batch)
-    assert machine.computed()
-    machine.reduced(passing(machine.step))
-    assert machine.voting()
-    machine.vote_passed(passing(machine.step, *wishes))
+        assert machine.begin_micro_batch(micro_batch)
+    assert machine.begin_reduction()
+    machine.finish_reduction(passing(machine.step))
+    assert machine.begin_vote()
+    machine.pass_vote(passing(machine.step, *wishes))
     assert machine.begin_apply()
-    machine.applied_step()
+    machine.finish_apply()
 
 
 def finished(machine: WorkerMachine) -> msg.Finished:
     (told,) = machine.finish()
-    assert isinstance(told, Tell)
+    assert isinstance(told, SendToCoordinator)
     assert isinstance(told.message, msg.Finished)
     return told.message
 
@@ -74,7 +74,7 @@ def test_one_slow_worker_delays_all_saves_but_the_requested_ones(
 
 def test_all_finish_after_a_step_that_passed_with_the_wish_whoever_had_it() -> None:
     asked, other = computing(), computing()
-    asked.wishes.want(msg.Wish.STOP, "good enough")
+    asked.wishes.raise_wish(msg.Wish.STOP, "good enough")
     assert asked.wishes.raised == (msg.Wish.STOP,)
     assert other.wishes.raised == ()
     for machine in (asked, other):
@@ -87,8 +87,8 @@ def test_all_finish_after_a_step_that_passed_with_the_wish_whoever_had_it() -> N
 
 def test_why_is_told_by_who_knows_it_and_a_loop_that_is_used_up_was_not_stopped() -> None:
     asked, other = computing(), computing()
-    asked.wishes.want(msg.Wish.STOP, "good enough")
-    asked.wishes.want(msg.Wish.STOP, "said later")
+    asked.wishes.raise_wish(msg.Wish.STOP, "good enough")
+    asked.wishes.raise_wish(msg.Wish.STOP, "said later")
     applies(asked, msg.Wish.STOP)
     applies(other)
     told = finished(asked)
@@ -98,10 +98,10 @@ def test_why_is_told_by_who_knows_it_and_a_loop_that_is_used_up_was_not_stopped(
 
 def test_a_wish_is_raised_until_a_step_has_passed_with_it() -> None:
     machine = computing()
-    machine.wishes.want(msg.Wish.SAVE)
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.order(begun(2, DecisionKind.REDO, 0))
-    machine.entered()
+    machine.wishes.raise_wish(msg.Wish.SAVE)
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.on_order(begun(2, DecisionKind.REDO, 0))
+    machine.finish_entering()
     assert machine.wishes.raised == (msg.Wish.SAVE,)
     applies(machine, msg.Wish.SAVE)
     assert machine.wishes.raised == ()
@@ -111,35 +111,35 @@ def test_a_wish_is_raised_until_a_step_has_passed_with_it() -> None:
 @pytest.mark.parametrize("unsaved", [True, False])
 def test_a_checkpoint_that_could_not_be_is_asked_for_again(unsaved: bool) -> None:
     wishes = Wishes()
-    wishes.passed(passing(1, msg.Wish.SAVE), unsaved=unsaved)
+    wishes.drop_granted(passing(1, msg.Wish.SAVE), unsaved=unsaved)
     assert wishes.raised == ((msg.Wish.SAVE,) if unsaved else ())
 
 
 def test_nobody_computes_on_who_comes_to_that_state_another_way() -> None:
     redone = computing()
     applies(redone, msg.Wish.STOP)
-    redone.order(msg.Stop(term=1, generation=1))
-    redone.order(begun(2, DecisionKind.REDO, 1))
-    redone.entered()
+    redone.on_order(msg.Stop(term=1, generation=1))
+    redone.on_order(begun(2, DecisionKind.REDO, 1))
+    redone.finish_entering()
     assert redone.task == Finish(asked=True)
     joined, order = WorkerMachine(ME, samples=SAMPLES), begun(2, DecisionKind.REDO, 1)
     plan = msgspec.structs.replace(order.plan, sources={ME: msg.LiveSource(members=(PEER,))})
-    joined.order(msgspec.structs.replace(order, plan=plan))
-    assert joined.pushed(2)
-    assert joined.adopting(2)
-    joined.received([msg.Passed(step=1, commit=passing(1, msg.Wish.STOP))], 1)
-    joined.entered()
+    joined.on_order(msgspec.structs.replace(order, plan=plan))
+    assert joined.accept_push(2)
+    assert joined.begin_adoption(2)
+    joined.finish_receive([msg.Passed(step=1, commit=passing(1, msg.Wish.STOP))], 1)
+    joined.finish_entering()
     assert joined.task == Finish(asked=True)
 
 
 @pytest.mark.parametrize(("wishes", "task"), [((msg.Wish.STOP,), Finish), ((), Compute)])
 def test_a_checkpoint_of_the_last_step_is_the_end_as_well(wishes: tuple[msg.Wish, ...], task: type) -> None:
     loads = computing()
-    loads.order(msg.Stop(term=1, generation=1))
+    loads.on_order(msg.Stop(term=1, generation=1))
     v = passing(7, *wishes) if wishes else None
-    loads.order(begun(2, DecisionKind.ROLLBACK, 7, source=msg.CheckpointSource(name="seven"), commit=v))
-    assert loads.loaded(2, 7)
-    loads.entered()
+    loads.on_order(begun(2, DecisionKind.ROLLBACK, 7, source=msg.CheckpointSource(name="seven"), commit=v))
+    assert loads.finish_load(2, 7)
+    loads.finish_entering()
     assert isinstance(loads.task, task)
 
 
@@ -147,8 +147,8 @@ def test_where_the_job_goes_back_further_it_goes_on() -> None:
     machine = computing()
     applies(machine)
     applies(machine, msg.Wish.STOP)
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.order(begun(2, DecisionKind.ROLLBACK, 1, source=msg.CheckpointSource(name="one")))
-    assert machine.loaded(2, 1)
-    machine.entered()
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.on_order(begun(2, DecisionKind.ROLLBACK, 1, source=msg.CheckpointSource(name="one")))
+    assert machine.finish_load(2, 1)
+    machine.finish_entering()
     assert isinstance(machine.task, Compute)

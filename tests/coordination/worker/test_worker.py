@@ -13,7 +13,7 @@ from machinery import w
 
 from holdfast.coordination.experts.blobs import encode
 from holdfast.coordination.experts.holding import HeldExperts
-from holdfast.coordination.worker.boundaries import NEXT, InvalidTransitionError
+from holdfast.coordination.worker.boundaries import NEXT_PHASE, InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import (
     Build,
@@ -28,7 +28,7 @@ from holdfast.coordination.worker.tasks import (
     Load,
     Move,
     Receive,
-    Tell,
+    SendToCoordinator,
     Wait,
     WorkerInstruction,
 )
@@ -60,116 +60,120 @@ def begin(generation: int, kind: DecisionKind, applied: int, **fields: object) -
 
 def computing() -> WorkerMachine:
     machine = WorkerMachine(ME, samples=SAMPLES)
-    machine.order(begin(1, DecisionKind.START, 0))
-    machine.entered()
+    machine.on_order(begin(1, DecisionKind.START, 0))
+    machine.finish_entering()
     return machine
 
 
 def voted() -> WorkerMachine:
     machine = computing()
     for micro_batch in machine.share:
-        assert machine.computing(micro_batch)
-    assert machine.computed()
-    machine.reduced(commit())
-    assert machine.voting()
+        assert machine.begin_micro_batch(micro_batch)
+    assert machine.begin_reduction()
+    machine.finish_reduction(commit())
+    assert machine.begin_vote()
     return machine
 
 
 def one_step(machine: WorkerMachine) -> msg.Applied:
     """Let a machine that computes apply its step."""
     for micro_batch in machine.share:
-        machine.computing(micro_batch)
-    machine.computed()
-    machine.reduced(commit(step=machine.step))
-    machine.voting()
-    machine.vote_passed(commit(step=machine.step))
+        machine.begin_micro_batch(micro_batch)
+    machine.begin_reduction()
+    machine.finish_reduction(commit(step=machine.step))
+    machine.begin_vote()
+    machine.pass_vote(commit(step=machine.step))
     machine.begin_apply()
-    (applied,) = [i.message for i in machine.applied_step() if isinstance(i, Tell)]
+    (applied,) = [i.message for i in machine.finish_apply() if isinstance(i, SendToCoordinator)]
     assert isinstance(applied, msg.Applied)
     return applied
 
 
 def receive(machine: WorkerMachine, passed: Sequence[msg.Passed], step: int) -> None:
-    assert machine.adopting(machine.generation)
-    machine.received(passed, step)
+    assert machine.begin_adoption(machine.generation)
+    machine.finish_receive(passed, step)
 
 
 def report_of(instructions: Sequence[object]) -> msg.Report:
-    (report,) = [i.message for i in instructions if isinstance(i, Tell) and isinstance(i.message, msg.Report)]
+    (report,) = [
+        i.message for i in instructions if isinstance(i, SendToCoordinator) and isinstance(i.message, msg.Report)
+    ]
     return report
 
 
 def test_a_step_from_its_beginning_to_the_next() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
     assert machine.task == Wait()
-    told = machine.order(begin(1, DecisionKind.START, 0))
+    told = machine.on_order(begin(1, DecisionKind.START, 0))
     assert [type(i) for i in told] == [Build]
     assert isinstance(machine.task, Enter)
-    assert machine.entered() == [Tell(msg.Entered(worker=ME, generation=1, applied=0))]
+    assert machine.finish_entering() == [SendToCoordinator(msg.Entered(worker=ME, generation=1, applied=0))]
     assert machine.task == Compute(1, (0, 2), ())
-    assert machine.computing(0)
-    assert machine.computing(2)
-    assert machine.computed()
-    assert machine.reduced(commit()) == []
-    assert machine.voting()
-    assert machine.vote_passed(commit()) == []
+    assert machine.begin_micro_batch(0)
+    assert machine.begin_micro_batch(2)
+    assert machine.begin_reduction()
+    assert machine.finish_reduction(commit()) == []
+    assert machine.begin_vote()
+    assert machine.pass_vote(commit()) == []
     assert machine.begin_apply()
-    (tell,) = machine.applied_step("hash")
-    assert tell == Tell(msg.Applied(worker=ME, generation=1, step=1, commit=commit(), world=2, state_hash="hash"))
+    (tell,) = machine.finish_apply("hash")
+    assert tell == SendToCoordinator(
+        msg.Applied(worker=ME, generation=1, step=1, commit=commit(), world=2, state_hash="hash")
+    )
     assert machine.task == Compute(2, (0, 2), ())
 
 
 def test_a_stop_while_computing_is_answered_at_once() -> None:
     machine = computing()
-    machine.computing(0)
-    halt, _ = told = machine.order(msg.Stop(term=1, generation=1))
+    machine.begin_micro_batch(0)
+    halt, _ = told = machine.on_order(msg.Stop(term=1, generation=1))
     assert isinstance(halt, Halt)
     report = report_of(told)
     assert (report.applied, report.phase, report.summed, report.result) == (0, Phase.COMPUTE, (0,), None)
     assert machine.task == Wait()
-    assert not machine.computing(2)
-    assert not machine.computed()
+    assert not machine.begin_micro_batch(2)
+    assert not machine.begin_reduction()
 
 
 def test_a_stop_while_the_vote_is_open_is_answered_when_it_is_closed() -> None:
     machine = voted()
-    assert machine.order(msg.Stop(term=1, generation=1)) == [Halt()]
-    report = report_of(machine.vote_passed(commit()))
+    assert machine.on_order(msg.Stop(term=1, generation=1)) == [Halt()]
+    report = report_of(machine.pass_vote(commit()))
     assert (report.phase, report.passed) == (Phase.PASSED, msg.Passed(step=1, commit=commit()))
     assert not machine.begin_apply()
 
 
 def test_an_abandoned_vote_is_reported_as_abandoned() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, generation=1))
-    report = report_of(machine.vote_abandoned())
+    machine.on_order(msg.Stop(term=1, generation=1))
+    report = report_of(machine.abandon_vote())
     assert (report.phase, report.passed, report.result) == (Phase.ABANDONED, None, msg.Holding())
     assert report.reduced == commit()
 
 
 def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
     machine = voted()
-    machine.vote_passed(commit())
+    machine.pass_vote(commit())
     machine.begin_apply()
-    assert machine.order(msg.Stop(term=1, generation=1)) == [Halt()]
-    applied, report = machine.applied_step()
-    assert isinstance(applied, Tell)
+    assert machine.on_order(msg.Stop(term=1, generation=1)) == [Halt()]
+    applied, report = machine.finish_apply()
+    assert isinstance(applied, SendToCoordinator)
     assert isinstance(applied.message, msg.Applied)
     assert report_of([report]).applied == 1
 
 
 def test_forward_applies_the_recorded_v() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.vote_abandoned()
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.abandon_vote()
     flagged = commit(1.0, msg.Flag.SWAP)
-    machine.order(begin(2, DecisionKind.FORWARD, 1, commit=flagged, plan=plan(2, ME)))
+    machine.on_order(begin(2, DecisionKind.FORWARD, 1, commit=flagged, plan=plan(2, ME)))
     assert machine.task == Forward(plan(2, ME), 1, flagged)
-    with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
-        machine.entered()
+    with pytest.raises(InvalidTransitionError, match="finish_entering is not allowed"):
+        machine.finish_entering()
     assert machine.begin_apply()
-    (tell,) = machine.applied_step()
-    assert isinstance(tell, Tell)
+    (tell,) = machine.finish_apply()
+    assert isinstance(tell, SendToCoordinator)
     assert isinstance(tell.message, msg.Applied)
     assert tell.message.commit == flagged
     assert machine.applied == 1
@@ -177,96 +181,98 @@ def test_forward_applies_the_recorded_v() -> None:
 
 def test_redo_keeps_the_gradients_that_are_its_own() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.vote_abandoned()
-    machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME), assignment=((0, 2, 1, 3),)))
-    machine.entered()
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.abandon_vote()
+    machine.on_order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME), assignment=((0, 2, 1, 3),)))
+    machine.finish_entering()
     assert machine.task == Compute(1, (0, 2, 1, 3), (0, 2))
 
 
 def test_an_assignment_is_for_one_step() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
-    machine.order(begin(1, DecisionKind.START, 0, assignment=((0, 1, 2), (3,))))
-    machine.entered()
+    machine.on_order(begin(1, DecisionKind.START, 0, assignment=((0, 1, 2), (3,))))
+    machine.finish_entering()
     assert machine.share == (0, 1, 2)
-    assert machine.computed()
-    assert machine.reduced(commit()) == []
-    assert machine.voting()
-    machine.vote_passed(commit())
+    assert machine.begin_reduction()
+    assert machine.finish_reduction(commit()) == []
+    assert machine.begin_vote()
+    machine.pass_vote(commit())
     assert machine.begin_apply()
-    machine.applied_step()
+    machine.finish_apply()
     assert machine.share == (0, 2), "the shares are even again"
 
 
 def test_redo_without_an_assignment_starts_over() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.vote_abandoned()
-    machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
-    machine.entered()
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.abandon_vote()
+    machine.on_order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
+    machine.finish_entering()
     assert machine.task == Compute(1, (0, 1, 2, 3), ())
 
 
 def test_stale_orders_change_nothing() -> None:
     machine = computing()
-    machine.order(msg.Stop(term=2, generation=3))
-    assert machine.order(begin(1, DecisionKind.REDO, 0)) == []
-    assert machine.order(begin(3, DecisionKind.REDO, 0, plan=plan(3, term=2))) == []
-    assert machine.order(begin(4, DecisionKind.REDO, 0, plan=plan(4, term=1))) == []
-    assert machine.order(begin(4, DecisionKind.REDO, 0, plan=plan(4, PEER, term=2))) == []
-    assert machine.order(msg.Stop(term=1, generation=9)) == []
-    assert machine.order(msg.Prepare(plan=plan(3, term=2))) == []
+    machine.on_order(msg.Stop(term=2, generation=3))
+    assert machine.on_order(begin(1, DecisionKind.REDO, 0)) == []
+    assert machine.on_order(begin(3, DecisionKind.REDO, 0, plan=plan(3, term=2))) == []
+    assert machine.on_order(begin(4, DecisionKind.REDO, 0, plan=plan(4, term=1))) == []
+    assert machine.on_order(begin(4, DecisionKind.REDO, 0, plan=plan(4, PEER, term=2))) == []
+    assert machine.on_order(msg.Stop(term=1, generation=9)) == []
+    assert machine.on_order(msg.Prepare(plan=plan(3, term=2))) == []
     assert machine.frozen
     assert machine.generation == 1
 
 
 def test_a_stop_of_an_older_coordinator_or_of_an_older_generation_stops_nobody() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
-    machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, term=2)))
-    assert machine.order(msg.Stop(term=1, generation=9)) == []
-    assert machine.order(msg.Stop(term=2, generation=2)) == []
+    machine.on_order(begin(3, DecisionKind.START, 0, plan=plan(3, term=2)))
+    assert machine.on_order(msg.Stop(term=1, generation=9)) == []
+    assert machine.on_order(msg.Stop(term=2, generation=2)) == []
     assert not machine.frozen
 
 
 def joiner() -> WorkerMachine:
     machine = WorkerMachine(ME, samples=SAMPLES)
-    machine.order(msg.Prepare(plan=plan(2, PEER, ME, sources={ME: msg.LiveSource(members=(PEER,))})))
-    machine.prepared(2)
+    machine.on_order(msg.Prepare(plan=plan(2, PEER, ME, sources={ME: msg.LiveSource(members=(PEER,))})))
+    machine.on_group_ready(2)
     return machine
 
 
 def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
     machine = joiner()
     assert machine.task == Wait()
-    assert machine.pushed(2)
+    assert machine.accept_push(2)
     assert isinstance(machine.task, Receive)
-    assert machine.adopting(2)
-    assert machine.received([msg.Passed(step=3, commit=commit())], 3) == []
-    assert machine.entered(received_bytes=9) != []
+    assert machine.begin_adoption(2)
+    assert machine.finish_receive([msg.Passed(step=3, commit=commit())], 3) == []
+    assert machine.finish_entering(received_bytes=9) != []
     assert machine.task == Compute(4, (1, 3), ())
 
 
 def test_all_that_has_led_to_a_state_goes_with_it_and_its_receiver_s_agent_is_told_before_anything_else() -> None:
     passed = [msg.Passed(step=step, commit=commit(float(step)), generation=1, world=1) for step in (2, 3)]
     machine = joiner()
-    machine.pushed(2)
+    machine.accept_push(2)
     receive(machine, passed, 3)
-    known, entered = machine.entered()
-    assert known == Tell(msg.KnownSteps(worker=ME, passed=tuple(passed)))
-    assert entered == Tell(msg.Entered(worker=ME, generation=2, applied=3))
+    known, entered = machine.finish_entering()
+    assert known == SendToCoordinator(msg.KnownSteps(worker=ME, passed=tuple(passed)))
+    assert entered == SendToCoordinator(msg.Entered(worker=ME, generation=2, applied=3))
     one_step(machine)
     assert machine.history == (*passed, msg.Passed(step=4, commit=commit(step=4), generation=2, world=2))
-    machine.order(msg.Stop(term=1, generation=2))
-    machine.order(begin(3, DecisionKind.ROLLBACK, 1, source=msg.CheckpointSource(name="one"), plan=plan(3, ME)))
-    assert machine.loaded(3, 1)
+    machine.on_order(msg.Stop(term=1, generation=2))
+    machine.on_order(begin(3, DecisionKind.ROLLBACK, 1, source=msg.CheckpointSource(name="one"), plan=plan(3, ME)))
+    assert machine.finish_load(3, 1)
     assert machine.history == ()
 
 
 def test_who_is_stopped_before_it_has_entered_tells_of_what_was_sent_with_its_report() -> None:
     machine = joiner()
-    machine.pushed(2)
+    machine.accept_push(2)
     receive(machine, [msg.Passed(step=3, commit=commit())], 3)
-    kinds = [type(i.message) for i in machine.order(msg.Stop(term=1, generation=2)) if isinstance(i, Tell)]
+    kinds = [
+        type(i.message) for i in machine.on_order(msg.Stop(term=1, generation=2)) if isinstance(i, SendToCoordinator)
+    ]
     assert kinds == [msg.KnownSteps, msg.Report]
 
 
@@ -274,75 +280,75 @@ def test_a_witness_says_that_it_is_one() -> None:
     for witnesses, is_one in (((0,), True), ((1,), False)):
         machine = WorkerMachine(ME, samples=SAMPLES)
         chosen = msgspec.structs.replace(plan(1), witnesses=witnesses)
-        machine.order(begin(1, DecisionKind.START, 0, plan=chosen))
-        machine.entered()
+        machine.on_order(begin(1, DecisionKind.START, 0, plan=chosen))
+        machine.finish_entering()
         assert one_step(machine).witness is is_one
 
 
 def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
     machine = joiner()
-    fresh = report_of(WorkerMachine(ME, samples=SAMPLES).order(msg.Stop(term=1, generation=2)))
+    fresh = report_of(WorkerMachine(ME, samples=SAMPLES).on_order(msg.Stop(term=1, generation=2)))
     assert fresh.fresh
-    machine.pushed(2)
-    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    machine.accept_push(2)
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.fresh) == (None, False)
-    assert not machine.adopting(2)
-    with pytest.raises(InvalidTransitionError, match="half overwritten"):
-        machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, ME)))
+    assert not machine.begin_adoption(2)
+    with pytest.raises(InvalidTransitionError, match="partly overwritten"):
+        machine.on_order(begin(3, DecisionKind.START, 0, plan=plan(3, ME)))
 
 
 def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> None:
     for stopped in (False, True):
         machine = voted()
-        machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
-        machine.prepared(2)
-        machine.order(msg.Arm(term=1, generation=2))
+        machine.on_order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
+        machine.on_group_ready(2)
+        machine.on_order(msg.Arm(term=1, generation=2))
         assert machine.generations.flags == (msg.Flag.SWAP,)
-        machine.vote_passed(commit(1.0, msg.Flag.SWAP))
+        machine.pass_vote(commit(1.0, msg.Flag.SWAP))
         machine.begin_apply()
         if stopped:
-            machine.order(msg.Stop(term=1, generation=2))
-        machine.applied_step()
+            machine.on_order(msg.Stop(term=1, generation=2))
+        machine.finish_apply()
         assert machine.generation == (1 if stopped else 2)
 
 
 def test_the_flag_goes_up_once_the_group_stands_and_all_are_known_to_have_it() -> None:
     machine = computing()
     assert machine.generations.flags == ()
-    machine.order(msg.Prepare(plan=plan(2)))
+    machine.on_order(msg.Prepare(plan=plan(2)))
     assert machine.generations.flags == ()
-    machine.prepared(2)
+    machine.on_group_ready(2)
     assert machine.generations.flags == ()
-    machine.order(msg.Arm(term=1, generation=2))
+    machine.on_order(msg.Arm(term=1, generation=2))
     assert machine.generations.flags == (msg.Flag.SWAP,)
 
 
 def test_a_void_lowers_the_flag() -> None:
     machine = voted()
-    machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
-    machine.prepared(2)
-    machine.order(msg.Arm(term=1, generation=2))
-    machine.order(msg.Void(term=1, generation=2))
+    machine.on_order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
+    machine.on_group_ready(2)
+    machine.on_order(msg.Arm(term=1, generation=2))
+    machine.on_order(msg.Void(term=1, generation=2))
     assert machine.generations.flags == ()
     assert machine.generations.pending is None
 
 
 def armed(machine: WorkerMachine) -> WorkerMachine:
-    machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
-    machine.prepared(2)
-    machine.order(msg.Arm(term=1, generation=2))
+    machine.on_order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
+    machine.on_group_ready(2)
+    machine.on_order(msg.Arm(term=1, generation=2))
     return machine
 
 
 DISARM = msg.Disarm(term=1, generation=2)
-DISARMED = Tell(msg.Disarmed(worker=ME, term=1, generation=2))
+DISARMED = SendToCoordinator(msg.Disarmed(worker=ME, term=1, generation=2))
 
 
 def test_a_flag_that_nobody_has_seen_is_lowered_at_once() -> None:
     machine = armed(computing())
-    assert machine.order(DISARM) == [DISARMED]
+    assert machine.on_order(DISARM) == [DISARMED]
     assert machine.generations.flags == ()
-    assert machine.order(msg.Void(term=1, generation=2)) == [Drop(2)]
+    assert machine.on_order(msg.Void(term=1, generation=2)) == [Drop(2)]
 
 
 def test_of_a_flag_that_was_given_it_is_said_after_the_step_and_only_if_that_did_not_swap() -> None:
@@ -350,66 +356,66 @@ def test_of_a_flag_that_was_given_it_is_said_after_the_step_and_only_if_that_did
         for passed in (False, True):  # (the order comes before it is known what the others have raised, or after)
             machine = armed(voted())
             if not passed:
-                assert machine.order(DISARM) == []
-            machine.vote_passed(commit(1.0, *([msg.Flag.SWAP] if swaps else [])))
+                assert machine.on_order(DISARM) == []
+            machine.pass_vote(commit(1.0, *([msg.Flag.SWAP] if swaps else [])))
             if passed:
-                assert machine.order(DISARM) == []
+                assert machine.on_order(DISARM) == []
             machine.begin_apply()
-            told = machine.applied_step()
+            told = machine.finish_apply()
             assert (DISARMED in told, machine.generation) == ((False, 2) if swaps else (True, 1))
             assert machine.generations.flags == ()
 
 
 def test_of_a_vote_that_was_abandoned_nobody_knows_whether_it_swapped_elsewhere() -> None:
     machine = armed(voted())
-    machine.vote_abandoned()
-    assert machine.order(DISARM) == []
+    machine.abandon_vote()
+    assert machine.on_order(DISARM) == []
 
 
 def test_who_is_armed_anew_says_nothing_of_what_was_asked_before() -> None:
     machine = armed(voted())
-    machine.order(DISARM)
-    machine.order(msg.Arm(term=2, generation=2))
-    machine.vote_passed(commit(1.0))
+    machine.on_order(DISARM)
+    machine.on_order(msg.Arm(term=2, generation=2))
+    machine.pass_vote(commit(1.0))
     machine.begin_apply()
-    assert DISARMED not in machine.applied_step()
+    assert DISARMED not in machine.finish_apply()
     assert machine.generations.flags == (msg.Flag.SWAP,)
 
 
 @pytest.mark.parametrize("other", [msg.Disarm(term=0, generation=2), msg.Disarm(term=1, generation=3)])
 def test_an_order_of_another_time_or_generation_lowers_nothing(other: msg.Disarm) -> None:
     machine = armed(computing())
-    assert machine.order(other) == []
+    assert machine.on_order(other) == []
     assert machine.generations.flags == (msg.Flag.SWAP,)
 
 
 def test_who_is_stopped_or_only_about_to_join_says_nothing() -> None:
     machine = armed(computing())
-    machine.order(msg.Stop(term=1, generation=2))
-    assert machine.order(DISARM) == []
+    machine.on_order(msg.Stop(term=1, generation=2))
+    assert machine.on_order(DISARM) == []
     joiner = WorkerMachine(w("n2"), samples=SAMPLES)
-    joiner.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
-    joiner.prepared(2)
-    assert joiner.order(DISARM) == [], "it is in no step whose flags it could know"
+    joiner.on_order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
+    joiner.on_group_ready(2)
+    assert joiner.on_order(DISARM) == [], "it is in no step whose flags it could know"
 
 
 def test_the_end_interrupts_whoever_still_waits_for_something() -> None:
     machine = voted()
-    assert machine.order(msg.JobDone()) == [Halt()]
+    assert machine.on_order(msg.JobDone()) == [Halt()]
     assert machine.task == Done()
 
 
 ILLEGAL: list[tuple[str, Callable[[WorkerMachine], object]]] = [
-    ("computed", lambda m: m.computed()),
-    ("reduced", lambda m: m.reduced(commit())),
-    ("voting", lambda m: m.voting()),
-    ("vote_passed", lambda m: m.vote_passed(commit())),
-    ("vote_abandoned", lambda m: m.vote_abandoned()),
+    ("begin_reduction", lambda m: m.begin_reduction()),
+    ("finish_reduction", lambda m: m.finish_reduction(commit())),
+    ("begin_vote", lambda m: m.begin_vote()),
+    ("pass_vote", lambda m: m.pass_vote(commit())),
+    ("abandon_vote", lambda m: m.abandon_vote()),
     ("begin_apply", lambda m: m.begin_apply()),
-    ("applied_step", lambda m: m.applied_step()),
-    ("computing", lambda m: m.computing(0)),
+    ("finish_apply", lambda m: m.finish_apply()),
+    ("begin_micro_batch", lambda m: m.begin_micro_batch(0)),
     ("finish", lambda m: m.finish()),
-    ("entered", lambda m: m.entered()),
+    ("finish_entering", lambda m: m.finish_entering()),
 ]
 
 
@@ -420,7 +426,9 @@ def test_a_boundary_out_of_turn_raises_with_the_story(name: str, call: Callable[
         call(machine)
 
 
-@pytest.mark.parametrize("name", ["reduced", "voting", "vote_passed", "begin_apply", "applied_step", "entered"])
+@pytest.mark.parametrize(
+    "name", ["finish_reduction", "begin_vote", "pass_vote", "begin_apply", "finish_apply", "finish_entering"]
+)
 def test_a_phase_cannot_be_skipped(name: str) -> None:
     call = dict(ILLEGAL)[name]
     with pytest.raises(InvalidTransitionError, match="phase compute"):
@@ -429,14 +437,14 @@ def test_a_phase_cannot_be_skipped(name: str) -> None:
 
 def test_a_vote_that_was_abandoned_does_not_pass_any_more() -> None:
     machine = voted()
-    machine.vote_abandoned()
-    with pytest.raises(InvalidTransitionError, match="vote_passed is not allowed in generation 1, phase abandoned"):
-        machine.vote_passed(commit())
+    machine.abandon_vote()
+    with pytest.raises(InvalidTransitionError, match="pass_vote is not allowed in generation 1, phase abandoned"):
+        machine.pass_vote(commit())
 
 
 def test_a_step_is_applied_once() -> None:
     machine = voted()
-    machine.vote_passed(commit())
+    machine.pass_vote(commit())
     machine.begin_apply()
     with pytest.raises(InvalidTransitionError, match="begin_apply is not allowed in generation 1, phase applying"):
         machine.begin_apply()
@@ -445,57 +453,57 @@ def test_a_step_is_applied_once() -> None:
 def test_the_end_of_the_job_does_not_make_a_boundary_illegal() -> None:
     """The training thread has its task from before JobDone, and learns of it when it asks for the next."""
     machine = WorkerMachine(ME, samples=SAMPLES)
-    machine.order(begin(1, DecisionKind.START, 0))
-    assert machine.order(msg.JobDone()) == [Halt()]
-    assert machine.entered() != []
+    machine.on_order(begin(1, DecisionKind.START, 0))
+    assert machine.on_order(msg.JobDone()) == [Halt()]
+    assert machine.finish_entering() != []
     assert machine.task == Done()
 
 
 def test_every_phase_can_be_reached_and_left() -> None:
-    entering = {place for place, _ in NEXT if not isinstance(place, Phase)}
+    entering = {place for place, _ in NEXT_PHASE if not isinstance(place, Phase)}
     assert entering == set(get_args(Entering))
-    assert set(NEXT.values()) == set(Phase) - {Phase.IDLE}
+    assert set(NEXT_PHASE.values()) == set(Phase) - {Phase.IDLE}
     ends = {Phase.IDLE, Phase.FINISHED, Phase.ABANDONED, Phase.REFUSED}  # only a new generation leads on
-    assert {place for place, _ in NEXT if isinstance(place, Phase)} == set(Phase) - ends - {Phase.ENTERING}
+    assert {place for place, _ in NEXT_PHASE if isinstance(place, Phase)} == set(Phase) - ends - {Phase.ENTERING}
 
 
 def test_a_begin_that_does_not_fit_the_state_raises() -> None:
     machine = computing()
-    machine.order(msg.Stop(term=1, generation=1))
+    machine.on_order(msg.Stop(term=1, generation=1))
     with pytest.raises(InvalidTransitionError, match="FORWARD without reduced gradients"):
-        machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit()))
+        machine.on_order(begin(2, DecisionKind.FORWARD, 1, commit=commit()))
     machine = computing()
-    machine.order(msg.Stop(term=1, generation=1))
-    with pytest.raises(InvalidTransitionError, match="state 0 where 3 is decided"):
-        machine.order(begin(2, DecisionKind.REDO, 3))
+    machine.on_order(msg.Stop(term=1, generation=1))
+    with pytest.raises(InvalidTransitionError, match="the local state is of step 0, the decision of step 3"):
+        machine.on_order(begin(2, DecisionKind.REDO, 3))
     machine = voted()
-    machine.order(msg.Stop(term=1, generation=1))
+    machine.on_order(msg.Stop(term=1, generation=1))
     with pytest.raises(InvalidTransitionError, match="before the promised report"):
-        machine.order(begin(2, DecisionKind.REDO, 0))
+        machine.on_order(begin(2, DecisionKind.REDO, 0))
 
 
 def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
-    machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    machine.on_order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
-    machine.entered()
-    assert all(machine.computing(micro_batch) for micro_batch in machine.share)
-    assert report_of(machine.order(msg.Stop(term=1, generation=1))).summed == ()
+    machine.finish_entering()
+    assert all(machine.begin_micro_batch(micro_batch) for micro_batch in machine.share)
+    assert report_of(machine.on_order(msg.Stop(term=1, generation=1))).summed == ()
 
 
 def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
     """Stopped again before it could apply: its gradients are those of the generation before, not of this one's plan."""
     machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
-    machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    machine.on_order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
-    machine.entered()
-    assert machine.computed()
-    machine.reduced(commit())
-    report = report_of(machine.order(msg.Stop(term=1, generation=1)))
+    machine.finish_entering()
+    assert machine.begin_reduction()
+    machine.finish_reduction(commit())
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=1)))
     assert (report.state, report.result) == (msg.Holding(experts=blob(0, 1)), msg.Holding(experts=blob(0)))
     forward = begin(2, DecisionKind.FORWARD, 1, commit=commit(1), plan=placed(2, blob(0), blob(1)))
-    machine.order(forward)
-    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    machine.on_order(forward)
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
     assert (report.state, report.result) == (msg.Holding(experts=blob(0, 1)), msg.Holding(experts=blob(0)))
 
 
@@ -518,22 +526,22 @@ def placed(
 
 def take_up(machine: WorkerMachine) -> None:
     assert isinstance(machine.task, Move)
-    assert machine.moving() is not None
-    assert machine.moved(machine.generation)
+    assert machine.begin_move() is not None
+    assert machine.end_move(machine.generation)
 
 
 def with_experts() -> WorkerMachine:
     """Has applied step 1, with expert 0."""
     machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
-    machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    machine.on_order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
-    machine.entered()
-    machine.computed()
-    machine.reduced(commit())
-    machine.voting()
-    machine.vote_passed(commit())
+    machine.finish_entering()
+    machine.begin_reduction()
+    machine.finish_reduction(commit())
+    machine.begin_vote()
+    machine.pass_vote(commit())
     machine.begin_apply()
-    machine.applied_step()
+    machine.finish_apply()
     return machine
 
 
@@ -543,16 +551,16 @@ def beside_a_step() -> WorkerMachine:
     the_plan = placed(2, blob(0), blob(1))
     assert the_plan.expert_plan is not None
     experts = msgspec.structs.replace(the_plan.expert_plan, beside=True)
-    machine.order(msg.Prepare(plan=msgspec.structs.replace(the_plan, expert_plan=experts)))
-    machine.prepared(2)
-    machine.order(msg.Arm(term=1, generation=2))
-    machine.computed()
+    machine.on_order(msg.Prepare(plan=msgspec.structs.replace(the_plan, expert_plan=experts)))
+    machine.on_group_ready(2)
+    machine.on_order(msg.Arm(term=1, generation=2))
+    machine.begin_reduction()
     v = commit(1.0, step=2)
-    machine.reduced(v)
-    machine.voting()
-    machine.vote_passed(msgspec.structs.replace(v, flags=(msg.Flag.SWAP,)))
+    machine.finish_reduction(v)
+    machine.begin_vote()
+    machine.pass_vote(msgspec.structs.replace(v, flags=(msg.Flag.SWAP,)))
     machine.begin_apply()
-    machine.applied_step()
+    machine.finish_apply()
     assert (machine.generation, machine.applied) == (2, 2)
     take_up(machine)
     return machine
@@ -560,131 +568,131 @@ def beside_a_step() -> WorkerMachine:
 
 def test_a_step_is_computed_while_experts_travel_and_ready_only_with_them() -> None:
     machine = beside_a_step()
-    assert machine.entered() == [], "it is told once all is here"
+    assert machine.finish_entering() == [], "it is told once all is here"
     assert isinstance(machine.task, Compute)
-    assert machine.computed()
+    assert machine.begin_reduction()
     with pytest.raises(InvalidTransitionError, match="without all experts"):
-        machine.reduced(commit(step=3))
-    (told,) = machine.brought(received_bytes=5, transfer_s=0.5)
-    assert isinstance(told, Tell)
+        machine.finish_reduction(commit(step=3))
+    (told,) = machine.finish_background_transfer(received_bytes=5, transfer_s=0.5)
+    assert isinstance(told, SendToCoordinator)
     assert isinstance(told.message, msg.Entered)
     assert (told.message.generation, told.message.applied, told.message.received_bytes) == (2, 2, 5)
-    machine.reduced(commit(step=3))
-    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    machine.finish_reduction(commit(step=3))
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
     assert (report.state, report.result) == (msg.Holding(experts=blob(0, 1)), msg.Holding(experts=blob(1)))
 
 
 def test_what_has_not_come_beside_the_step_is_not_reported() -> None:
     machine = beside_a_step()
-    machine.entered()
-    machine.computed()
-    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    machine.finish_entering()
+    machine.begin_reduction()
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.state, report.result) == (2, msg.Holding(experts=blob(0)), None)
-    assert machine.brought(received_bytes=5, transfer_s=0.5) == [], "it came too late"
-    machine.order(begin(3, DecisionKind.REDO, 2, plan=placed(3, blob(0), blob(0, 1))))
-    change = machine.moving()
+    assert machine.finish_background_transfer(received_bytes=5, transfer_s=0.5) == [], "it came too late"
+    machine.on_order(begin(3, DecisionKind.REDO, 2, plan=placed(3, blob(0), blob(0, 1))))
+    change = machine.begin_move()
     assert change is not None
     assert (change.bring, change.beside) == (True, False), "after a failure all wait for what moves"
 
 
 def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, generation=1))
+    machine.on_order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, blob(0), blob(0, 1), sources={PEER: msg.LiveSource(members=(ME,))})
-    machine.order(begin(2, DecisionKind.REDO, 1, plan=the_plan))
+    machine.on_order(begin(2, DecisionKind.REDO, 1, plan=the_plan))
     assert machine.task == Move(the_plan, (PEER,))
-    change = machine.moving()
+    change = machine.begin_move()
     assert change is not None
     assert change.bring
-    assert machine.moved(2)
+    assert machine.end_move(2)
     assert machine.task == Enter(the_plan, (PEER,))
 
 
 def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, generation=1))
+    machine.on_order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, b"", blob(1), sources={ME: msg.LiveSource(members=(PEER,))})
-    machine.order(begin(2, DecisionKind.REDO, 4, plan=the_plan))
-    assert machine.pushed(2)
+    machine.on_order(begin(2, DecisionKind.REDO, 4, plan=the_plan))
+    assert machine.accept_push(2)
     assert machine.task == Move(the_plan, ())
-    with pytest.raises(InvalidTransitionError, match="adopting"):
-        machine.adopting(2)
-    with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
-        machine.entered()
+    with pytest.raises(InvalidTransitionError, match="begin_adoption"):
+        machine.begin_adoption(2)
+    with pytest.raises(InvalidTransitionError, match="finish_entering is not allowed"):
+        machine.finish_entering()
     take_up(machine)
     assert machine.task == Receive(the_plan)
     receive(machine, (), 4)
     assert machine.task == Enter(the_plan, ())
-    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.state.experts) == (4, blob(1))
 
 
 def test_experts_without_the_rest_of_the_state_are_not_reported() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.order(
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.on_order(
         begin(2, DecisionKind.REDO, 4, plan=placed(2, b"", blob(1), sources={ME: msg.LiveSource(members=(PEER,))}))
     )
     take_up(machine)
-    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.state) == (None, msg.Holding(dense=False))
 
 
 def test_experts_that_come_after_a_stop_do_not_count() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(0), blob(0, 1))))
-    assert machine.moving() is not None
-    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
-    assert not machine.moved(2)
-    assert machine.moving() is None
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.on_order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(0), blob(0, 1))))
+    assert machine.begin_move() is not None
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
+    assert not machine.end_move(2)
+    assert machine.begin_move() is None
     assert report.state.experts == blob(0)
 
 
 def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, generation=1))
+    machine.on_order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, b"", blob(1))
-    machine.order(begin(2, DecisionKind.ROLLBACK, 0, source=msg.CheckpointSource(name="c"), plan=the_plan))
+    machine.on_order(begin(2, DecisionKind.ROLLBACK, 0, source=msg.CheckpointSource(name="c"), plan=the_plan))
     assert machine.task == Load(the_plan, msg.CheckpointSource(name="c"))
-    with pytest.raises(InvalidTransitionError, match="moving"):
-        machine.moving()
-    assert machine.loaded(2, 0)
+    with pytest.raises(InvalidTransitionError, match="begin_move"):
+        machine.begin_move()
+    assert machine.finish_load(2, 0)
     take_up(machine)
-    assert report_of(machine.order(msg.Stop(term=1, generation=2))).state.experts == blob(1)
+    assert report_of(machine.on_order(msg.Stop(term=1, generation=2))).state.experts == blob(1)
 
 
 def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
-    with pytest.raises(InvalidTransitionError, match=r"here is .* generation 2"):
-        machine.moving()
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.on_order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
+    with pytest.raises(InvalidTransitionError, match=r"the local result is .* generation 2"):
+        machine.begin_move()
 
 
 def test_who_has_waited_in_vain_tells_what_it_has_seen_before_it_reports() -> None:
     """Another was faster to complain: without the evidence of who is cut off the wrong node would have to go."""
     machine = computing()
-    assert machine.waited_in_vain(1)
-    assert machine.order(msg.Stop(term=1, generation=1)) == [Halt()]
+    assert machine.on_wait_timeout(1)
+    assert machine.on_order(msg.Stop(term=1, generation=1)) == [Halt()]
     told = machine.complain(1, "timed out", timed_out=True, unreachable=(PEER,))
     fault = msg.Complaint(worker=ME, generation=1, detail="timed out", timed_out=True, unreachable=(PEER,))
-    assert told[0] == Tell(fault)
+    assert told[0] == SendToCoordinator(fault)
     assert report_of(told).generation == 1
 
 
 def test_who_was_stopped_before_its_time_was_up_looks_for_nobody() -> None:
     machine = computing()
-    machine.order(msg.Stop(term=1, generation=1))
-    assert not machine.waited_in_vain(1)
+    machine.on_order(msg.Stop(term=1, generation=1))
+    assert not machine.on_wait_timeout(1)
     assert machine.complain(1, "timed out", timed_out=True) == []
 
 
 def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_report_for_ever() -> None:
     machine = computing()
-    machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
-    assert machine.waited_in_vain(2)
-    machine.order(msg.Stop(term=1, generation=1))
+    machine.on_order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
+    assert machine.on_wait_timeout(2)
+    machine.on_order(msg.Stop(term=1, generation=1))
     assert machine.complain(1, "broken") == []
     assert report_of(machine.complain(2, "timed out", timed_out=True)).generation == 1
 
@@ -692,15 +700,15 @@ def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_repor
 def reducing() -> WorkerMachine:
     machine = computing()
     for micro_batch in machine.share:
-        machine.computing(micro_batch)
-    machine.computed()
+        machine.begin_micro_batch(micro_batch)
+    machine.begin_reduction()
     return machine
 
 
 def refused(**wrong: int) -> tuple[WorkerMachine, list[WorkerInstruction]]:
     """A machine whose reductions have led to other samples than its step's own, and what it says."""
     machine = reducing()
-    return machine, machine.reduced(msgspec.structs.replace(commit(), **wrong))
+    return machine, machine.finish_reduction(msgspec.structs.replace(commit(), **wrong))
 
 
 @pytest.mark.parametrize(
@@ -716,33 +724,33 @@ def refused(**wrong: int) -> tuple[WorkerMachine, list[WorkerInstruction]]:
 )
 def test_a_v_that_is_not_made_of_the_step_s_samples_is_refused(wrong: dict[str, int]) -> None:
     machine, said = refused(**wrong)
-    (told,) = [i.message for i in said if isinstance(i, Tell)]
+    (told,) = [i.message for i in said if isinstance(i, SendToCoordinator)]
     assert isinstance(told, msg.VoteRefused)
     assert (told.generation, told.step) == (1, 1)
     assert "not made of each of its 4 micro-batches once" in told.why
     assert machine.task == Wait()
     assert machine.passed is None
-    with pytest.raises(InvalidTransitionError, match="voting is not allowed"):
-        machine.voting()
+    with pytest.raises(InvalidTransitionError, match="begin_vote is not allowed"):
+        machine.begin_vote()
 
 
 def test_who_has_refused_reports_it_with_its_generation_and_leads_to_no_step() -> None:
     machine, _ = refused(samples=30)
     for stop in (1, 3):
-        report = report_of(machine.order(msg.Stop(term=1, generation=stop)))
+        report = report_of(machine.on_order(msg.Stop(term=1, generation=stop)))
         assert (report.phase, report.refused, report.passed, report.result) == (Phase.REFUSED, 1, None, None)
-    machine.order(begin(4, DecisionKind.REDO, 0))
-    machine.entered()
+    machine.on_order(begin(4, DecisionKind.REDO, 0))
+    machine.finish_entering()
     assert machine.task == Compute(1, (0, 2), ())
-    assert report_of(machine.order(msg.Stop(term=1, generation=4))).refused == 0
+    assert report_of(machine.on_order(msg.Stop(term=1, generation=4))).refused == 0
 
 
 def test_who_was_stopped_before_its_reductions_had_returned_neither_is_ready_nor_refuses() -> None:
     for samples in (24, 30):
         machine = reducing()
-        report = report_of(machine.order(msg.Stop(term=1, generation=1)))
+        report = report_of(machine.on_order(msg.Stop(term=1, generation=1)))
         assert (report.phase, report.result, report.reduced) == (Phase.REDUCING, None, None)
-        assert machine.reduced(msgspec.structs.replace(commit(), samples=samples)) == []
+        assert machine.finish_reduction(msgspec.structs.replace(commit(), samples=samples)) == []
         assert machine.phase is Phase.REDUCING
 
 
@@ -753,33 +761,33 @@ def lagging() -> WorkerMachine:
     """Has applied step 1 and computed of step 2; its peer is READY with step 2, and is to send it that."""
     machine = computing()
     one_step(machine)
-    machine.computing(0)
-    machine.order(msg.Stop(term=1, generation=1))
+    machine.begin_micro_batch(0)
+    machine.on_order(msg.Stop(term=1, generation=1))
     sources: dict[str, msg.StateSource] = {ME: msg.LiveSource(members=(PEER,))}
     forward = begin(2, DecisionKind.FORWARD, 2, commit=commit(step=2), plan=plan(2, PEER, ME, sources=sources))
-    machine.order(forward)
+    machine.on_order(forward)
     return machine
 
 
 def test_who_lacks_the_decided_step_keeps_its_own_until_that_has_come_whole() -> None:
     machine = lagging()
     assert isinstance(machine.task, Receive), "it has nothing to apply"
-    assert machine.pushed(2)
+    assert machine.accept_push(2)
     assert machine.keeps
-    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.step, report.summed, report.result) == (1, 2, (0,), None)
     assert report.state == msg.Holding()
-    machine.order(begin(3, DecisionKind.REDO, 1, plan=plan(3, ME), assignment=((0, 1, 2, 3),)))
-    machine.entered()
+    machine.on_order(begin(3, DecisionKind.REDO, 1, plan=plan(3, ME), assignment=((0, 1, 2, 3),)))
+    machine.finish_entering()
     assert machine.task == Compute(2, (0, 1, 2, 3), (0,)), "the step is done again from what it had"
 
 
 def test_what_has_come_takes_the_place_of_what_was_here_and_a_stop_waits_for_that() -> None:
     machine = lagging()
-    machine.pushed(2)
-    assert machine.adopting(2)
-    assert machine.order(msg.Stop(term=1, generation=2)) == [Halt()]
-    told = machine.received([msg.Passed(step=2, commit=commit(step=2))], 2)
+    machine.accept_push(2)
+    assert machine.begin_adoption(2)
+    assert machine.on_order(msg.Stop(term=1, generation=2)) == [Halt()]
+    told = machine.finish_receive([msg.Passed(step=2, commit=commit(step=2))], 2)
     report = report_of(told)
     assert (report.applied, report.step, report.summed, report.phase) == (2, 3, (), Phase.ENTERING)
     assert not machine.keeps
@@ -787,84 +795,84 @@ def test_what_has_come_takes_the_place_of_what_was_here_and_a_stop_waits_for_tha
 
 def test_what_comes_after_a_stop_takes_no_place() -> None:
     machine = lagging()
-    machine.pushed(2)
-    machine.order(msg.Stop(term=1, generation=2))
-    assert not machine.adopting(2)
+    machine.accept_push(2)
+    machine.on_order(msg.Stop(term=1, generation=2))
+    assert not machine.begin_adoption(2)
     assert machine.applied == 1
 
 
 def test_a_state_that_does_not_fit_leaves_none() -> None:
     machine = lagging()
-    machine.pushed(2)
-    machine.adopting(2)
-    machine.order(msg.Stop(term=1, generation=2))
-    report = report_of(machine.spoilt())
+    machine.accept_push(2)
+    machine.begin_adoption(2)
+    machine.on_order(msg.Stop(term=1, generation=2))
+    report = report_of(machine.void_received_state())
     assert (report.applied, report.fresh) == (None, False)
 
 
 def test_gradients_of_another_attempt_are_never_applied() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.vote_abandoned()
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.abandon_vote()
     with pytest.raises(InvalidTransitionError, match="FORWARD with"):
-        machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
+        machine.on_order(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
 
 
 def test_what_was_begun_of_the_next_step_is_kept_while_others_finish_this_one() -> None:
     machine = computing()
     one_step(machine)
-    machine.computing(2)
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit(), assignment=((0, 2), (1, 3))))
-    machine.entered()
+    machine.begin_micro_batch(2)
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.on_order(begin(2, DecisionKind.FORWARD, 1, commit=commit(), assignment=((0, 2), (1, 3))))
+    machine.finish_entering()
     assert machine.task == Compute(2, (0, 2), (2,))
 
 
 def test_a_step_that_is_done_again_is_neither_reduced_nor_passed() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, generation=1))
-    machine.vote_passed(commit())
-    machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
-    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    machine.on_order(msg.Stop(term=1, generation=1))
+    machine.pass_vote(commit())
+    machine.on_order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
     assert (report.passed, report.result, report.reduced) == (None, None, None)
 
 
 def test_a_script_that_ended_leaves_its_state_and_nothing_that_is_half_done() -> None:
     machine = computing()
     one_step(machine)
-    machine.computing(0)
-    assert machine.keep()
+    machine.begin_micro_batch(0)
+    assert machine.keep_state_only()
     assert machine.task == Wait(), "nothing is computed any more"
-    report = report_of(machine.order(msg.Stop(term=1, generation=1)))
+    report = report_of(machine.on_order(msg.Stop(term=1, generation=1)))
     assert (report.applied, report.phase, report.summed) == (1, Phase.COMPUTE, ())
 
 
 def test_a_script_that_ended_takes_part_in_what_saves_the_state() -> None:
     machine = computing()
     one_step(machine)
-    assert machine.keep()
-    machine.order(msg.Stop(term=1, generation=1))
+    assert machine.keep_state_only()
+    machine.on_order(msg.Stop(term=1, generation=1))
     last = msgspec.structs.replace(plan(2), last=True)
-    machine.order(begin(2, DecisionKind.REDO, 1, plan=last))
+    machine.on_order(begin(2, DecisionKind.REDO, 1, plan=last))
     assert isinstance(machine.task, Enter)
-    machine.entered()
+    machine.finish_entering()
     assert machine.task == Finish(asked=False)
 
 
 def test_where_the_state_is_not_whole_or_about_to_change_nothing_is_kept() -> None:
-    assert not WorkerMachine(ME, samples=SAMPLES).keep(), "a fresh one has nothing of the job"
+    assert not WorkerMachine(ME, samples=SAMPLES).keep_state_only(), "a fresh one has nothing of the job"
     machine = voted()
-    assert not machine.keep(), "it may pass elsewhere"
-    machine.vote_passed(commit())
+    assert not machine.keep_state_only(), "it may pass elsewhere"
+    machine.pass_vote(commit())
     machine.begin_apply()
-    assert not machine.keep()
-    machine.applied_step()
-    assert machine.keep()
+    assert not machine.keep_state_only()
+    machine.finish_apply()
+    assert machine.keep_state_only()
 
 
 def test_where_the_job_begins_anew_a_state_of_before_is_no_copy_of_it() -> None:
     machine = computing()
-    machine.order(msg.Stop(term=1, generation=1))
+    machine.on_order(msg.Stop(term=1, generation=1))
     sent = plan(2, sources={ME: msg.LiveSource(members=(PEER,))})
-    machine.order(begin(2, DecisionKind.START, 0, plan=sent))
+    machine.on_order(begin(2, DecisionKind.START, 0, plan=sent))
     assert (machine.applied, machine.keeps) == (None, False)

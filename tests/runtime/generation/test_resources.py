@@ -6,7 +6,7 @@ import socket
 import threading
 
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
+from holdfast.coordination.worker.tasks import SendToCoordinator, WorkerInstruction
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
 from holdfast.runtime.generation.resources import Generations, Shared
@@ -21,7 +21,7 @@ def told_of(error: Exception | str, port: int) -> msg.Complaint:
     told: list[WorkerInstruction] = []
     machine = WorkerMachine(ME, samples=StepSamples(seed=0, micro_batches=2, micro_batch=1))
     members = tuple(Member(worker=worker, host="127.0.0.1", state_port=port) for worker in (ME, PEER))
-    machine.order(
+    machine.on_order(
         msg.Begin(
             plan=GenerationPlan(term=1, generation=1, members=members),
             decision=Decision(kind=DecisionKind.START, applied=0),
@@ -33,7 +33,7 @@ def told_of(error: Exception | str, port: int) -> msg.Complaint:
     )
     shared.lost(1, error)
     (tell,) = told
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendToCoordinator)
     assert isinstance(tell.message, msg.Complaint)
     return tell.message
 

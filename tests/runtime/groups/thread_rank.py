@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.coordination.worker.tasks import Compute, Tell, WorkerInstruction
+from holdfast.coordination.worker.tasks import Compute, SendToCoordinator, WorkerInstruction
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
@@ -57,8 +57,8 @@ class Rank:
         self.machine = WorkerMachine(workers[comm.rank], samples=self.workload.samples)
         members = tuple(Member(worker=worker, host="h", state_port=0) for worker in workers)
         plan = GenerationPlan(term=1, generation=1, members=members)
-        self.machine.order(msg.Begin(plan=plan, decision=Decision(kind=DecisionKind.START, applied=0)))
-        self.machine.entered()
+        self.machine.on_order(msg.Begin(plan=plan, decision=Decision(kind=DecisionKind.START, applied=0)))
+        self.machine.finish_entering()
         self.shared = Shared(
             changed=threading.Condition(threading.RLock()),
             machine=self.machine,
@@ -87,11 +87,11 @@ class Rank:
     def apply(self, generation: int, step: int, commit: Commit) -> bool:
         assert self.machine.begin_apply()
         self.workload.apply(commit)
-        self.machine.applied_step()
+        self.machine.finish_apply()
         self.applied.append(step)
         return True
 
     @property
     def refusals(self) -> list[msg.VoteRefused]:
-        told = [i.message for i in self.told if isinstance(i, Tell)]
+        told = [i.message for i in self.told if isinstance(i, SendToCoordinator)]
         return [message for message in told if isinstance(message, msg.VoteRefused)]

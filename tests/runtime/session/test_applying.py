@@ -35,14 +35,14 @@ class Passed:
         self.happened: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.transfer = SimpleNamespace(sent=False, abort=lambda: None)
         machine = WorkerMachine(ME, samples=SAMPLES)
-        machine.order(msg.Begin(plan=PLAN, decision=Decision(kind=DecisionKind.START, applied=0)))
-        machine.entered()
+        machine.on_order(msg.Begin(plan=PLAN, decision=Decision(kind=DecisionKind.START, applied=0)))
+        machine.finish_entering()
         for micro_batch in machine.share:
-            assert machine.computing(micro_batch)
-        assert machine.computed()
-        machine.reduced(V)
-        assert machine.voting()
-        machine.vote_passed(V)
+            assert machine.begin_micro_batch(micro_batch)
+        assert machine.begin_reduction()
+        machine.finish_reduction(V)
+        assert machine.begin_vote()
+        machine.pass_vote(V)
         self.shared = Shared(
             changed=threading.Condition(threading.RLock()),
             machine=machine,
@@ -99,7 +99,7 @@ def test_a_stop_ends_the_wait_and_changes_nothing() -> None:
     passed = Passed("push")
     assert passed.next() == "waits"
     with passed.shared.changed:
-        passed.shared.machine.order(msg.Stop(term=1, generation=1))
+        passed.shared.machine.on_order(msg.Stop(term=1, generation=1))
     passed.shared.notify()
     assert passed.next() == "returned False"
     assert passed.happened.empty()

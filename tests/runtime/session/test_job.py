@@ -334,7 +334,7 @@ def test_a_script_alone_may_be_in_the_next_step_when_it_hears_that_the_job_ends(
 ) -> None:
     """The generation that ends the job began before the old one had reported, and the process was ended for that."""
     trained = Trained(tmp_path)
-    voting, on_order = WorkerMachine.voting, Session._on_order
+    voting, on_order = WorkerMachine.begin_vote, Session._on_order
     in_next_step = threading.Event()
 
     def hear_late(session: Session, order: msg.Order) -> None:
@@ -353,7 +353,7 @@ def test_a_script_alone_may_be_in_the_next_step_when_it_hears_that_the_job_ends(
         return votes
 
     monkeypatch.setattr(Session, "_on_order", hear_late)
-    monkeypatch.setattr(WorkerMachine, "voting", vote_first)
+    monkeypatch.setattr(WorkerMachine, "begin_vote", vote_first)
     trained.protect()
     with pytest.raises(JobFailedError, match=r"10 steps in a row were skipped .* the last good step is 3"):
         skip_from_step_4(trained)
@@ -661,15 +661,15 @@ def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: p
     about: list[str] = []
     monkeypatch.setattr(NoProgress, "at", lambda _, activity, micro_batch=-1: about.append(str(activity)))
     monkeypatch.setattr(NoProgress, "pause", lambda _, reason: about.append(reason))
-    apply = session._machine.applied_step
+    apply = session._machine.finish_apply
 
-    def applied_step(state_hash: str, paused_s: float, *, last_step: int) -> list[WorkerInstruction]:
+    def finish_apply(state_hash: str, paused_s: float, *, last_step: int) -> list[WorkerInstruction]:
         assert last_step == 1
         told.append(paused_s)
         clock.now += 16  # (others are waited for)
         return apply(state_hash, paused_s, last_step=last_step)
 
-    monkeypatch.setattr(session._machine, "applied_step", applied_step)
+    monkeypatch.setattr(session._machine, "finish_apply", finish_apply)
     for step in trained.job.steps(1):
         for inputs, targets in step.micro_batches():
             step.backward(torch.nn.functional.mse_loss(trained.model(inputs), targets))

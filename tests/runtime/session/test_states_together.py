@@ -68,12 +68,12 @@ class Place:
 
     def __init__(self, worker: str, page: Page, changed: threading.Condition, *, keeps: bool) -> None:
         self.machine = WorkerMachine(worker, samples=StepSamples(seed=1, micro_batches=4, micro_batch=6))
-        self.machine.order(msg.Begin(plan=plan_of(1), decision=Decision(kind=DecisionKind.START, applied=0)))
-        self.machine.order(msg.Stop(term=1, generation=1))
+        self.machine.on_order(msg.Begin(plan=plan_of(1), decision=Decision(kind=DecisionKind.START, applied=0)))
+        self.machine.on_order(msg.Stop(term=1, generation=1))
         if not keeps:
-            self.machine._copy.spoil()  # pyright: ignore[reportPrivateUsage]
+            self.machine._copy.mark_void()  # pyright: ignore[reportPrivateUsage]
         decision = Decision(kind=DecisionKind.REDO, applied=1)
-        self.machine.order(msg.Begin(plan=plan_of(2, sent=True), decision=decision))
+        self.machine.on_order(msg.Begin(plan=plan_of(2, sent=True), decision=decision))
         self.page = page
         self.changed, self.told, self.adopted, self.let_go = changed, list[msg.Report](), 0, 0
         generations: Any = SimpleNamespace(of=lambda _: self.resources, leave_before=lambda _: None)
@@ -99,7 +99,7 @@ class Place:
     def comes(self) -> None:
         """What this place is sent has come whole."""
         with self.changed:
-            assert self.machine.pushed(2)
+            assert self.machine.accept_push(2)
             header = SimpleNamespace(manifest=None, passed=(), step=1)
             receipt: Any = SimpleNamespace(ended=True, result=lambda: header, tensors=[], let_go=self._let_go)
             self.resources.receipt = receipt
@@ -107,7 +107,7 @@ class Place:
 
     def stop(self) -> None:
         with self.changed:
-            self._carry_out(self.machine.order(msg.Stop(term=1, generation=2)))
+            self._carry_out(self.machine.on_order(msg.Stop(term=1, generation=2)))
             self.changed.notify_all()
 
     def _enter(self) -> None:
@@ -123,7 +123,7 @@ class Place:
         self.let_go += 1
 
     def _carry_out(self, instructions: list[tasks.WorkerInstruction]) -> None:
-        told = [one.message for one in instructions if isinstance(one, tasks.Tell)]
+        told = [one.message for one in instructions if isinstance(one, tasks.SendToCoordinator)]
         self.told += [message for message in told if isinstance(message, msg.Report)]
         self.changed.notify_all()
 

@@ -14,7 +14,7 @@ from holdfast.coordination.worker.tasks import (
     Finish,
     Forward,
     Receive,
-    Tell,
+    SendToCoordinator,
     WarmUp,
     WorkerInstruction,
 )
@@ -117,7 +117,7 @@ class FakeWorker:
             case AcceptCheckpoint() | PruneCheckpoints() | AskCheckpoint() | Inject() | LookAround():
                 return
             case _:
-                self._obey(self.machine.order(order))
+                self._obey(self.machine.on_order(order))
         self._go_on()
 
     def compute(self) -> None:
@@ -125,7 +125,7 @@ class FakeWorker:
         task = self.machine.task
         assert isinstance(task, Compute), f"{self._worker} has to {task}"
         for micro_batch in task.micro_batches[:1]:
-            self.machine.computing(micro_batch)
+            self.machine.begin_micro_batch(micro_batch)
 
     def train(self, step: int) -> None:
         """Compute and apply this step."""
@@ -133,21 +133,21 @@ class FakeWorker:
         assert isinstance(task, Compute), f"{self._worker} has to {task}"
         assert task.step == step, f"{self._worker} is at step {task.step}, not {step}"
         for micro_batch in task.micro_batches:
-            machine.computing(micro_batch)
+            machine.begin_micro_batch(micro_batch)
         v = self._model.commit(step)
-        machine.computed()
-        self._obey(machine.reduced(v))
-        machine.voting()
-        self._obey(machine.vote_passed(v))
+        machine.begin_reduction()
+        self._obey(machine.finish_reduction(v))
+        machine.begin_vote()
+        self._obey(machine.pass_vote(v))
         machine.begin_apply()
-        self._obey(machine.applied_step())
+        self._obey(machine.finish_apply())
 
     # ---- inside ----
 
     def _obey(self, instructions: Iterable[WorkerInstruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Tell(message):
+                case SendToCoordinator(message):
                     self._say(message)
                 case Build(plan, pending):
                     self._begin_to_build(plan, pending)
@@ -174,7 +174,7 @@ class FakeWorker:
 
     def _build(self, generation: int) -> None:
         if self._stands(generation):
-            self._obey(self.machine.prepared(generation))
+            self._obey(self.machine.on_group_ready(generation))
 
     def _stands(self, generation: int) -> bool:
         plan = self._plans.get(generation)
@@ -185,21 +185,21 @@ class FakeWorker:
         machine = self.machine
         if machine.phase is Phase.PASSED and not machine.frozen:
             machine.begin_apply()
-            self._obey(machine.applied_step())
-        if isinstance(machine.task, WarmUp) and machine.warming.begin():
-            self._obey(machine.warming.end(0.0))
+            self._obey(machine.finish_apply())
+        if isinstance(machine.task, WarmUp) and machine.warming.start():
+            self._obey(machine.warming.finish(0.0))
         while self._stands(machine.generation):
             match machine.task:
                 case Forward():
                     machine.begin_apply()
-                    self._obey(machine.applied_step())
+                    self._obey(machine.finish_apply())
                 case Receive(plan):
                     decision = machine.generations.decision
-                    if not (machine.pushed(plan.generation) and machine.adopting(plan.generation)):
+                    if not (machine.accept_push(plan.generation) and machine.begin_adoption(plan.generation)):
                         return
-                    self._obey(machine.received((), decision.applied if decision else 0))
+                    self._obey(machine.finish_receive((), decision.applied if decision else 0))
                 case Enter(plan):
-                    self._obey(machine.entered())
+                    self._obey(machine.finish_entering())
                     self._entered(plan.generation)
                     return
                 case Finish():

@@ -101,7 +101,7 @@ class Builder:
         if worker.boundary("built"):
             return
         if building.pending:
-            worker.obey(worker.machine.prepared(plan.generation))
+            worker.obey(worker.machine.on_group_ready(plan.generation))
         worker.advance()
 
     def _late(self, building: Building) -> None:
@@ -119,7 +119,7 @@ class Builder:
     def look_around(self, generation: int) -> None:
         """All members of a generation wait for each other, says the coordinator: tell who cannot be reached."""
         worker = self._worker
-        if worker.machine.waited_in_vain(generation):
+        if worker.machine.on_wait_timeout(generation):
             worker.world.after("look", worker, self._looked, generation)
 
     def _looked(self, generation: int) -> None:

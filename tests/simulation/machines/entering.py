@@ -72,7 +72,7 @@ class SimEntrance:
 
     def _warm_up(self) -> None:
         worker = self._worker
-        if not worker.machine.warming.begin():
+        if not worker.machine.warming.start():
             return
         worker.state, worker.whole = worker.world.garbage(), False
         worker.busy = "warm"
@@ -83,22 +83,22 @@ class SimEntrance:
         worker, warming = self._worker, self._worker.machine.warming
         if worker.hung:
             return
-        if left and warming.due:
+        if left and warming.is_due:
             worker.world.after("micro_batch", worker, self._warmed, began, left - 1)
             return
         worker.busy = ""
-        if warming.due:
+        if warming.is_due:
             worker.world.cold_warm_ups -= 1
             why = "cold" if worker.world.cold_warm_ups >= 0 else ""
-            worker.obey(warming.end(worker.world.timeline.now - began, why))
+            worker.obey(warming.finish(worker.world.timeline.now - began, why))
         else:
-            warming.leave()
+            warming.interrupt()
         worker.advance()
 
     def _entered(self) -> None:
         worker = self._worker
         receipt, worker.receipt = worker.receipt, None
-        entered = worker.machine.entered
+        entered = worker.machine.finish_entering
         worker.obey(entered() if receipt is None else entered(received_bytes=1, transfer_s=0.01))
         if not worker.boundary("entered"):
             worker.advance()
@@ -108,7 +108,7 @@ class SimEntrance:
         plan = worker.machine.plan
         if receipt is None or plan is None or receipt.generation != generation:
             return
-        if not receipt.senders.issuperset(plan.senders(worker.id)) or not worker.machine.adopting(generation):
+        if not receipt.senders.issuperset(plan.senders(worker.id)) or not worker.machine.begin_adoption(generation):
             return
         if consent is not None and worker.machine.keeps:
             self._ask(consent, generation, agreed=lambda: self._adopt(receipt, None), withdrawn=self._unadopted)
@@ -121,11 +121,14 @@ class SimEntrance:
         """Wait until all places of the unit have what they are sent."""
         machine = self._worker.machine
         consent.ask(
-            adoption(generation), wanted=lambda: machine.still_adopts(generation), agreed=agreed, withdrawn=withdrawn
+            adoption(generation),
+            wanted=lambda: machine.is_adoption_wanted(generation),
+            agreed=agreed,
+            withdrawn=withdrawn,
         )
 
     def _unadopted(self) -> None:
-        self._worker.obey(self._worker.machine.unadopted())
+        self._worker.obey(self._worker.machine.cancel_adoption())
 
     def _adopt(self, receipt: SimReceipt, consent: Consent | None) -> None:
         worker = self._worker
@@ -140,7 +143,7 @@ class SimEntrance:
             return
         worker.busy = ""
         worker.state, worker.whole = receipt.state, True
-        instructions = worker.machine.received(receipt.passed, receipt.step)
+        instructions = worker.machine.finish_receive(receipt.passed, receipt.step)
         worker.checker.holds(worker)
         worker.obey(instructions)
         if consent is None:
@@ -157,7 +160,7 @@ class SimEntrance:
         if found is None or kept is None:
             return  # busy until a Halt comes
         worker.busy, (step, state) = "", found
-        if worker.machine.loaded(generation, step):
+        if worker.machine.finish_load(generation, step):
             worker.state, worker.whole = state, True
             if self._mover is not None and kept:
                 self._mover.take_up(kept)

@@ -70,7 +70,7 @@ class Saver:
         """Take an order."""
         worker, pending = self._worker, self._pending
         if isinstance(order, msg.AskCheckpoint):
-            worker.machine.wishes.want(Wish.SAVE_IF_FREE)
+            worker.machine.wishes.raise_wish(Wish.SAVE_IF_FREE)
             return
         if isinstance(order, msg.AcceptCheckpoint):
             if order.files:
@@ -189,7 +189,7 @@ class SnapshotCopier:
         part = plan.stash_part(rank, step) if rank is not None else None
         apart = plan.expert_stash_part(rank, step) if rank is not None else None
         if part is None and apart is None:
-            machine.generations.has_put_away(plan.generation)
+            machine.generations.record_stash(plan.generation)
             worker.advance()
             return
         worker.busy = "put"
@@ -201,7 +201,7 @@ class SnapshotCopier:
         if worker.busy != "put" or worker.hung:
             return
         worker.busy = ""
-        worker.machine.generations.has_put_away(plan.generation)
+        worker.machine.generations.record_stash(plan.generation)
         if part is not None:
             self._written(part, worker.state)
         if apart is not None and experts is not None and worker.experts is not None:

@@ -151,7 +151,7 @@ def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, layout: Layout, ro
 def vote(plan: FaultPlan, machine: WorkerMachine, *, still_saving: bool) -> list[float]:
     """Return what a rank puts into the commit operation."""
     if plan.wants_the_end(machine.step, machine.generations.rank, machine.generations.world):
-        machine.wishes.want(Wish.STOP, "enough")
+        machine.wishes.raise_wish(Wish.STOP, "enough")
     saving = (Wish.STILL_SAVING,) if still_saving else ()
     return flag_contribution(machine.generations.flags, (*machine.wishes.raised, *saving))
 

@@ -133,7 +133,7 @@ class Pusher(Sending):
         return self._worker.state, step
 
     def landed(self, peer: Peer, generation: int, what: tuple[int, int]) -> str:
-        if not peer.machine.pushed(generation):
+        if not peer.machine.accept_push(generation):
             return ""  # (whoever leaves a generation has shut its connections: what was under way comes to nothing)
         state, step = what
         before, senders = peer.receipt, frozenset((self._worker.id,))
@@ -145,7 +145,7 @@ class Pusher(Sending):
         return ""
 
     def _taken(self, peer: Peer, generation: int) -> bool:
-        if peer.copier.active or peer.machine.warming.under_way or not peer.machine.pushed(generation):
+        if peer.copier.active or peer.machine.warming.is_running or not peer.machine.accept_push(generation):
             return False
         if not peer.machine.keeps:
             peer.whole, peer.state = False, self._worker.world.garbage()

@@ -144,9 +144,9 @@ class Work:
             return
         self._consent.ask(
             machine.proposal,
-            wanted=lambda: machine.still_wanted(micro_batch),
+            wanted=lambda: machine.is_proposal_wanted(micro_batch),
             agreed=partial(self._agreed, machine.proposal),
-            withdrawn=lambda: machine.withdrawn(micro_batch),
+            withdrawn=lambda: machine.withdraw_proposal(micro_batch),
         )
 
     def look(self) -> None:
@@ -166,7 +166,7 @@ class Work:
 
     def _agreed(self, proposal: Proposal) -> None:
         self._agreed_on = proposal
-        self._worker.machine.agreed(proposal.number)
+        self._worker.machine.accept_proposal(proposal.number)
         self._compute(proposal.number)
 
     def _through(self, micro_batch: int, made: SimGradient) -> None:

@@ -182,7 +182,7 @@ class SimWorker(Process):
             case msg.Inject():
                 return
             case _:
-                instructions = self.machine.order(order)
+                instructions = self.machine.on_order(order)
         if isinstance(order, msg.Begin | msg.StandBy):
             self.checker.began(self, order, bool(instructions))
         self.obey(instructions)
@@ -195,7 +195,7 @@ class SimWorker(Process):
         """Carry out what the machine asks for."""
         for instruction in instructions:
             match instruction:
-                case tasks.Tell(message):
+                case tasks.SendToCoordinator(message):
                     self.tell(message)
                 case tasks.Halt():
                     self._halt()
@@ -225,7 +225,7 @@ class SimWorker(Process):
         if value is not None:
             self._vote_done(value)
         else:
-            self.obey(self.machine.vote_abandoned())
+            self.obey(self.machine.abandon_vote())
             self.advance()
 
     def _group(self) -> Group:
@@ -245,7 +245,7 @@ class SimWorker(Process):
                 self._apply()
             case tasks.WarmUp() | tasks.Load() | tasks.Move() | tasks.Receive() | tasks.Enter():
                 self._entrance.enter(task)
-            case tasks.PutAway(plan):
+            case tasks.StashState(plan):
                 self.copier.put_away(plan)
             case tasks.Compute():
                 self._compute(task)
@@ -271,9 +271,9 @@ class SimWorker(Process):
             self.checker.summed(self, task)
         todo = next((m for m in task.micro_batches if m not in self.gradients), None)
         if todo is None:
-            if machine.computed():
+            if machine.begin_reduction():
                 self._reduce()
-        elif machine.computing(todo):
+        elif machine.begin_micro_batch(todo):
             self._work.begin(todo)
 
     def _leave_loop(self) -> None:
@@ -305,7 +305,7 @@ class SimWorker(Process):
         """The script ends with an exception, None: outside of its loop; what is whole of the state is kept."""
         self.busy = ""
         machine, place = self.machine, f"Oops({self.id})" if self.raise_script else "Oops"
-        if not machine.keep():
+        if not machine.keep_state_only():
             self.raised("" if micro_batch is not None else place, looped=False)
             return
         self.gradients.clear()
@@ -328,7 +328,7 @@ class SimWorker(Process):
         machine = self.machine
         state = hash((29, self.state)) % (1 << 62) if machine.compares_state else 0
         fingerprint = Fingerprint(step=machine.step, settings=self.settings, state=state)
-        machine.comparing(fingerprint)
+        machine.set_fingerprint(fingerprint)
         return fingerprint_contribution(fingerprint, self.place, self.places, machine.generations.world)
 
     def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
@@ -366,7 +366,7 @@ class SimWorker(Process):
         """All reductions of the step have returned, unless a Stop was faster."""
         if self._mover is not None and not self._mover.brings(self._reduced, value):
             return
-        self.obey(self.machine.reduced(value.v))
+        self.obey(self.machine.finish_reduction(value.v))
         if self.machine.phase is Phase.REFUSED:
             self.checker.refuses(self, self._of_places)
             self.boundary("refused")
@@ -380,7 +380,7 @@ class SimWorker(Process):
         """The commit operation returned what all have raised."""
         assert self.reduced is not None
         self.checker.passes(self)
-        self.obey(self.machine.vote_passed(with_flags(self.reduced.v, raised, self.machine.generations.world)))
+        self.obey(self.machine.pass_vote(with_flags(self.reduced.v, raised, self.machine.generations.world)))
         if not self.boundary("passed"):
             self.advance()
 
@@ -392,7 +392,7 @@ class SimWorker(Process):
         if kind == "move":
             self._entrance.leave_move(self.machine.generation)
         if kind == "vote":
-            self.obey(self.machine.vote_abandoned())
+            self.obey(self.machine.abandon_vote())
         why = f"{kind}: {'it has taken too long' if timed_out else 'a peer is gone'}"
         missing = self._builder.cut_off(self.machine.generation) if timed_out else ()
         self.obey(self.machine.complain(self.machine.generation, why, timed_out=timed_out, unreachable=missing))
@@ -402,7 +402,7 @@ class SimWorker(Process):
         if self.busy != "pause" or self.hung:
             return
         self.busy, machine = "", self.machine
-        if not machine.voting():
+        if not machine.begin_vote():
             return
         still_saving = self._saver.is_still_saving(machine.step)
         self.issue("vote", training.vote(self.world.plan, machine, still_saving=still_saving), training.combine)
@@ -433,7 +433,7 @@ class SimWorker(Process):
         assert plan is not None
         if self._mover is not None:
             self._mover.apply(plan, self.machine.step)
-        instructions = self.machine.applied_step(
+        instructions = self.machine.finish_apply(
             f"{self.state}{' corrupted' * self.corrupted}", last_step=self.world.plan.steps
         )
         self.gradients.clear()

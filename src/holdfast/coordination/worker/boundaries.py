@@ -1,4 +1,4 @@
-"""Where a worker may stand in a step, and which boundary leads where: the table of coordination.worker."""
+"""The table of a worker's phases: which boundary it may cross from which phase, and the phase that follows."""
 
 from __future__ import annotations
 
@@ -11,56 +11,58 @@ from holdfast.protocol.state import CheckpointSource, LiveSource, SnapshotSource
 
 
 class InvalidTransitionError(Exception):
-    """The shell called a boundary that the phase does not allow: a bug, with the story that led there."""
+    """The shell crossed a boundary that the phase does not allow: a bug. The message has the machine's state."""
 
 
-#: a phase, or while a generation is entered the task that is due
-Place = Phase | type[Entering]
+#: a phase or, while a generation is entered, the type of the next task
+Position = Phase | type[Entering]
 
-#: (where a worker stands, the boundary that it comes to) -> its phase then; what is not here is not allowed
-NEXT: Mapping[tuple[Place, str], Phase] = {
+#: (phase or task, boundary) -> the next phase. Pairs that are missing are not allowed.
+NEXT_PHASE: Mapping[tuple[Position, str], Phase] = {
     (Forward, "begin_apply"): Phase.FORWARD,
-    (Phase.FORWARD, "applied_step"): Phase.ENTERING,
-    (Load, "loaded"): Phase.ENTERING,
-    (Move, "moving"): Phase.ENTERING,
-    (Move, "moved"): Phase.ENTERING,
-    (Receive, "adopting"): Phase.ADOPTING,
-    (Phase.ADOPTING, "received"): Phase.ENTERING,
-    (Phase.ADOPTING, "spoilt"): Phase.ENTERING,
-    (Phase.ADOPTING, "unadopted"): Phase.ENTERING,
-    (Enter, "entered"): Phase.COMPUTE,
-    (Phase.COMPUTE, "computing"): Phase.COMPUTE,
-    (Phase.COMPUTE, "computed"): Phase.REDUCING,
-    (Phase.REDUCING, "brought"): Phase.REDUCING,
-    (Phase.REDUCING, "reduced"): Phase.READY,
+    (Phase.FORWARD, "finish_apply"): Phase.ENTERING,
+    (Load, "finish_load"): Phase.ENTERING,
+    (Move, "begin_move"): Phase.ENTERING,
+    (Move, "end_move"): Phase.ENTERING,
+    (Receive, "begin_adoption"): Phase.ADOPTING,
+    (Phase.ADOPTING, "finish_receive"): Phase.ENTERING,
+    (Phase.ADOPTING, "void_received_state"): Phase.ENTERING,
+    (Phase.ADOPTING, "cancel_adoption"): Phase.ENTERING,
+    (Enter, "finish_entering"): Phase.COMPUTE,
+    (Phase.COMPUTE, "begin_micro_batch"): Phase.COMPUTE,
+    (Phase.COMPUTE, "begin_reduction"): Phase.REDUCING,
+    (Phase.REDUCING, "finish_background_transfer"): Phase.REDUCING,
+    (Phase.REDUCING, "finish_reduction"): Phase.READY,
     (Phase.REDUCING, "refused"): Phase.REFUSED,
-    (Phase.READY, "voting"): Phase.VOTED,
-    (Phase.VOTED, "vote_passed"): Phase.PASSED,
-    (Phase.VOTED, "vote_abandoned"): Phase.ABANDONED,
+    (Phase.READY, "begin_vote"): Phase.VOTED,
+    (Phase.VOTED, "pass_vote"): Phase.PASSED,
+    (Phase.VOTED, "abandon_vote"): Phase.ABANDONED,
     (Phase.PASSED, "begin_apply"): Phase.APPLYING,
-    (Phase.APPLYING, "applied_step"): Phase.COMPUTE,
+    (Phase.APPLYING, "finish_apply"): Phase.COMPUTE,
     (Phase.COMPUTE, "finish"): Phase.FINISHED,
 }
 
-#: A report from here would be no promise: the step may yet pass, or the state is about to change.
-UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD, Phase.ADOPTING})
+#: Phases without a report, because it could not promise anything: the step may still pass, or the state is changing.
+UNREPORTED = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD, Phase.ADOPTING})
 
-#: A swap flag that was up may have been seen up by others, or will be: whether they swap with this step is open.
+#: Phases in which other workers may have seen this worker's swap flag, so that a swap with this step is possible.
 FLAG_GIVEN = frozenset({Phase.VOTED, Phase.PASSED, Phase.ABANDONED, Phase.APPLYING})
 
-#: Where nothing of the state is being changed, nor promised: here a script may end, and leave it whole.
+#: Phases in which the state is neither changed nor promised, so that a script may end and leave a complete state.
 KEEPING = frozenset({Phase.ENTERING, Phase.COMPUTE, Phase.REDUCING})
 
 
-def due(worker: str, plan: GenerationPlan, decision: Decision | None, copy: StateCopy, *, placed: bool) -> Entering:
-    """Return what a worker has to do next to enter the generation of `plan`.
+def next_entering_task(
+    worker: str, plan: GenerationPlan, decision: Decision | None, copy: StateCopy, *, placed: bool
+) -> Entering:
+    """Return the next task of a worker that enters the generation of `plan`.
 
     Args:
-        decision: what the generation began with, None after a swap.
-        placed: the experts are where the plan has them, or there are none.
+        decision: The decision with which the generation began, or None after a swap.
+        placed: Whether the experts are placed as planned. True for a model without experts.
     """
     lacking, source = copy.lacking, plan.source_of(worker, decision)
-    if copy.forward_due(decision) and copy.passed is not None:
+    if copy.is_forward_due(decision) and copy.passed is not None:
         return Forward(plan, copy.passed.step, copy.passed.commit)
     if lacking and isinstance(source, CheckpointSource | SnapshotSource):
         return Load(plan, source)
@@ -68,12 +70,12 @@ def due(worker: str, plan: GenerationPlan, decision: Decision | None, copy: Stat
     if not placed:
         return Move(plan, send_to)
     if lacking:
-        return Receive(plan, together=plan.expert_plan is None and _unit_receives(worker, plan, decision))
+        return Receive(plan, together=plan.expert_plan is None and _whole_group_receives(worker, plan, decision))
     return Enter(plan, send_to)
 
 
-def _unit_receives(worker: str, plan: GenerationPlan, decision: Decision | None) -> bool:
-    """Tell whether a worker is one of several places of a unit, all of which are sent the state."""
+def _whole_group_receives(worker: str, plan: GenerationPlan, decision: Decision | None) -> bool:
+    """Return whether a worker's replica group has several workers, and all of them receive the state from members."""
     rank, places = plan.rank(worker), plan.places
     if places == 1 or rank is None:
         return False

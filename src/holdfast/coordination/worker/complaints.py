@@ -1,4 +1,4 @@
-"""What a worker says of collectives that failed, and what it looks for before it does."""
+"""Complaints of one worker about failed collectives, after it has checked which members it cannot reach."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from holdfast.protocol.messages.worker import Complaint
 
 
 class Complaints:
-    """One worker's; `looking` while it is being found out who cannot be reached."""
+    """Builds a worker's complaints and records for which generations a check of reachability is running."""
 
     def __init__(self, worker: str, generations: KnownGenerations) -> None:
-        """Have none. `worker`: whose they are, by its id."""
+        """Start without complaints of the worker with this id."""
         self._worker = worker
         self._generations = generations
-        #: the generations in which something was waited for in vain
-        self._looking: set[int] = set()
+        #: the generations in which a wait timed out, while reachability is checked
+        self._checked_generations: set[int] = set()
 
     @property
-    def looking(self) -> bool:
-        """True while there is something to be told yet of what was seen."""
-        return bool(self._looking)
+    def is_checking(self) -> bool:
+        """Whether a check of reachability is running."""
+        return bool(self._checked_generations)
 
-    def forget(self) -> None:
-        """Another generation is entered: what was seen before explains nothing."""
-        self._looking.clear()
+    def clear_checks(self) -> None:
+        """Drop the running checks when another generation is entered: they explain nothing there."""
+        self._checked_generations.clear()
 
-    def look(self, generation: int) -> bool:
-        """Something of `generation` has taken too long: True where it is of use to look who cannot be reached."""
-        if not self._generations.concerns(generation):
+    def start_check(self, generation: int) -> bool:
+        """Record that a wait in `generation` timed out; return whether to check which members are unreachable."""
+        if not self._generations.is_current_or_pending(generation):
             return False
-        self._looking.add(generation)
+        self._checked_generations.add(generation)
         return True
 
-    def make(
+    def make_complaint(
         self,
         generation: int,
         detail: str,
@@ -43,10 +43,13 @@ class Complaints:
         unreachable: Sequence[str],
         transfer_peers: Sequence[str] = (),
     ) -> tuple[Complaint | None, bool]:
-        """Return what to tell of a failure in `generation`, None where it is no news; and whether it was looked for."""
-        looked = generation in self._looking
-        self._looking.discard(generation)
-        if not looked and not self._generations.concerns(generation):
+        """Return the complaint about a failure, and whether a check of reachability preceded it.
+
+        The complaint is None if the worker has already left `generation`.
+        """
+        looked = generation in self._checked_generations
+        self._checked_generations.discard(generation)
+        if not looked and not self._generations.is_current_or_pending(generation):
             return None, False
         complaint = Complaint(
             worker=self._worker,

@@ -1,4 +1,4 @@
-"""One worker's copy of the job's state: of which step it is, and what a decision makes of it."""
+"""One worker's copy of the job's state: the step to which it belongs, and how a decision changes it."""
 
 from __future__ import annotations
 
@@ -11,124 +11,131 @@ from holdfast.protocol.plan import MAX_PASSED, Decision, DecisionKind, Passed
 
 
 class Stateless(Enum):
-    """What is in memory where it is not the state of any step of the job."""
+    """Kinds of local state that do not belong to any step of the job."""
 
-    FRESH = auto()  # the initial state of this process: nothing was applied, loaded or received, not even in part
+    #: the initial state of this process: nothing was applied, loaded or received, not even in part
+    FRESH = auto()
+    #: a state that was overwritten, at least in part
     VOID = auto()
 
 
 class StateCopy:
-    """The state in one worker's memory, and the newest step that is known here to have passed."""
+    """The state in one worker's memory, and the newest step that this worker knows to have passed."""
 
     def __init__(self) -> None:
-        """Be the initial state of a process."""
+        """Start with the initial state of a process."""
         self.passed: Passed | None = None
-        #: v of the next step, but for its flags, where its reduced gradients are here
+        #: the result of the next step without its flags, if its reduced gradients are here
         self.reduced: Commit | None = None
-        #: a newer state is to come from a member; what is here stays until that has come whole
+        #: whether the local state stays until a newer one has arrived completely from a member
         self.keeps = False
         #: the steps that came with the state, until this node's agent knows them
         self.sent: tuple[Passed, ...] = ()
-        #: the newest steps up to the state's, as far as v is known here; as how many they count
+        #: the newest steps with known results up to the step of the state; `_weight` limits their number
         self.history: deque[Passed] = deque()
         self._weight = 0
-        self._of: int | Stateless = Stateless.FRESH
+        self._step_or_kind: int | Stateless = Stateless.FRESH
 
     @property
     def applied(self) -> int | None:
-        """The step whose state is here; None: no state of the job (fresh or void)."""
-        return None if isinstance(self._of, Stateless) else self._of
+        """The step of the local state, or None for a fresh or void state."""
+        return None if isinstance(self._step_or_kind, Stateless) else self._step_or_kind
 
     @property
     def step(self) -> int:
-        """The step in progress."""
+        """The number of the step in progress."""
         return 1 if self.applied is None else self.applied + 1
 
     @property
     def fresh(self) -> bool:
-        """True where the initial state is here, whole, and nobody has made it the job's."""
-        return self._of is Stateless.FRESH
+        """Whether the local state is the complete initial state, and no job has started from it."""
+        return self._step_or_kind is Stateless.FRESH
 
     @property
     def lacking(self) -> bool:
-        """True where the state that the generation begins with is still to come."""
+        """Whether the state with which the generation begins has not arrived yet."""
         return self.applied is None or self.keeps
 
     @property
     def stops(self) -> bool:
-        """True where the step whose state is here was the last: a script has asked all to stop after it."""
+        """Whether the step of the local state was the last: a script has requested a stop after it."""
         last = self.history[-1] if self.history else None
-        return last is not None and last.step == self._of and Wish.STOP in last.commit.wishes
+        return last is not None and last.step == self._step_or_kind and Wish.STOP in last.commit.wishes
 
     @property
     def skipped(self) -> bool:
-        """Whether the newest step that led here was skipped, and no loss scale explains it."""
+        """Whether the newest step of the history was skipped, and not because of a loss scale."""
         last = self.history[-1] if self.history else None
-        return last is not None and last.step == self._of and last.commit.failed
+        return last is not None and last.step == self._step_or_kind and last.commit.failed
 
-    def hold(self, step: int, passed: Iterable[Passed] = ()) -> None:
-        """The whole state of `step` is here; `passed`: the steps that have led there, beside those known before."""
+    def set_step(self, step: int, passed: Iterable[Passed] = ()) -> None:
+        """Record that the complete state of `step` is here; `passed` lists the unknown steps up to it."""
         for one in passed:
             self.history.append(one)
             self._weight += step_weight(one.commit)
         while self._weight > MAX_PASSED:
             self._weight -= step_weight(self.history.popleft().commit)
-        self._of, self.passed = step, self.history[-1] if self.history else None
+        self._step_or_kind, self.passed = step, self.history[-1] if self.history else None
         self.reduced, self.keeps = None, False
 
-    def load(self, step: int, decision: Decision | None) -> None:
-        """The state of `step` is here from a checkpoint; a roll-back's decision has its v where a script stopped."""
-        v = decision.commit if decision is not None else None
-        self.hold(step, [] if v is None else [Passed(step=step, commit=v)])
+    def set_loaded(self, step: int, decision: Decision | None) -> None:
+        """Record that the state of `step` was loaded.
 
-    def spoil(self) -> None:
-        """What is here is overwritten, or about to be."""
-        self._of, self.passed = Stateless.VOID, None
+        If a script stopped the job there, the decision of the rollback contains the step's result.
+        """
+        v = decision.commit if decision is not None else None
+        self.set_step(step, [] if v is None else [Passed(step=step, commit=v)])
+
+    def mark_void(self) -> None:
+        """Mark the state as void, because it is overwritten or will be."""
+        self._step_or_kind, self.passed = Stateless.VOID, None
         self.reduced, self.keeps = None, False
         self.history.clear()
         self._weight = 0
 
-    def forward_due(self, decision: Decision | None) -> bool:
-        """Return whether the decided step is the next one here, and was decided to be applied."""
+    def is_forward_due(self, decision: Decision | None) -> bool:
+        """Return whether the decision applies the next local step."""
         if decision is None or decision.kind is not DecisionKind.FORWARD or self.lacking:
             return False
         return self.applied == decision.applied - 1
 
-    def settle(self, decision: Decision, *, receives: bool, apart: bool) -> None:
-        """Take over what a decision says about the state.
+    def apply_decision(self, decision: Decision, *, receives: bool, apart: bool) -> None:
+        """Change the local state as a decision requires.
 
         Args:
-            receives: the plan names who sends the state to this worker.
-            apart: some of the state comes another way, and takes the place of what is here before the rest does.
+            receives: Whether the plan names a member that sends the state to this worker.
+            apart: Whether part of the state (the experts) arrives separately and replaces local state before the rest
+                arrives.
 
         Raises:
-            ValueError: the decision does not fit what is here.
+            ValueError: The decision does not match the local state.
         """
         if decision.kind is DecisionKind.ROLLBACK:
-            # A checkpoint is read into the live parameters: they are nobody's initial state any more.
-            self.spoil()
+            # A checkpoint is loaded into the live parameters, so they are no longer the initial state.
+            self.mark_void()
             return
-        anew = decision.kind is DecisionKind.START  # (then what is here is of no step of the job any more)
+        # After a START, the local state does not belong to any step of the job.
+        anew = decision.kind is DecisionKind.START
         self.keeps = receives and not (apart or anew) and self.applied is not None
         if receives:
             self.reduced = None
             if not (self.fresh or self.keeps):
-                self.spoil()
+                self.mark_void()
             return
         if decision.kind is DecisionKind.START and self.applied is None:
             if not self.fresh:
-                raise ValueError("START from a state that is half overwritten")
-            self._of = decision.applied
+                raise ValueError("START from a state that is partly overwritten")
+            self._step_or_kind = decision.applied
         if self.applied is None:
-            raise ValueError("no state, and no source for it")
-        if self.forward_due(decision):
+            raise ValueError("there is no state, and the plan names no source for it")
+        if self.is_forward_due(decision):
             if self.reduced is None or decision.commit is None:
                 raise ValueError("FORWARD without reduced gradients")
             if not have_same_lanes(self.reduced, decision.commit):
-                raise ValueError(f"FORWARD with {decision.commit}, here is {self.reduced}")
+                raise ValueError(f"FORWARD with {decision.commit}, but the local result is {self.reduced}")
             self.passed = Passed(step=decision.applied, commit=decision.commit)
             return
         if self.applied != decision.applied:
-            raise ValueError(f"state {self.applied} where {decision.applied} is decided")
-        # (whatever has come of the step that is done again)
+            raise ValueError(f"the local state is of step {self.applied}, the decision of step {decision.applied}")
+        # Discard the results of the step that is repeated.
         self.reduced, self.passed = None, self.history[-1] if self.history else None

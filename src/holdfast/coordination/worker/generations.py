@@ -1,4 +1,4 @@
-"""The generations that one worker knows of: the one it is in, the one prepared beside it, the one that was stopped."""
+"""The generations that one worker knows: the current one, the pending one, and the last that was stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.coordination.generations.assignment import share_of
 from holdfast.coordination.worker.boundaries import FLAG_GIVEN, InvalidTransitionError
-from holdfast.coordination.worker.tasks import Build, Drop, Tell, WorkerInstruction
+from holdfast.coordination.worker.tasks import Build, Drop, SendToCoordinator, WorkerInstruction
 from holdfast.protocol.commit import Commit, Flag
 from holdfast.protocol.layouts.layout import hash_of_role
 from holdfast.protocol.messages.orders import Arm, Begin, Disarm, PendingOrder, Prepare, StandBy, Stop, Void
@@ -16,47 +16,50 @@ from holdfast.protocol.plan import Decision, GenerationPlan, Phase
 
 @dataclass(slots=True)
 class PendingGroup:
-    """The group of a generation that is not entered yet, beside the one in use."""
+    """The group of a generation that is built in the background and not entered yet."""
 
     plan: GenerationPlan
-    prepared: bool = False  # it stands here
-    armed: bool = False  # it stands everywhere
-    disarms: int = 0  # the term of a coordinator that wants the flag down again, and was not told yet that it is
+    #: whether the group is ready on this worker
+    prepared: bool = False
+    #: whether the group is ready on all workers
+    armed: bool = False
+    #: the term of a coordinator that waits for the swap flag to be lowered, or 0
+    disarms: int = 0
 
 
 class KnownGenerations:
-    """Which generation is in force for one worker, and which orders are of an old one.
+    """The current generation of one worker, and the checks that reject orders of an old one.
 
-    `decision` is what the generation in force began with, None after a swap. `stop` is there from Stop to the next
-    Begin.
+    `decision` is the decision with which the current generation began, or None after a swap. `stop` is set from a Stop
+    to the next Begin.
     """
 
     def __init__(self, worker: str) -> None:
-        """Begin in no generation. `worker`: whose generations these are, by its id."""
+        """Start without a generation. `worker` is the worker's id."""
         self.term = 0
         self.plan: GenerationPlan | None = None
         self.decision: Decision | None = None
         self.pending: PendingGroup | None = None
         self.stop: Stop | None = None
-        #: the generation in which the state was put away last, or could not be
-        self.put_away = 0
+        #: the last generation in which the state was stashed, or in which that failed
+        self.stashed_generation = 0
         self._worker = worker
-        #: the newest generation that this worker has left for good, as far as it was told
-        self._over = 0
+        #: the newest generation that the coordinator told this worker to leave
+        self._left_generation = 0
 
     @property
     def number(self) -> int:
-        """The generation this worker is in, 0 before the first."""
+        """The number of this worker's generation, 0 before the first."""
         return self.plan.generation if self.plan else 0
 
     @property
     def frozen(self) -> bool:
-        """True from Stop to the next Begin: no boundary may be crossed."""
+        """Whether no boundary may be crossed: from a Stop to the next Begin."""
         return self.stop is not None
 
-    def has_put_away(self, generation: int) -> None:
-        """What this worker is to put away in a generation is in its node's memory, or it was told that it cannot be."""
-        self.put_away = max(self.put_away, generation)
+    def record_stash(self, generation: int) -> None:
+        """Record that the state is in the node's memory, or that it cannot be stashed there."""
+        self.stashed_generation = max(self.stashed_generation, generation)
 
     @property
     def rank(self) -> int:
@@ -68,34 +71,34 @@ class KnownGenerations:
 
     @property
     def places(self) -> int:
-        """How many workers have a replica of the model between them in this generation."""
+        """The number of workers that hold one copy of the model together."""
         return self.plan.places if self.plan else 1
 
-    def told(self, state_hash: str) -> str:
-        """Return how the hash of the state that is here is told: that of a part of it names the part."""
+    def qualify_hash(self, state_hash: str) -> str:
+        """Return a state hash in the form that is reported: with several workers per replica, it names the part."""
         return hash_of_role(self.rank % self.places, state_hash) if state_hash and self.places > 1 else state_hash
 
     @property
     def unit(self) -> int:
-        """The number of this worker's unit in its generation."""
+        """The number of this worker's replica group in its generation."""
         return self.rank // self.places
 
     @property
     def world(self) -> int:
-        """How many workers the generation has."""
+        """The number of workers in the generation."""
         return len(self.plan.members) if self.plan else 1
 
-    def share(self, micro_batches: int) -> tuple[int, ...]:
-        """Return this worker's micro-batches of a step of so many, where nobody says otherwise of that step."""
+    def default_share(self, micro_batches: int) -> tuple[int, ...]:
+        """Return this worker's default share of a step with this many micro-batches."""
         return share_of(self.plan, micro_batches, self.rank) if self.plan else ()
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """What this worker raises in the commit operation."""
+        """The flags that this worker raises in the commit operation."""
         return (Flag.SWAP,) if self.pending and self.pending.prepared and self.pending.armed else ()
 
     def plan_of(self, generation: int) -> GenerationPlan | None:
-        """Return the plan of the generation in force, or of the pending one; None of any other."""
+        """Return the plan of the current or pending generation, or None for any other number."""
         plans = (self.plan, self.pending.plan if self.pending else None)
         return next((plan for plan in plans if plan is not None and plan.generation == generation), None)
 
@@ -103,52 +106,52 @@ class KnownGenerations:
         """Return the pending generation if it has this number."""
         return self.pending if self.pending is not None and self.pending.plan.generation == generation else None
 
-    def concerns(self, generation: int) -> bool:
-        """Tell whether a failure of this generation is news."""
+    def is_current_or_pending(self, generation: int) -> bool:
+        """Return whether a failure of this generation still matters to this worker."""
         return not self.frozen and (self.number == generation or self.pending_of(generation) is not None)
 
     # ---- orders ----
 
     def is_next(self, order: Begin) -> bool:
-        """Tell whether a Begin is of a generation that was neither in force nor stopped, with this worker in it."""
+        """Return whether a Begin is of a newer generation that includes this worker."""
         plan = order.plan
         stale = plan.term < self.term or plan.generation <= self._newest
         return not stale and plan.rank(self._worker) is not None
 
-    def begin(self, order: Begin) -> None:
-        """Be in the generation of a Begin that `is_next`; what was pending must have been left."""
+    def enter(self, order: Begin) -> None:
+        """Enter the generation of a Begin for which `is_next` is true. The pending generation must have been left."""
         self.term, self.plan, self.decision, self.stop = order.plan.term, order.plan, order.decision, None
 
     def freeze(self, order: Stop) -> bool:
-        """Take a Stop; False where it is of an old generation, or was taken already."""
+        """Handle a Stop; return False if it is of an old generation or repeated."""
         repeated = self.stop is not None and (order.term, order.generation) <= (self.stop.term, self.stop.generation)
-        if order.term < self.term or order.generation < max(self.number, self._over) or repeated:
+        if order.term < self.term or order.generation < max(self.number, self._left_generation) or repeated:
             return False
         self.term, self.stop = order.term, order
         return True
 
-    def stand_by(self, order: StandBy) -> bool:
-        """Be in no generation any more; False: the order is of an old time, or this worker is in one."""
+    def become_standby(self, order: StandBy) -> bool:
+        """Leave the stopped generation and become a standby; return False if the order is stale."""
         if order.term < self.term or (self.plan is not None and not self.frozen) or order.generation < self._newest:
             return False
-        self.term, self._over = order.term, order.generation
+        self.term, self._left_generation = order.term, order.generation
         self.plan = self.decision = self.stop = None
         return True
 
-    def of_pending(self, order: PendingOrder, phase: Phase) -> list[WorkerInstruction]:
-        """Take an order that concerns the pending generation; `phase`: of the step in progress."""
+    def on_pending_order(self, order: PendingOrder, phase: Phase) -> list[WorkerInstruction]:
+        """Handle an order about the pending generation; `phase` is the phase of the step in progress."""
         match order:
             case Prepare():
-                return self.prepare(order)
+                return self.on_prepare(order)
             case Arm():
-                return self.arm(order)
+                return self.on_arm(order)
             case Disarm():
-                return self.disarm(order, flag_given=phase in FLAG_GIVEN)
+                return self.on_disarm(order, flag_given=phase in FLAG_GIVEN)
             case Void():
-                return self.void(order)
+                return self.on_void(order)
 
-    def prepare(self, order: Prepare) -> list[WorkerInstruction]:
-        """Build the pending group beside the one in use."""
+    def on_prepare(self, order: Prepare) -> list[WorkerInstruction]:
+        """Handle Prepare: build the pending group next to the one in use."""
         plan = order.plan
         known = self.pending.plan.generation if self.pending else 0
         stale = plan.generation <= max(self._newest, known)
@@ -158,58 +161,58 @@ class KnownGenerations:
         self.term, self.pending = plan.term, PendingGroup(plan)
         return [*out, Build(plan, pending=True)]
 
-    def arm(self, order: Arm) -> list[WorkerInstruction]:
-        """Raise the swap flag from the next commit operation on."""
+    def on_arm(self, order: Arm) -> list[WorkerInstruction]:
+        """Handle Arm: raise the swap flag from the next commit operation on."""
         pending = self.pending_of(order.generation)
         if order.term >= self.term and pending is not None:
             pending.armed, pending.disarms = True, 0
         return []
 
-    def disarm(self, order: Disarm, *, flag_given: bool) -> list[WorkerInstruction]:
-        """Lower the swap flag, and say so once it is clear that no step of this generation brings about the swap.
+    def on_disarm(self, order: Disarm, *, flag_given: bool) -> list[WorkerInstruction]:
+        """Handle Disarm: lower the swap flag, and report it once no step of this generation can cause the swap.
 
         Args:
-            flag_given: the commit operation of the step in progress has this worker's flag already.
+            flag_given: Whether the commit operation of the step in progress already has this worker's flag.
         """
         pending = self.pending_of(order.generation)
         if order.term < self.term or pending is None or self.plan is None or self.frozen:
             return []
         pending.disarms = order.term
-        return [] if flag_given else self.disarmed()
+        return [] if flag_given else self.report_disarmed()
 
-    def disarmed(self) -> list[WorkerInstruction]:
-        """A step begins, or has not come to its flags yet: where they are to be down, they are from here on."""
+    def report_disarmed(self) -> list[WorkerInstruction]:
+        """Report that the swap flag is lowered, if requested. Call it only before a step has read its flags."""
         pending = self.pending
         if pending is None or not pending.disarms:
             return []
         told = Disarmed(worker=self._worker, term=pending.disarms, generation=pending.plan.generation)
         pending.armed, pending.disarms = False, 0
-        return [Tell(told)]
+        return [SendToCoordinator(told)]
 
-    def void(self, order: Void) -> list[WorkerInstruction]:
-        """Forget the pending group."""
+    def on_void(self, order: Void) -> list[WorkerInstruction]:
+        """Handle Void: forget the pending group."""
         if order.term < self.term or self.pending_of(order.generation) is None:
             return []
         return self.leave_pending()
 
     def leave_pending(self) -> list[WorkerInstruction]:
-        """Let go of the pending generation, where there is one."""
+        """Forget the pending generation, if there is one, and drop its group."""
         pending, self.pending = self.pending, None
         return [Drop(pending.plan.generation)] if pending is not None else []
 
     # ---- swaps ----
 
-    def swap_due(self, commit: Commit) -> bool:
-        """Tell whether a step that passed with this v brings the pending generation into force."""
+    def is_swap_due(self, commit: Commit) -> bool:
+        """Return whether this step result makes the pending generation the current one."""
         return Flag.SWAP in commit.flags and self.pending is not None and not self.frozen
 
     def swap(self) -> None:
-        """Be in the pending generation from here on."""
+        """Make the pending generation the current one."""
         if self.pending is None:
-            raise InvalidTransitionError(f"{self._worker}: a swap in generation {self.number}, where none is pending")
+            raise InvalidTransitionError(f"{self._worker}: swap in generation {self.number} without a pending one")
         self.plan, self.pending, self.decision = self.pending.plan, None, None
 
     @property
     def _newest(self) -> int:
         """The newest generation that this worker was in, or that was stopped."""
-        return max(self.number, self._over, self.stop.generation if self.stop else 0)
+        return max(self.number, self._left_generation, self.stop.generation if self.stop else 0)

@@ -1,10 +1,13 @@
-"""The phase machine of one worker: what it may do next, what it promises, what it tells (DESIGN.md 3.1).
+"""The phase machine of one worker: its next task, its promises, its messages (DESIGN.md 3.1).
 
-COMPUTE -> REDUCING -> READY(v) -> VOTED -> PASSED -> APPLYING -> COMPUTE of the next step: `boundaries` says which
-leads where. A v that is not made of the step's samples leads to REFUSED, for all that have it. The shell (runtime, or
-the simulation) passes on what the coordinator orders, calls a method at each boundary and obeys what comes back; `task`
-says what the training thread is to do now. A Stop freezes the machine: from then on no boundary can be crossed until
-the next Begin, but those that end what is under way, and the report says where it stands.
+The phases are COMPUTE -> REDUCING -> READY(v) -> VOTED -> PASSED -> APPLYING -> COMPUTE of the next step. `boundaries`
+has the table of transitions. If v does not consist of exactly the step's samples, all workers that have it go to
+REFUSED.
+
+The shell (runtime, or the simulation) passes on the coordinator's orders, calls a method at each boundary, and executes
+the instructions that it returns. `task` is the next task of the training thread. A Stop freezes the machine until the
+next Begin. Meanwhile only boundaries that end work in progress can be crossed, and the report contains the worker's
+position.
 """
 
 from __future__ import annotations
@@ -13,11 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.coordination.worker import tasks
-from holdfast.coordination.worker.boundaries import KEEPING, NEXT, UNDER_WAY, InvalidTransitionError, Place, due
+from holdfast.coordination.worker.boundaries import (
+    KEEPING,
+    NEXT_PHASE,
+    UNREPORTED,
+    InvalidTransitionError,
+    Position,
+    next_entering_task,
+)
 from holdfast.coordination.worker.complaints import Complaints
-from holdfast.coordination.worker.reporting import report_of, tell_entered, what_was_sent
-from holdfast.coordination.worker.tasks import Build, Entering, Halt, Task, Tell, WorkerInstruction
-from holdfast.coordination.worker.unit.adopting import Adopting
+from holdfast.coordination.worker.reporting import entered_messages, known_steps_messages, make_report
+from holdfast.coordination.worker.tasks import Build, Entering, Halt, SendToCoordinator, Task, WorkerInstruction
+from holdfast.coordination.worker.unit.adopting import StateAdoption
 from holdfast.coordination.worker.unit.share import Share
 from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
@@ -34,58 +44,58 @@ if TYPE_CHECKING:
     from holdfast.coordination.experts.holding import HeldExperts, Rearrangement
 
 
-class WorkerMachine(Adopting):
+class WorkerMachine(StateAdoption):
     """The protocol state of one worker process. Not thread-safe: the shell holds a lock around every call."""
 
     def __init__(self, worker: str, *, samples: StepSamples, holding: HeldExperts | None = None) -> None:
-        """Begin in no generation, with a fresh state.
+        """Start without a generation, with a fresh state.
 
         Args:
-            samples: what each step is made of.
-            holding: this worker's experts, None for a dense model. With experts, gradients of finished micro-batches
-                are of no use after a failure: the experts' lie on other ranks.
+            samples: The samples of each step.
+            holding: This worker's experts, or None for a dense model. With experts, gradients of finished micro-batches
+                are useless after a failure, because other ranks hold the experts' gradients.
         """
         super().__init__(worker)
         self.holding = holding
         self.worker = worker
         self.samples = samples
         self.phase = Phase.IDLE
-        #: the generation whose placement of the experts was taken up last
-        self._moved_in = 0
+        #: the last generation for which the experts were moved
+        self._placed_generation = 0
         self._complaints = Complaints(worker, self.generations)
         self.warming = Warming(worker, self.generations, self._copy, holding)
         self.wishes = Wishes()
 
-    # ---- what the shell may ask ----
+    # ---- queries of the shell ----
 
     @property
     def frozen(self) -> bool:
-        """True from Stop to the next Begin: no boundary may be crossed."""
+        """Whether no boundary may be crossed: from a Stop to the next Begin."""
         return self.generations.frozen
 
     @property
     def generation(self) -> int:
-        """The generation this worker is in, 0 before the first."""
+        """The number of this worker's generation, 0 before the first."""
         return self.generations.number
 
     @property
     def plan(self) -> GenerationPlan | None:
-        """The plan of that generation."""
+        """The plan of the current generation."""
         return self.generations.plan
 
     @property
     def applied(self) -> int | None:
-        """The step whose state is here; None: no state of the job (fresh or void)."""
+        """The step of the local state, or None for a fresh or void state."""
         return self._copy.applied
 
     @property
     def passed(self) -> Passed | None:
-        """The newest step that is known here to have passed."""
+        """The newest step that this worker knows to have passed."""
         return self._copy.passed
 
     @property
     def leaves_good_state(self) -> bool:
-        """Whether the step that has passed will be skipped, and the state that is here is the last good one."""
+        """Whether the step that has passed will be skipped, and the local state is the last good one."""
         passed = self.passed
         return passed is not None and passed.step == self.step and passed.commit.failed and not self._copy.skipped
 
@@ -96,33 +106,35 @@ class WorkerMachine(Adopting):
 
     @property
     def keeps(self) -> bool:
-        """True while the state that is here stays until the newer one has come whole that a member is to send."""
+        """Whether the local state stays until a newer one has arrived completely from a member."""
         return self._copy.keeps
 
     @property
     def history(self) -> tuple[Passed, ...]:
-        """The newest steps up to the state that is here, as far as v is known: what goes with it."""
+        """The newest steps up to the local state, with their results. They are sent together with the state."""
         return tuple(self._copy.history)
 
     @property
     def step(self) -> int:
-        """The step in progress."""
+        """The number of the step in progress."""
         return self._copy.step
 
     @property
     def task(self) -> Task:
-        """What the training thread is to do now; ask again after every change."""
+        """The next task of the training thread. Read it again after every change."""
         if self.done:
             return tasks.Done()
         if self.frozen or self.plan is None:
-            return tasks.WarmUp() if self.warming.due else tasks.Wait()
+            return tasks.WarmUp() if self.warming.is_due else tasks.Wait()
         if self.phase is Phase.ENTERING:
-            return self._due(self.plan)
+            return self._next_entering_task(self.plan)
         if self.phase is Phase.COMPUTE and (self.plan.last or self._copy.stops):
             return tasks.Finish(asked=not self.plan.last)
         if self.phase is Phase.COMPUTE and self.plan.puts_away:
-            return tasks.Wait() if self.generations.put_away == self.generation else tasks.PutAway(self.plan)
-        if self.phase is Phase.COMPUTE and not self._kept:
+            return (
+                tasks.Wait() if self.generations.stashed_generation == self.generation else tasks.StashState(self.plan)
+            )
+        if self.phase is Phase.COMPUTE and not self._keeps_state_only:
             return tasks.Compute(self.step, self.share, tuple(self._share.summed))
         return tasks.Wait()
 
@@ -131,130 +143,131 @@ class WorkerMachine(Adopting):
         """This worker's micro-batches of the step in progress."""
         if self._share.assigned is not None:
             return self._share.assigned
-        return self.generations.share(self.samples.micro_batches)
+        return self.generations.default_share(self.samples.micro_batches)
 
     # ---- orders from the coordinator ----
 
-    def order(self, order: GenerationOrder) -> list[WorkerInstruction]:
-        """Take an order; one that is stale, or that this worker has promised away, changes nothing."""
+    def on_order(self, order: GenerationOrder) -> list[WorkerInstruction]:
+        """Handle an order of the coordinator. A stale order, or one that contradicts a promise, changes nothing."""
         if isinstance(order, PendingOrder):
-            return self.generations.of_pending(order, self.phase)
+            return self.generations.on_pending_order(order, self.phase)
         if isinstance(order, Warm):
-            return self.warming.order(order)
+            return self.warming.on_warm(order)
         return self._ORDERS[type(order)](self, order)
 
-    def _begin(self, order: Begin) -> list[WorkerInstruction]:
-        """Enter a new generation."""
+    def _on_begin(self, order: Begin) -> list[WorkerInstruction]:
+        """Handle Begin: enter a new generation."""
         if not self.generations.is_next(order):
             return []
-        if self.phase in UNDER_WAY:
-            raise self._invalid("begin before the promised report")
+        if self.phase in UNREPORTED:
+            raise self._transition_error("begin before the promised report")
         plan, decision = order.plan, order.decision
         out = self.generations.leave_pending()
         receives = isinstance(plan.source_of(self.worker, decision), LiveSource)
         here = decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and self.applied == decision.applied
         try:
-            self._copy.settle(decision, receives=receives, apart=self.holding is not None)
+            self._copy.apply_decision(decision, receives=receives, apart=self.holding is not None)
         except ValueError as error:
-            raise self._invalid(f"begin: {error}") from error
+            raise self._transition_error(f"begin: {error}") from error
         if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
             self.holding.overwrite()
-        self.generations.begin(order)
-        self._comparison.enter(decision.applied + 1)
-        self._take_up(order, self.generations.unit, same_step=here, keeps=self._copy.keeps)
-        self._complaints.forget()
+        self.generations.enter(order)
+        self._comparison.enter_generation(decision.applied + 1)
+        self._assign_share(order, self.generations.unit, same_step=here, keeps=self._copy.keeps)
+        self._complaints.clear_checks()
         self.phase = Phase.ENTERING
         return [*out, Build(plan, pending=False)]
 
-    def _stop(self, order: Stop) -> list[WorkerInstruction]:
-        """Freeze, and report: at once, or where the commit operation or apply is under way, at its end."""
+    def _on_stop(self, order: Stop) -> list[WorkerInstruction]:
+        """Handle Stop: freeze, and report at once, or when the commit operation or apply in progress has ended."""
         if not self.generations.freeze(order):
             return []
-        return [Halt(), *self._report()]
+        return [Halt(), *self._report_if_due()]
 
-    def _job_done(self, order: JobDone) -> list[WorkerInstruction]:
-        """Let the script end, whatever it is in."""
+    def _on_job_done(self, order: JobDone) -> list[WorkerInstruction]:
+        """Handle JobDone: let the script end, in any phase."""
         self.done = True
         return [] if self.phase is Phase.FINISHED else [Halt()]
 
-    def _stand_by(self, order: StandBy) -> list[WorkerInstruction]:
-        """Have no rank any more, in good order: what is here is of no use to anybody."""
-        if self.phase in UNDER_WAY or self._kept or not self.generations.stand_by(order):
+    def _on_stand_by(self, order: StandBy) -> list[WorkerInstruction]:
+        """Handle StandBy: give up the rank. The local state is of no use to other workers."""
+        if self.phase in UNREPORTED or self._keeps_state_only or not self.generations.become_standby(order):
             return []
-        self._copy.spoil()
+        self._copy.mark_void()
         if self.holding is not None:
             self.holding.overwrite()
-        self._share.leave()
+        self._share.clear()
         self.phase = Phase.IDLE
         return self.generations.leave_pending()
 
-    #: what the coordinator orders -> what it leads to
+    #: type of order -> handler
     _ORDERS: ClassVar[Mapping[type, Callable[..., list[WorkerInstruction]]]] = {
-        Begin: _begin,
-        Stop: _stop,
-        StandBy: _stand_by,
-        JobDone: _job_done,
+        Begin: _on_begin,
+        Stop: _on_stop,
+        StandBy: _on_stand_by,
+        JobDone: _on_job_done,
     }
 
     # ---- boundaries, called by the training thread ----
 
-    def prepared(self, generation: int) -> list[WorkerInstruction]:
-        """The pending group stands."""
+    def on_group_ready(self, generation: int) -> list[WorkerInstruction]:
+        """Record that the pending group is ready."""
         pending = self.generations.pending_of(generation)
         if pending is None or self.frozen:
             return []
         pending.prepared = True
-        return [Tell(Prepared(worker=self.worker, generation=generation))]
+        return [SendToCoordinator(Prepared(worker=self.worker, generation=generation))]
 
-    def moving(self) -> Rearrangement | None:
-        """The placement of the experts is about to be taken up; None: frozen.
+    def begin_move(self) -> Rearrangement | None:
+        """Begin to move the experts; return the rearrangement, or None if frozen.
 
         Raises:
-            JobFailedError: the initial experts are wanted, and are not here any more.
+            JobFailedError: The initial experts are needed, and are no longer here.
         """
-        if not self._cross("moving"):
+        if not self._cross_boundary("begin_move"):
             return None
         plan, decision = self.plan, self.generations.decision
         if self.holding is None or plan is None or plan.expert_plan is None:
-            raise self._invalid("moving")
+            raise self._transition_error("begin_move")
         try:
             return self.holding.take_up(plan.expert_plan, self.generations.rank, decision.kind if decision else None)
         except ValueError as error:
-            raise self._invalid(f"moving ({error})") from error
+            raise self._transition_error(f"begin_move ({error})") from error
 
-    def moved(self, generation: int) -> bool:
-        """The experts are here. False: they came too late, and do not count."""
-        if not self._enters(generation) or self.holding is None:
+    def end_move(self, generation: int) -> bool:
+        """Record that the experts have arrived; return False if they came too late and do not count."""
+        if not self._is_entering(generation) or self.holding is None:
             return False
-        self._follow("moved")
-        self._moved_in = generation
+        self._change_phase("end_move")
+        self._placed_generation = generation
         if not self.holding.beside:
             self.holding.brought()
         return True
 
-    def loaded(self, generation: int, step: int) -> bool:
-        """The checkpoint of `step` is loaded. False: it came too late."""
-        if self.plan is None or not self._enters(generation):
+    def finish_load(self, generation: int, step: int) -> bool:
+        """Record that the checkpoint of `step` is loaded; return False if that came too late."""
+        if self.plan is None or not self._is_entering(generation):
             return False
-        self._follow("loaded")
+        self._change_phase("finish_load")
         if self.holding is not None and self.plan.expert_plan is not None:
             self.holding.loaded(self.plan.expert_plan, self.generations.rank)
-        self._copy.load(step, self.generations.decision)
-        self._comparison.receive(step)
+        self._copy.set_loaded(step, self.generations.decision)
+        self._comparison.record_received_state(step)
         return True
 
-    def entered(self, *, received_bytes: int = 0, transfer_s: float = 0.0) -> list[WorkerInstruction]:
-        """The group stands and the decision is carried out; it is told once all that belongs to this worker is here."""
-        if not self._cross("entered") or (self.holding is not None and not self.holding.whole):
+    def finish_entering(self, *, received_bytes: int = 0, transfer_s: float = 0.0) -> list[WorkerInstruction]:
+        """Record that the group is ready and the decision is executed. It is reported once all experts are here."""
+        if not self._cross_boundary("finish_entering") or (self.holding is not None and not self.holding.whole):
             return []
-        return tell_entered(self.worker, self.generation, self._copy, received_bytes, transfer_s)
+        return entered_messages(self.worker, self.generation, self._copy, received_bytes, transfer_s)
 
-    def computing(self, micro_batch: int) -> bool:
-        """A micro-batch is about to be computed; False: not any more. From here on it is this worker's to finish.
+    def begin_micro_batch(self, micro_batch: int) -> bool:
+        """Begin to compute a micro-batch, which this worker must then finish; return False if frozen.
 
-        A place of a unit has it only as a `proposal` then: `agreed` or `withdrawn` follows.
+        In a replica group of several local ranks it is only a `proposal`: `accept_proposal` or `withdraw_proposal`
+        follows.
         """
-        if not self._cross("computing"):
+        if not self._cross_boundary("begin_micro_batch"):
             return False
         if self.generations.places > 1:
             self._propose(Proposal(self.generation, self.step, micro_batch))
@@ -262,123 +275,135 @@ class WorkerMachine(Adopting):
             self._share.summed.append(micro_batch)
         return True
 
-    def computed(self) -> bool:
-        """COMPUTE -> REDUCING. False: frozen."""
+    def begin_reduction(self) -> bool:
+        """Go from COMPUTE to REDUCING; return False if frozen."""
         if self._share.proposed is not None:
-            raise self._invalid(f"computed: {self._share.proposed} is open")
-        return self._cross("computed")
+            raise self._transition_error(f"begin_reduction: {self._share.proposed} is open")
+        return self._cross_boundary("begin_reduction")
 
     @property
     def compares_state(self) -> bool:
-        """Whether the fingerprint of the step in progress includes a slice of the state: the same for all members."""
+        """Whether the fingerprint of the step in progress includes a slice of the state.
+
+        It is the same for all members.
+        """
         plan = self.plan
         return plan is not None and plan.units > 1 and self._comparison.includes_state(self.step)
 
     @property
-    def compared(self) -> Fingerprint | None:
-        """What this worker has compared with others at the attempt at hand; None if it has not come that far."""
+    def fingerprint(self) -> Fingerprint | None:
+        """The fingerprint that this worker has compared in the current attempt, or None if it has not reached that."""
         return self._comparison.fingerprint
 
-    def comparing(self, fingerprint: Fingerprint, describe: Callable[[], tuple[str, ...]] = tuple) -> None:
-        """The reduction is about to begin, in which this is compared.
+    def set_fingerprint(self, fingerprint: Fingerprint, describe: Callable[[], tuple[str, ...]] = tuple) -> None:
+        """Store the fingerprint that is compared in the reduction that begins now.
 
         Args:
-            describe: returns the settings in words; called if they are reported.
+            describe: Returns the settings in words. It is called only if they are reported.
         """
-        self._comparison.begin(fingerprint, describe)
+        self._comparison.set_fingerprint(fingerprint, describe)
 
-    def brought(self, *, received_bytes: int, transfer_s: float) -> list[WorkerInstruction]:
-        """What was to come beside the step is here, all of it. Not where frozen."""
-        if self.holding is None or not self._cross("brought"):
+    def finish_background_transfer(self, *, received_bytes: int, transfer_s: float) -> list[WorkerInstruction]:
+        """Record that all transfers that overlap the step are complete. Does nothing if frozen."""
+        if self.holding is None or not self._cross_boundary("finish_background_transfer"):
             return []
         self.holding.brought()
-        return tell_entered(self.worker, self.generation, self._copy, received_bytes, transfer_s)
+        return entered_messages(self.worker, self.generation, self._copy, received_bytes, transfer_s)
 
-    def reduced(self, v: Commit) -> list[WorkerInstruction]:
-        """REDUCING -> READY: every local reduction has returned, and with them v, but for its flags. Not where frozen.
+    def finish_reduction(self, v: Commit) -> list[WorkerInstruction]:
+        """Go from REDUCING to READY: all local reductions have returned, and with them v without its flags.
 
-        Or -> REFUSED, if not every micro-batch of the step is in v once, or if workers of one role differ in settings
-        or state: no worker votes, for all have the same v.
+        The phase becomes REFUSED if v does not contain every micro-batch of the step once, or if workers of one role
+        differ in settings or state. All workers have the same v, so none votes. Does nothing if frozen.
         """
         if self.frozen:
             return []
         if self.holding is not None and not self.holding.whole:
-            raise self._invalid("reduced without all experts")
+            raise self._transition_error("finish_reduction without all experts")
         if v.unequal_roles:
             self._comparison.differs = True
-            self._follow("refused")
+            self._change_phase("refused")
             why = "workers differ in settings or state"
-            return [Tell(VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=why))]
-        self._comparison.agree()
+            return [
+                SendToCoordinator(VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=why))
+            ]
+        self._comparison.record_agreement()
         hashes = {"hashes": v.sample_hashes, "place_hashes": v.place_hashes}
         if wrong := self.samples.find_error(self.step, samples=v.samples, places=self.generations.places, **hashes):
-            self._follow("refused")
-            return [Tell(VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=wrong))]
-        self._follow("reduced")
+            self._change_phase("refused")
+            return [
+                SendToCoordinator(
+                    VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=wrong)
+                )
+            ]
+        self._change_phase("finish_reduction")
         self._copy.reduced = v
         return []
 
-    def voting(self) -> bool:
-        """READY -> VOTED: the commit operation is about to be issued. False: frozen."""
-        return self._cross("voting")
+    def begin_vote(self) -> bool:
+        """Go from READY to VOTED before the commit operation is issued; return False if frozen."""
+        return self._cross_boundary("begin_vote")
 
-    def vote_passed(self, commit: Commit) -> list[WorkerInstruction]:
-        """VOTED -> PASSED: the commit operation returned v with its flags, maybe just before it would be abandoned."""
-        self._follow("vote_passed")
+    def pass_vote(self, commit: Commit) -> list[WorkerInstruction]:
+        """Go from VOTED to PASSED: the commit operation returned v with its flags."""
+        self._change_phase("pass_vote")
         self._copy.passed = Passed(step=self.step, commit=commit)
-        return self._report()
+        return self._report_if_due()
 
-    def vote_abandoned(self) -> list[WorkerInstruction]:
-        """VOTED -> ABANDONED: the commit operation was left, or failed; perhaps it passed elsewhere."""
-        self._follow("vote_abandoned")
-        return self._report()
+    def abandon_vote(self) -> list[WorkerInstruction]:
+        """Go from VOTED to ABANDONED: the commit operation was left or failed, but may have passed on other workers."""
+        self._change_phase("abandon_vote")
+        return self._report_if_due()
 
     def begin_apply(self) -> bool:
-        """The optimizer is about to change the state. False: frozen, the decision will say."""
-        return self._cross("begin_apply")
+        """Go from PASSED to APPLYING before the optimizer changes the state; return False if frozen."""
+        return self._cross_boundary("begin_apply")
 
-    def applied_step(
+    def finish_apply(
         self, state_hash: str = "", paused_s: float = 0.0, *, last_step: int = 0
     ) -> list[WorkerInstruction]:
-        """The state is that of the step now. A passed swap takes effect here, unless a Stop came first.
+        """Record that the local state is that of the step.
+
+        A swap that has passed takes effect, unless a Stop came first.
 
         Args:
-            last_step: where the script's loop ends, 0 if it has not said.
+            last_step: The step at which the script's loop ends, or 0 if unknown.
         """
         world, generation, forward = self.generations.world, self.generation, self.phase is Phase.FORWARD
-        self._follow("applied_step")
+        self._change_phase("finish_apply")
         passed = self.passed
         if passed is None:
-            raise self._invalid("applied_step without v")
+            raise self._transition_error("finish_apply without v")
         step, commit = passed.step, passed.commit
         witness = self.plan is not None and self.plan.is_witness(self.worker)
-        self._copy.hold(step, [Passed(step=step, commit=commit, generation=generation, world=world)])
-        if not forward:  # (else it is of the next step already)
+        self._copy.set_step(step, [Passed(step=step, commit=commit, generation=generation, world=world)])
+        # After a FORWARD, the share already belongs to the next step.
+        if not forward:
             self._share = Share()
-        self.wishes.passed(commit, unsaved=forward and self.holding is not None)
+        self.wishes.drop_granted(commit, unsaved=forward and self.holding is not None)
         if self.holding is not None:
             self.holding.passed()
-        if not forward and self.generations.swap_due(commit):
-            self._swap()
+        if not forward and self.generations.is_swap_due(commit):
+            self._enter_pending()
         applied = Applied(
             worker=self.worker,
             generation=generation,
             step=step,
             commit=commit,
             world=world,
-            state_hash=self.generations.told(state_hash),
+            state_hash=self.generations.qualify_hash(state_hash),
             witness=witness,
             paused_s=paused_s,
             last_step=last_step,
         )
-        return [Tell(applied), *self.generations.disarmed(), *self._report()]
+        return [SendToCoordinator(applied), *self.generations.report_disarmed(), *self._report_if_due()]
 
-    def waited_in_vain(self, generation: int) -> bool:
-        """Something of `generation` has taken too long: True where it is of use to look who cannot be reached.
+    def on_wait_timeout(self, generation: int) -> bool:
+        """Record that a wait in `generation` timed out; return whether to check which members are unreachable.
 
-        Then `complain` is to say what came out; until it does no report is given, lest what was seen be lost.
+        If True, call `complain` with the result. Until then no report is sent, so that it does not lack the result.
         """
-        return self._complaints.look(generation)
+        return self._complaints.start_check(generation)
 
     def complain(
         self,
@@ -389,72 +414,75 @@ class WorkerMachine(Adopting):
         unreachable: Sequence[str] = (),
         transfer_peers: Sequence[str] = (),
     ) -> list[WorkerInstruction]:
-        """A collective or a build of `generation` failed: leave the step and wait for the coordinator's word.
+        """Report that a collective or a build of `generation` failed.
+
+        The worker then waits for the coordinator's decision.
 
         Args:
-            timed_out: it was waited for until its time was up.
-            unreachable: members that no connection can be made to.
-            transfer_peers: members at the other end of state transfers that failed.
+            timed_out: Whether a wait for it timed out.
+            unreachable: The members to which no connection is possible.
+            transfer_peers: The members at the other end of failed state transfers.
         """
-        complaint, looked = self._complaints.make(
+        complaint, looked = self._complaints.make_complaint(
             generation, detail, timed_out=timed_out, unreachable=unreachable, transfer_peers=transfer_peers
         )
-        told = [Tell(complaint)] if complaint is not None else []
-        return [*told, *(self._report() if looked else ())]
+        told = [SendToCoordinator(complaint)] if complaint is not None else []
+        return [*told, *(self._report_if_due() if looked else ())]
 
     def finish(self) -> list[WorkerInstruction]:
-        """The training loop asks for no further step, or the generation is the last."""
+        """Report the end: the training loop asks for no further step, or the generation is the last."""
         stopped, why, step = self._copy.stops, self.wishes.why, self.applied or 0
         told = Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why)
-        return [Tell(told)] if self._cross("finish") else []
+        return [SendToCoordinator(told)] if self._cross_boundary("finish") else []
 
-    def keep(self) -> bool:
-        """The script has ended: only keep the state from here on. False: none is whole, or it is being changed."""
+    def keep_state_only(self) -> bool:
+        """Keep the state for others, as the script has ended; return False if it is missing or being changed."""
         if self.applied is None or self.phase not in KEEPING:
             return False
-        self._kept, self._share.summed = True, []  # (of the micro-batch at hand, half may have been added up)
+        # The gradients of the current micro-batch may be only partly summed.
+        self._keeps_state_only, self._share.summed = True, []
         return True
 
     # ---- inside ----
 
     @property
-    def _place(self) -> Place:
-        return type(self._due(self.plan)) if self.phase is Phase.ENTERING and self.plan else self.phase
+    def _position(self) -> Position:
+        return type(self._next_entering_task(self.plan)) if self.phase is Phase.ENTERING and self.plan else self.phase
 
-    def _due(self, plan: GenerationPlan) -> Entering:
-        placed = self.holding is None or self._moved_in == self.generation
-        return due(self.worker, plan, self.generations.decision, self._copy, placed=placed)
+    def _next_entering_task(self, plan: GenerationPlan) -> Entering:
+        placed = self.holding is None or self._placed_generation == self.generation
+        return next_entering_task(self.worker, plan, self.generations.decision, self._copy, placed=placed)
 
-    def _enters(self, generation: int) -> bool:
-        """True while this worker is about to enter this generation: what is for another came too late."""
+    def _is_entering(self, generation: int) -> bool:
+        """Return whether this worker is about to enter this generation."""
         return not self.frozen and self.generation == generation and self.phase is Phase.ENTERING
 
-    def _swap(self) -> None:
-        """The pending generation is the current one from here on."""
+    def _enter_pending(self) -> None:
+        """Make the pending generation the current one."""
         self.generations.swap()
-        self._comparison.enter(self.step)
+        self._comparison.enter_generation(self.step)
         self.phase = Phase.ENTERING
 
-    def _cross(self, boundary: str) -> bool:
-        """Cross a boundary; False: frozen."""
+    def _cross_boundary(self, boundary: str) -> bool:
+        """Cross a boundary; return False if frozen."""
         if self.frozen:
             return False
-        self._follow(boundary)
+        self._change_phase(boundary)
         return True
 
-    def _follow(self, boundary: str) -> None:
-        """Be where the table says that this boundary leads, frozen or not."""
-        following = NEXT.get((self._place, boundary))
+    def _change_phase(self, boundary: str) -> None:
+        """Change to the phase to which this boundary leads, frozen or not."""
+        following = NEXT_PHASE.get((self._position, boundary))
         if following is None:
-            raise self._invalid(boundary)
+            raise self._transition_error(boundary)
         self.phase = following
 
-    def _report(self) -> list[WorkerInstruction]:
-        """Answer the Stop, where there is one and nothing is under way."""
+    def _report_if_due(self) -> list[WorkerInstruction]:
+        """Return the report that a Stop requires, if there is a Stop and nothing is in progress."""
         stop = self.generations.stop
-        if stop is None or self._complaints.looking or self.phase in UNDER_WAY:
+        if stop is None or self._complaints.is_checking or self.phase in UNREPORTED:
             return []
-        report = report_of(
+        report = make_report(
             self.worker,
             stop,
             self._copy,
@@ -464,9 +492,9 @@ class WorkerMachine(Adopting):
             self.generation,
             self._comparison,
         )
-        return [*what_was_sent(self.worker, self._copy), Tell(report)]
+        return [*known_steps_messages(self.worker, self._copy), SendToCoordinator(report)]
 
-    def _invalid(self, name: str) -> InvalidTransitionError:
+    def _transition_error(self, name: str) -> InvalidTransitionError:
         place = f"generation {self.generation}, phase {self.phase}"
         story = f"{place}, applied {self.applied}, passed {self.passed}, stop {self.generations.stop}"
-        return InvalidTransitionError(f"{self.worker}: {name} is not allowed in {story}")
+        return InvalidTransitionError(f"{self.worker}: the boundary {name} is not allowed in {story}")

@@ -1,7 +1,4 @@
-"""What a worker answers to Stop: where it stands, which state it has, and which it could make of what is reduced.
-
-And what it tells once it is in a generation with all that belongs to it.
-"""
+"""Messages of a worker about its state: the report after a Stop, and the message after it has entered a generation."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.coordination.worker.comparing import ReplicaComparison
 from holdfast.coordination.worker.copy import StateCopy
-from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
+from holdfast.coordination.worker.tasks import SendToCoordinator, WorkerInstruction
 from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.worker import Entered, KnownSteps, Report
 from holdfast.protocol.plan import Phase
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.coordination.experts.holding import HeldExperts
 
 
-def report_of(
+def make_report(
     worker: str,
     stop: Stop,
     copy: StateCopy,
@@ -30,13 +27,13 @@ def report_of(
     generation: int,
     comparison: ReplicaComparison,
 ) -> Report:
-    """Return the report of a worker, which must keep to it.
+    """Return the report of a worker. The report is a promise: the worker must not advance until the next Begin.
 
     Args:
-        holding: its experts; those without the rest of the state are of no use to anybody.
-        summed: the micro-batches of the step in progress whose gradients are here.
-        generation: in which it has come to where it stands.
-        comparison: has its fingerprint.
+        holding: The worker's experts. They are reported only together with the rest of the state.
+        summed: The micro-batches of the step in progress with local gradients.
+        generation: The generation in which the worker reached its phase.
+        comparison: Has the fingerprint of the worker.
     """
     here, ready = copy.applied is not None, copy.reduced is not None
     return Report(
@@ -53,14 +50,14 @@ def report_of(
         result=Holding(experts=holding.next_blob if holding is not None else b"") if ready else None,
         reduced=copy.reduced,
         refused=generation if phase is Phase.REFUSED and not comparison.differs else 0,
-        compared=comparison.reported_at(copy.step),
+        compared=comparison.reported_fingerprint(copy.step),
     )
 
 
-def tell_entered(
+def entered_messages(
     worker: str, generation: int, copy: StateCopy, received_bytes: int, transfer_s: float
 ) -> list[WorkerInstruction]:
-    """Return what to tell of a worker that is in a generation."""
+    """Return the messages of a worker that has entered a generation completely."""
     entered = Entered(
         worker=worker,
         generation=generation,
@@ -68,10 +65,10 @@ def tell_entered(
         received_bytes=received_bytes,
         transfer_s=transfer_s,
     )
-    return [*what_was_sent(worker, copy), Tell(entered)]
+    return [*known_steps_messages(worker, copy), SendToCoordinator(entered)]
 
 
-def what_was_sent(worker: str, copy: StateCopy) -> list[Tell]:
-    """Return what to tell of the steps that have come with a worker's state, once."""
+def known_steps_messages(worker: str, copy: StateCopy) -> list[SendToCoordinator]:
+    """Return a message with the steps that came with a received state, once."""
     sent, copy.sent = copy.sent, ()
-    return [Tell(KnownSteps(worker=worker, passed=sent))] if sent else []
+    return [SendToCoordinator(KnownSteps(worker=worker, passed=sent))] if sent else []

@@ -1,4 +1,4 @@
-"""What a worker's machine asks of its shell: instructions at once, and the task of the training thread."""
+"""The outputs of a worker's state machine: instructions to its shell, and tasks for the training thread."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import CheckpointSource, SnapshotSource
 
-# ---- instructions: what the shell must do, in order ----
+# ---- instructions: the shell must execute them, in order ----
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Send to the coordinator."""
+class SendToCoordinator:
+    """Send a message to the coordinator."""
 
     message: WorkerMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Interrupt the training thread: collectives and transfers are abandoned at once."""
+    """Interrupt the training thread: it abandons collectives and transfers at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Build the group of a plan in the background; `pending` ones are not entered yet."""
+    """Build the group of a plan in the background; if `pending`, its generation is not entered yet."""
 
     plan: GenerationPlan
     pending: bool
@@ -34,30 +34,30 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget the group of a generation that will never be entered."""
+    """Drop the group of a generation that will never be entered."""
 
     generation: int
 
 
-WorkerInstruction = Tell | Halt | Build | Drop
+WorkerInstruction = SendToCoordinator | Halt | Build | Drop
 
 
-# ---- tasks: what the training thread is to do now ----
+# ---- tasks of the training thread ----
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing until something changes."""
+    """Wait until something changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Go through shadow steps, between `warming.begin` and `warming.end`, for as long as `warming.due`."""
+    """Run shadow steps between `warming.start` and `warming.finish`, as long as `warming.is_due` is True."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Apply the retained reduced gradients of `step` with this v, between begin_apply and applied_step."""
+    """Apply the retained reduced gradients of `step` with this result, between begin_apply and finish_apply."""
 
     plan: GenerationPlan
     step: int
@@ -66,7 +66,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load this checkpoint, or this snapshot, then call `loaded`."""
+    """Load this checkpoint or snapshot, then call `finish_load`."""
 
     plan: GenerationPlan
     source: CheckpointSource | SnapshotSource
@@ -74,55 +74,51 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Take up the placement of the experts: `moving`, what it says to do, `moved`.
+    """Move the experts: call `begin_move`, execute the rearrangement that it returns, then call `end_move`.
 
-    What travels beside the first step is only begun; once all of it is here, and the step reduced: `brought`.
-
-    send_to: meanwhile, and during what follows, push the state to these members.
+    Transfers that overlap the first step are only started. Call `finish_background_transfer` once they are complete and
+    the step is reduced.
     """
 
     plan: GenerationPlan
+    #: the members to which the state is sent meanwhile, and during the following tasks
     send_to: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Wait for the state that is on its way since `pushed`, then call `adopting` and `received`.
-
-    together: all places of the unit do so. None gives up a state that it keeps before each has what it is sent.
-    """
+    """Wait for the state that was offered to `accept_push`, then call `begin_adoption` and `finish_receive`."""
 
     plan: GenerationPlan
+    #: whether all local ranks of the replica group receive; none replaces a kept state before all have received theirs
     together: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """All is here: call `entered` once the group stands.
-
-    send_to: push the state to these members; compute may go on meanwhile, apply may not.
-    """
+    """Everything is here: call `finish_entering` once the group is ready."""
 
     plan: GenerationPlan
+    #: the members to which the state is sent; computing may go on meanwhile, applying may not
     send_to: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PutAway:
-    """Nothing is computed: put the state into the memory of this node, then call `generations.has_put_away`."""
+class StashState:
+    """Stash the state in the memory of this node, then call `generations.record_stash`. Nothing is computed."""
 
     plan: GenerationPlan
 
 
-#: What leads into a generation, in this order, each only where it is needed (docs/protocol.md, Entering).
+#: The tasks that lead into a generation, in this order, each only if it is needed (docs/protocol.md, Entering).
 Entering = Forward | Load | Move | Receive | Enter
-#: What leads into a generation, and out of one in which nothing is computed.
-Leading = Entering | PutAway
+#: The tasks that lead into a generation, or out of one in which nothing is computed.
+Leading = Entering | StashState
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute the gradients of these micro-batches of `step`; `summed` ones are there already."""
+    """Compute the gradients of these micro-batches of `step`; those in `summed` are already here."""
 
     step: int
     micro_batches: tuple[int, ...]
@@ -131,11 +127,9 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job ends before its last step: save what is here, as at the end of the loop, then call `finish`.
+    """Save the state as at the end of the loop, because the job ends before its last step, then call `finish`."""
 
-    `asked`: a script has asked for that; all members are there, and nobody is in a hurry.
-    """
-
+    #: whether a script requested this; then all members are present, and nothing limits the time
     asked: bool = False
 
 

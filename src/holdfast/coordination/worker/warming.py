@@ -1,4 +1,4 @@
-"""What a worker without a rank does about the order to warm up: shadow steps, for which it gives its own state up."""
+"""Warm-up of a standby: shadow steps that overwrite its own state, which no job uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
-from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
+from holdfast.coordination.worker.tasks import SendToCoordinator, WorkerInstruction
 from holdfast.protocol.messages.orders import Warm
 from holdfast.protocol.messages.worker import Warmed
 
@@ -17,14 +17,14 @@ _ERROR_CHARACTERS = 1024
 
 
 class Warming:
-    """One worker's; whatever concerns it as a member comes first, and cuts it short."""
+    """The warm-up of one worker. Orders that concern it as a member take precedence and interrupt it."""
 
     def __init__(
         self, worker: str, generations: KnownGenerations, copy: StateCopy, holding: HeldExperts | None
     ) -> None:
-        """Be cold, and not asked to warm up. `worker`: whose it is, by its id."""
-        #: the training thread is in shadow steps: nobody else may write to what they change
-        self.under_way = False
+        """Start without an order to warm up. `worker` is the worker's id."""
+        #: whether the training thread runs shadow steps; until they end, nothing else may write to the state
+        self.is_running = False
         self._worker = worker
         self._generations = generations
         self._copy = copy
@@ -32,35 +32,35 @@ class Warming:
         self._wanted = False
 
     @property
-    def due(self) -> bool:
-        """True while shadow steps are to begin, or to go on."""
+    def is_due(self) -> bool:
+        """Whether shadow steps should start or go on."""
         known = self._generations
         return self._wanted and not known.frozen and known.plan is None and known.pending is None
 
-    def order(self, order: Warm) -> list[WorkerInstruction]:
-        """Take the order; of no use to a worker that is in a generation."""
+    def on_warm(self, order: Warm) -> list[WorkerInstruction]:
+        """Handle an order to warm up. A worker in a generation ignores it."""
         if order.term >= self._generations.term and self._generations.plan is None:
             self._generations.term, self._wanted = order.term, True
         return []
 
-    def begin(self) -> bool:
-        """The first shadow step is about to begin. False: not any more.
+    def start(self) -> bool:
+        """Mark this worker's state as void before the first shadow step; return False if warm-up is no longer due.
 
-        From here on this worker's state is nobody's: no job starts from it, and no member's report counts it.
+        No job starts from a void state, and no report counts it.
         """
-        if not self.due:
+        if not self.is_due:
             return False
-        self._copy.spoil()
+        self._copy.mark_void()
         if self._holding is not None:
             self._holding.overwrite()
-        self.under_way = True
+        self.is_running = True
         return True
 
-    def leave(self) -> None:
-        """The shadow steps are cut short; where nothing comes of what did that, they begin anew."""
-        self.under_way = False
+    def interrupt(self) -> None:
+        """Record that the shadow steps were interrupted. They start again if the worker stays a standby."""
+        self.is_running = False
 
-    def end(self, seconds: float, error: str = "") -> list[WorkerInstruction]:
-        """All of them are gone through, in so many seconds, or one has failed."""
-        self.under_way = self._wanted = False
-        return [Tell(Warmed(worker=self._worker, seconds=seconds, error=error[:_ERROR_CHARACTERS]))]
+    def finish(self, seconds: float, error: str = "") -> list[WorkerInstruction]:
+        """Report that all shadow steps took `seconds`, or that one failed with `error`."""
+        self.is_running = self._wanted = False
+        return [SendToCoordinator(Warmed(worker=self._worker, seconds=seconds, error=error[:_ERROR_CHARACTERS]))]

@@ -1,4 +1,4 @@
-"""What one worker asks all to do after a step: its script's wishes, until a step has passed with them."""
+"""Requests of one worker's script to all workers, such as to save or to stop after a step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from holdfast.protocol.commit import Commit, Wish
 
 
 def is_save_due(wishes: Collection[Wish], *, due: bool) -> bool:
-    """Return whether all workers save after a step with these wishes in its v.
+    """Return whether all workers save after a step with these wishes in its result.
 
-    The answer is the same on every worker. So a checkpoint has the parts of all workers, or nobody writes one: a worker
-    with slow storage makes saves less frequent, and never leaves a checkpoint without its part. A save that was
-    requested does not wait.
+    The answer is the same on every worker, so a checkpoint either has the parts of all workers or is not written. A
+    worker with slow storage makes saves less frequent, but never leaves a checkpoint without its part. An explicit
+    request to save does not wait.
 
     Args:
-        due: whether the number of the step says that a checkpoint is due.
+        due: Whether a checkpoint is due by the number of the step.
     """
     if Wish.SAVE in wishes:
         return True
@@ -23,29 +23,29 @@ def is_save_due(wishes: Collection[Wish], *, due: bool) -> bool:
 
 
 class Wishes:
-    """`raised`: those that this worker raises in its next commit operation."""
+    """The wishes that this worker raises, each until a step has passed with it."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Start without wishes."""
         #: why the script wants to stop, in its own words
         self.why = ""
         self._raised: set[Wish] = set()
 
     @property
     def raised(self) -> tuple[Wish, ...]:
-        """In the order of the wire."""
+        """The wishes for the next commit operation, in the order of the wire."""
         return tuple(wish for wish in Wish if wish in self._raised)
 
-    def want(self, wish: Wish, why: str = "") -> None:
-        """Raise a wish; `why`: said with the end of the job, the first time."""
+    def raise_wish(self, wish: Wish, why: str = "") -> None:
+        """Raise a wish. The first non-empty `why` is reported with the end of the job."""
         self._raised.add(wish)
         self.why = self.why or why
 
-    def passed(self, commit: Commit, *, unsaved: bool) -> None:
-        """A step is applied with this v: what is raised there is done by all.
+    def drop_granted(self, commit: Commit, *, unsaved: bool) -> None:
+        """Drop the wishes that a step result contains: all workers fulfil them.
 
         Args:
-            unsaved: nothing could be saved after this step; what is wanted of that, stays wanted.
+            unsaved: Whether no save was possible after this step. A requested save is then raised again.
         """
         self._raised.difference_update(commit.wishes)
         if unsaved and Wish.SAVE in commit.wishes:

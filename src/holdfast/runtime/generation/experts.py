@@ -41,7 +41,7 @@ class SessionExperts:
         machine = self._shared.machine
         with self._shared.changed:
             step = machine.step
-            change = None if self._shared.left(resources.generation) else machine.moving()
+            change = None if self._shared.left(resources.generation) else machine.begin_move()
         if change is None or plan.expert_plan is None:
             return False
         started = self._clock.monotonic()
@@ -58,7 +58,7 @@ class SessionExperts:
             resources.moving_s = self._clock.monotonic() - started
         self._experts.state.on_void = lambda error: self._void(resources, error)
         with self._shared.changed:
-            return machine.moved(resources.generation)
+            return machine.end_move(resources.generation)
 
     def bring(self, generation: int) -> bool:
         """Have what travels beside the step here, all of it; False where the generation is over, or has to end."""
@@ -80,7 +80,9 @@ class SessionExperts:
         with self._shared.changed:
             if self._shared.left(generation):
                 return False
-            self._shared.carry_out(machine.brought(received_bytes=parcels.nbytes, transfer_s=parcels.seconds))
+            self._shared.carry_out(
+                machine.finish_background_transfer(received_bytes=parcels.nbytes, transfer_s=parcels.seconds)
+            )
         self._shared.progress.at(Activity.REDUCING)
         return True
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
+from holdfast.coordination.worker.tasks import SendToCoordinator, WorkerInstruction
 from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import WorkerMessage
@@ -207,7 +207,7 @@ class Shared:
         self, generation: int, detail: str, *, timed_out: bool, look: bool, transfer_peers: Sequence[str] = ()
     ) -> None:
         with self.changed:
-            looking = look and self.machine.waited_in_vain(generation)
+            looking = look and self.machine.on_wait_timeout(generation)
             plan = self.machine.generations.plan_of(generation) if looking else None
         cut_off: tuple[str, ...] = ()
         if plan is not None:
@@ -226,7 +226,7 @@ class Shared:
     def tell(self, message: WorkerMessage) -> None:
         """Send something to the coordinator."""
         with self.changed:
-            self.carry_out([Tell(message)])
+            self.carry_out([SendToCoordinator(message)])
 
     def together(self, proposal: Proposal, wanted: Callable[[], bool]) -> bool:
         """Wait until all places of the unit are about to compute something; False: none of them will.

@@ -94,7 +94,7 @@ class Applying:
         with self._shared.changed:
             rank = machine.generations.rank
             self._shared.carry_out(
-                machine.applied_step(digest, self.paused_s, last_step=self._workload.loader.last_step or 0)
+                machine.finish_apply(digest, self.paused_s, last_step=self._workload.loader.last_step or 0)
             )
             self.paused_s = 0.0
             self.last = Passed(step=step, commit=commit)

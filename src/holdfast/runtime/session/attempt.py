@@ -80,7 +80,7 @@ class Attempt:
             if micro_batch in self._compute.summed:
                 continue
             self._faults.at("compute", self.step)
-            if not self._shared.cross(self._generation, lambda machine, m=micro_batch: machine.computing(m)):
+            if not self._shared.cross(self._generation, lambda machine, m=micro_batch: machine.begin_micro_batch(m)):
                 return
             if not self._agreed(micro_batch):
                 return
@@ -105,12 +105,12 @@ class Attempt:
             proposal = machine.proposal
         if proposal is None:  # (this worker has all of the model)
             return True
-        went = shared.together(proposal, lambda: machine.still_wanted(micro_batch))
+        went = shared.together(proposal, lambda: machine.is_proposal_wanted(micro_batch))
         with shared.changed:
             if went:
-                machine.agreed(micro_batch)
+                machine.accept_proposal(micro_batch)
             else:
-                machine.withdrawn(micro_batch)
+                machine.withdraw_proposal(micro_batch)
         return went
 
     @property
@@ -182,7 +182,7 @@ class Attempt:
         with self._shared.changed:
             resources = self._shared.resources.of(self._generation)
             groups = resources.groups if resources is not None else None
-        if groups is None or not self._shared.cross(self._generation, lambda machine: machine.computed()):
+        if groups is None or not self._shared.cross(self._generation, lambda machine: machine.begin_reduction()):
             return False
         self._shared.progress.at(Activity.REDUCING)
         try:
@@ -235,7 +235,7 @@ class Attempt:
             compares_state = self._shared.machine.compares_state
         fingerprint = self._workload.fingerprint(self.step, with_state=compares_state)
         with self._shared.changed:
-            self._shared.machine.comparing(fingerprint, self._workload.describe_settings)
+            self._shared.machine.set_fingerprint(fingerprint, self._workload.describe_settings)
         v = self._workload.reduce(domain, everybody, fingerprint)
         rate = self._shared.link.look(groups.domain.sockets)
         if rate is not None:
@@ -251,7 +251,7 @@ class Attempt:
         with self._shared.changed:
             if self._shared.left(self._generation):
                 return False
-            self._shared.carry_out(machine.reduced(v))
+            self._shared.carry_out(machine.finish_reduction(v))
             return machine.phase is Phase.READY
 
     def _agree(self, groups: Groups, v: Commit) -> Commit | None:
@@ -264,7 +264,7 @@ class Attempt:
         still_saving = self._saver is not None and self._saver.is_still_saving(self.step)
         saving = (Wish.STILL_SAVING,) if still_saving else ()
         with self._shared.changed:
-            if self._shared.left(self._generation) or not machine.voting():
+            if self._shared.left(self._generation) or not machine.begin_vote():
                 return None
             flags, wishes = machine.generations.flags, (*machine.wishes.raised, *saving)
         self._shared.progress.at(Activity.VOTED)
@@ -274,8 +274,8 @@ class Attempt:
             v = commit_operation.finish(pending, v)
         except (HaltedError, PeerLostError):
             with self._shared.changed:
-                self._shared.carry_out(machine.vote_abandoned())
+                self._shared.carry_out(machine.abandon_vote())
             raise
         with self._shared.changed:
-            self._shared.carry_out(machine.vote_passed(v))
+            self._shared.carry_out(machine.pass_vote(v))
         return v

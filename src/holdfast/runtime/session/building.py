@@ -117,12 +117,12 @@ class GroupBuilding:
             os._exit(1)
         with self._shared.changed:
             # (who is asked to swap in is to be through with its shadow steps)
-            self._shared.changed.wait_for(lambda: resources.dropped or not self._shared.machine.warming.under_way)
+            self._shared.changed.wait_for(lambda: resources.dropped or not self._shared.machine.warming.is_running)
             if resources.dropped:
                 groups.retire()
                 return
             groups.world.tell_waits(self._shared.progress)
             groups.domain.tell_waits(self._shared.progress)
             resources.groups = groups
-            self._shared.carry_out(self._shared.machine.prepared(plan.generation))
+            self._shared.carry_out(self._shared.machine.on_group_ready(plan.generation))
             self._shared.changed.notify_all()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from holdfast.coordination.worker.tasks import Enter, Forward, Leading, Load, Move, PutAway, Receive
+from holdfast.coordination.worker.tasks import Enter, Forward, Leading, Load, Move, Receive, StashState
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.layouts.proposals import adoption
 from holdfast.protocol.messages.progress import Activity
@@ -65,7 +65,7 @@ class Entrance:
             return
         if not isinstance(task, Forward):
             self._workload.state.settings.restore()
-        if isinstance(task, PutAway):
+        if isinstance(task, StashState):
             self._put_away(task.plan)
             return
         progress = self._shared.progress
@@ -105,7 +105,7 @@ class Entrance:
         if step is not None and not over:
             self._snapshots.put_away(plan, step)
         with self._shared.changed:
-            self._shared.machine.generations.has_put_away(plan.generation)
+            self._shared.machine.generations.record_stash(plan.generation)
 
     def _load(self, resources: Resources, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> None:
         generation = plan.generation
@@ -129,7 +129,7 @@ class Entrance:
             self._saver.loaded(source.name if isinstance(source, CheckpointSource) else "")
         with self._shared.changed:
             self._applying.forget()
-            self._shared.machine.loaded(generation, step)
+            self._shared.machine.finish_load(generation, step)
 
     def _read(self, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> int:
         """Read the state from a checkpoint or a snapshot; return its step."""
@@ -185,13 +185,13 @@ class Entrance:
         machine = self._shared.machine
         with self._shared.changed:
             # From here on it is finished, whatever happens meanwhile: a Stop is answered at its end.
-            if not machine.adopting(generation):
+            if not machine.begin_adoption(generation):
                 return
             keeps = machine.keeps
         if together and keeps and not self._all_have_it(generation):
             receipt.let_go()  # (before the report: what comes in the next generation needs the room)
             with self._shared.changed:
-                self._shared.carry_out(machine.unadopted())
+                self._shared.carry_out(machine.cancel_adoption())
             return
         self._shared.progress.at(Activity.RECEIVING)  # (its own part of it, again)
         if self._snapshots is not None:
@@ -200,19 +200,19 @@ class Entrance:
             self._workload.state.adopt(header.manifest, receipt.tensors)
         except StateMismatchError as error:
             with self._shared.changed:
-                self._shared.carry_out(machine.spoilt())
+                self._shared.carry_out(machine.void_received_state())
             self._refuse(receipt, error)
             return
         receipt.let_go()
         with self._shared.changed:
             self._applying.forget()
-            self._shared.carry_out(machine.received(header.passed, header.step))
+            self._shared.carry_out(machine.finish_receive(header.passed, header.step))
         if together and not keeps:
             self._all_have_it(generation)
 
     def _all_have_it(self, generation: int) -> bool:
         """Wait until all places of the unit have got their state; False: the generation is over before that."""
-        return self._shared.together(adoption(generation), lambda: self._shared.machine.still_adopts(generation))
+        return self._shared.together(adoption(generation), lambda: self._shared.machine.is_adoption_wanted(generation))
 
     def _refuse(self, receipt: Receipt, error: Exception) -> None:
         generation = receipt.ticket.plan.generation
@@ -226,7 +226,7 @@ class Entrance:
             bytes_, seconds = bytes_ + receipt.nbytes, seconds + receipt.seconds
         with self._shared.changed:
             if not self._shared.left(resources.generation):
-                self._shared.carry_out(self._shared.machine.entered(received_bytes=bytes_, transfer_s=seconds))
+                self._shared.carry_out(self._shared.machine.finish_entering(received_bytes=bytes_, transfer_s=seconds))
 
     def _wait_for_the_end(self, generation: int) -> None:
         """Nothing more can be done in a generation: the coordinator knows, and will say Stop."""

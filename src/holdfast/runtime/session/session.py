@@ -30,8 +30,8 @@ from holdfast.coordination.worker.tasks import (
     Finish,
     Halt,
     Leading,
+    SendToCoordinator,
     Task,
-    Tell,
     Wait,
     WarmUp,
     WorkerInstruction,
@@ -280,7 +280,7 @@ class Session:
         """Ask all for something, with the next step that passes; in a shadow step nobody asks for anything."""
         with self._changed:
             if not self._rehearsal.under_way:
-                self._machine.wishes.want(wish, why)
+                self._machine.wishes.raise_wish(wish, why)
 
     @contextlib.contextmanager
     def pause(self, reason: str) -> Generator[None, None, None]:
@@ -340,7 +340,7 @@ class Session:
         """
         machine, worker = self._machine, self._identity.worker
         with self._changed:
-            if crashed.error is None or not answers(self.workload.loader.device) or not machine.keep():
+            if crashed.error is None or not answers(self.workload.loader.device) or not machine.keep_state_only():
                 return False
             raised = msg.Raised(
                 worker=worker,
@@ -426,11 +426,11 @@ class Session:
                 if self._saver is not None:
                     self._saver.obey(order)
             case msg.AskCheckpoint(if_free=if_free):
-                self._machine.wishes.want(Wish.SAVE_IF_FREE if if_free else Wish.SAVE)
+                self._machine.wishes.raise_wish(Wish.SAVE_IF_FREE if if_free else Wish.SAVE)
             case msg.Inject():
                 self._faults.order(order)
             case _:
-                return self._machine.order(order)
+                return self._machine.on_order(order)
         return []
 
     def _on_lost(self) -> None:
@@ -444,9 +444,9 @@ class Session:
         """Do what the machine asks, in order; the lock is held."""
         for instruction in instructions:
             match instruction:
-                case Tell(msg.Report() as report) if self._ending:
+                case SendToCoordinator(msg.Report() as report) if self._ending:
                     self._link.send(msgspec.structs.replace(report, ending=True))
-                case Tell():
+                case SendToCoordinator():
                     self._link.send(instruction.message)
                 case Halt():
                     stop = self._machine.generations.stop

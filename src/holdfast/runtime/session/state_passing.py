@@ -120,7 +120,7 @@ class StatePassing:
         warming = self._shared.machine.warming
         with self._shared.changed:
             # (a shadow step ends with its micro-batch; until then it computes with what is to be overwritten)
-            self._shared.changed.wait_for(lambda: not warming.under_way)
+            self._shared.changed.wait_for(lambda: not warming.is_running)
         if self._snapshots is not None and not aside:
             self._snapshots.settle()
         return self._state.prepare(manifest, aside=aside)
@@ -147,7 +147,7 @@ class StatePassing:
             if ticket.kind == PARCEL:
                 parcels = self._parcels(generation)
                 return parcels.receipt(ticket) if parcels is not None else None
-            if not machine.pushed(generation):
+            if not machine.accept_push(generation):
                 return None
             resources = self._shared.resources.of(generation)
             if resources is None or resources.halt.is_set():

@@ -45,14 +45,14 @@ class Rehearsal:
     @property
     def under_way(self) -> bool:
         """True from the first one's beginning until they are left; the lock is held."""
-        return self._shared.machine.warming.under_way
+        return self._shared.machine.warming.is_running
 
     def next(self) -> ShadowAttempt | None:
         """Return the next shadow step; None, once that is told, where there is no more, or not any more."""
         warming = self._shared.machine.warming
         with self._shared.changed:
             begins = not self.under_way
-            if begins and not warming.begin():
+            if begins and not warming.start():
                 return None
         if begins:
             self._begin()
@@ -61,7 +61,7 @@ class Rehearsal:
         self._throw_away()
         with self._shared.changed:
             seconds = self._clock.monotonic() - self._began
-            self._shared.carry_out(warming.end(seconds, self._error))
+            self._shared.carry_out(warming.finish(seconds, self._error))
             self._shared.changed.notify_all()
         logger.info("%d shadow steps in %.2f s%s", self._gone, seconds, f": {self._error}" if self._error else "")
         return None
@@ -70,7 +70,7 @@ class Rehearsal:
         """They are cut short: this worker is needed."""
         self._throw_away()
         with self._shared.changed:
-            self._shared.machine.warming.leave()
+            self._shared.machine.warming.interrupt()
             self._shared.changed.notify_all()
 
     def _begin(self) -> None:

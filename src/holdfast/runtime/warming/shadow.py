@@ -41,7 +41,7 @@ class ShadowAttempt:
     def undone(self) -> bool:
         """True where it has been cut short."""
         with self._shared.changed:
-            return not self._shared.machine.warming.due
+            return not self._shared.machine.warming.is_due
 
     def micro_batches(self) -> Iterator[int]:
         """Yield its micro-batches, until it is cut short."""

@@ -31,7 +31,7 @@ class Mover:
         """Take up a placement; where experts travel, the training thread waits for them."""
         worker, stored = self._worker, self._stored
         try:
-            change = worker.machine.moving()
+            change = worker.machine.begin_move()
         except JobFailedError:
             worker.raised()
             return
@@ -70,7 +70,7 @@ class Mover:
                 targets[plan.workers[to]] = None
         self._stored.expect(plan.generation, coming)
         self.carrier.begin(plan.generation, tuple(targets))
-        if not worker.boundary("moving") and worker.machine.moved(plan.generation) and not worker.boundary("moved"):
+        if not worker.boundary("moving") and worker.machine.end_move(plan.generation) and not worker.boundary("moved"):
             worker.advance()
 
     def brings(self, then: Callable[[Any], None], value: Any) -> bool:
@@ -81,7 +81,7 @@ class Mover:
             worker.world.after("retry", worker, self._look_again, generation, then, value)
             return False
         if not self._holding.whole and not worker.machine.frozen:
-            worker.obey(worker.machine.brought(received_bytes=1, transfer_s=0.01))
+            worker.obey(worker.machine.finish_background_transfer(received_bytes=1, transfer_s=0.01))
         return True
 
     def _look_again(self, generation: int, then: Callable[[Any], None], value: Any) -> None:
@@ -96,7 +96,7 @@ class Mover:
         assert plan is not None
         if not self._stored.fetch(offers, self._holding.placed):
             worker.checker.lacks_experts(worker, plan, "nobody had what is wanted here")
-        if worker.machine.moved(plan.generation) and not worker.boundary("moved"):
+        if worker.machine.end_move(plan.generation) and not worker.boundary("moved"):
             worker.advance()
 
     def load(self, step: int) -> None:

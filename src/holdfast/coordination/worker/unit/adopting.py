@@ -1,11 +1,14 @@
-"""How a worker takes a state that it is sent, alone or with its unit (docs/layouts.md, rules 6 and 9).
+"""Handling of a received state, by one worker or by its whole replica group (docs/layouts.md, rules 6 and 9).
 
-**The places of a unit give up what they keep all together.** A step that one unit alone has finished goes from each of
-its places to one place of every other unit. Would each take what comes as soon as it has come, and the sender be lost
-before all have it, then some places had the newer step and others the older one, and nobody either as a whole. So a
-place that keeps its own crosses `adopting` once the newer state has come whole, from where on it reports nothing, and
-proposes to take it to its unit, as it does a micro-batch: the last proposal makes all go, in one atomic change. Stop
-makes it withdraw instead, if the page lets it, and report what it has kept. All take it, or none does.
+**The local ranks of a replica group replace their kept states together.** If only one group has finished a step, each
+of its local ranks sends the step's state to one local rank of every other group. Suppose each replaced its state on
+arrival, and the sender failed halfway. Then some local ranks would have the newer step and others the older one, and
+the group would have neither.
+
+So a local rank that keeps its own state crosses `begin_adoption` once the newer state is complete. From then on it
+sends no report, and it proposes the adoption to its group, as it does a micro-batch. The last proposal releases all of
+them in one atomic change. After a Stop it withdraws, if the page still allows that, and reports the state that it kept.
+So either all local ranks adopt the newer state, or none does.
 """
 
 from __future__ import annotations
@@ -17,90 +20,90 @@ from holdfast.coordination.worker.comparing import ReplicaComparison
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
 from holdfast.coordination.worker.tasks import WorkerInstruction
-from holdfast.coordination.worker.unit.agreeing import Agreeing
+from holdfast.coordination.worker.unit.agreeing import GroupAgreement
 from holdfast.protocol.plan import Passed
 
 
-class Adopting(Agreeing):
-    """What the shell asks a worker's machine of the state that peers send."""
+class StateAdoption(GroupAgreement):
+    """A worker's part in receiving the state that peers send."""
 
     def __init__(self, worker: str) -> None:
-        """Be in no generation, with a fresh state."""
+        """Start without a generation, with a fresh state."""
         super().__init__()
         self.generations = KnownGenerations(worker)
         self._copy = StateCopy()
         self._comparison = ReplicaComparison()
 
-    def pushed(self, generation: int) -> bool:
-        """A peer offers the state of `generation`: True if this worker takes it (and, if pending, has entered it).
+    def accept_push(self, generation: int) -> bool:
+        """Return whether to accept the state that a peer offers for `generation`. A pending generation is then entered.
 
-        Where it `keeps` its own, what comes must be put beside that.
+        If this worker `keeps` its own state, the shell must store the received one next to it.
         """
         if self.generations.frozen or not self._copy.lacking:
             return False
         pending = self.generations.pending_of(generation)
         if pending is not None and self.generations.plan is None:
-            self._swap()
-        if not self._enters(generation):
+            self._enter_pending()
+        if not self._is_entering(generation):
             return False
         if not self._copy.keeps:
-            self._copy.spoil()
+            self._copy.mark_void()
         return True
 
-    def adopting(self, generation: int) -> bool:
-        """A state has come whole, and is about to take the place of what is here. False: it came too late.
+    def begin_adoption(self, generation: int) -> bool:
+        """Begin to replace the local state with one that has arrived completely; return False if it came too late.
 
-        Where the unit receives as a whole (`Receive.together`) a place that `keeps` its own proposes it to the unit
-        (`adoption`), and goes on once all have; `unadopted` follows where it is withdrawn. Another place proposes it
-        after `received`: what it had is void as it is.
+        If the replica group receives together (`Receive.together`), a local rank that `keeps` its own state proposes
+        the adoption, and goes on once all have. `cancel_adoption` follows if the proposal is withdrawn. A local rank
+        without a state proposes it after `finish_receive`, because its old state is void.
         """
-        if not self._enters(generation):
+        if not self._is_entering(generation):
             return False
-        self._follow("adopting")
+        self._change_phase("begin_adoption")
         return True
 
-    def still_adopts(self, generation: int) -> bool:
-        """Tell whether to wait on for all places to have what they are sent; False, and ever after: withdraw it."""
+    def is_adoption_wanted(self, generation: int) -> bool:
+        """Return whether to keep waiting for the other local ranks. Once False, it stays False: withdraw."""
         return not (self.done or self.generations.frozen) and self.generations.number == generation
 
-    def unadopted(self) -> list[WorkerInstruction]:
-        """Not all places of the unit have got what they are sent: each keeps what it had."""
-        self._follow("unadopted")
-        return self._report()
+    def cancel_adoption(self) -> list[WorkerInstruction]:
+        """Keep the old state, because not all local ranks of the group have received theirs."""
+        self._change_phase("cancel_adoption")
+        return self._report_if_due()
 
-    def received(self, passed: Sequence[Passed], step: int) -> list[WorkerInstruction]:
-        """The state of `step` is the one that is here, and the newest steps that have led to it are known.
+    def finish_receive(self, passed: Sequence[Passed], step: int) -> list[WorkerInstruction]:
+        """Record that the state of `step` is here, together with the results of the newest steps up to it.
 
-        That v is not only known where it was applied: whoever has the state can tell of it.
+        The coordinator is told of those results, so it can learn them from any worker that has received the state.
         """
-        self._follow("received")
+        self._change_phase("finish_receive")
         self._share.summed = []
-        self._copy.spoil()
-        self._copy.hold(step, passed)
+        self._copy.mark_void()
+        self._copy.set_step(step, passed)
         self._copy.sent = tuple(passed)
-        self._comparison.receive(step)
-        return self._report()
+        self._comparison.record_received_state(step)
+        return self._report_if_due()
 
-    def spoilt(self) -> list[WorkerInstruction]:
-        """What had come cannot take the place of what was here, and that is void."""
-        self._follow("spoilt")
-        self._copy.spoil()
-        return self._report()
+    def void_received_state(self) -> list[WorkerInstruction]:
+        """Mark the state as void, because the received state could not replace it."""
+        self._change_phase("void_received_state")
+        self._copy.mark_void()
+        return self._report_if_due()
 
     # ---- inside ----
 
     @abstractmethod
-    def _enters(self, generation: int) -> bool:
-        """True while this worker is about to enter this generation."""
+    def _is_entering(self, generation: int) -> bool:
+        """Return whether this worker is about to enter this generation."""
 
     @abstractmethod
-    def _swap(self) -> None:
-        """The pending generation is the current one from here on."""
+    def _enter_pending(self) -> None:
+        """Make the pending generation the current one."""
 
     @abstractmethod
-    def _follow(self, boundary: str) -> None:
-        """Be where the table says that this boundary leads."""
+    def _change_phase(self, boundary: str) -> None:
+        """Change to the phase to which this boundary leads."""
 
     @abstractmethod
-    def _report(self) -> list[WorkerInstruction]:
-        """Answer the Stop, where there is one and nothing is under way."""
+    def _report_if_due(self) -> list[WorkerInstruction]:
+        """Return the report that a Stop requires, if there is a Stop and nothing is in progress."""

@@ -1,4 +1,4 @@
-"""What the shell asks a worker's machine of the micro-batch that its unit is to agree on; why it is safe: `share`."""
+"""Agreement of a replica group on the micro-batch to compute next. See `share` for why it is safe."""
 
 from __future__ import annotations
 
@@ -10,65 +10,69 @@ from holdfast.protocol.layouts.proposals import Proposal
 from holdfast.protocol.messages.orders import Begin
 
 
-class Agreeing(ABC):
-    """A worker as a place of its unit. After `computing(m)` either `agreed(m)` or `withdrawn(m)` follows.
+class GroupAgreement(ABC):
+    """A worker's part in the agreement. After `begin_micro_batch(m)`, either the group accepts m or it is withdrawn.
 
-    The shell puts `proposal` into the unit's page, and looks there until all places have proposed the same. As long as
-    they have not it asks `still_wanted` after each order; where that says no, it tries to withdraw.
+    The shell writes `proposal` into the group's shared page and polls the page until all local ranks have proposed the
+    same. Meanwhile it checks `is_proposal_wanted` after each order, and tries to withdraw once that is False.
     """
 
     def __init__(self) -> None:
-        """Have no share of anything."""
+        """Start without a share."""
         self._share = Share()
         self.done = False
-        self._kept = False  # for others: the script has ended
+        #: whether the script has ended and the state is kept only for others
+        self._keeps_state_only = False
 
     @property
     def proposal(self) -> Proposal | None:
-        """What is to be proposed to the unit, or lies there; None: nothing is open. It stays the same until settled."""
+        """The open proposal to the group, or None. It stays the same until it is accepted or withdrawn."""
         return self._share.proposed
 
-    def agreed(self, micro_batch: int) -> None:
-        """All places of the unit have proposed this: all compute it, whatever happened meanwhile."""
-        self._settle(micro_batch, agreed=True)
+    def accept_proposal(self, micro_batch: int) -> None:
+        """Record that all local ranks have proposed this micro-batch: all compute it, whatever happened meanwhile."""
+        self._close_proposal(micro_batch, agreed=True)
 
-    def still_wanted(self, micro_batch: int) -> bool:
-        """Tell whether to wait on for the unit to agree; False, and ever after: withdraw it, unless it has agreed."""
+    def is_proposal_wanted(self, micro_batch: int) -> bool:
+        """Return whether to keep waiting for the group.
+
+        Once False, it stays False: withdraw unless the group has agreed.
+        """
         proposed = self._share.proposed
         there = proposed is not None and proposed.number == micro_batch
         return there and not (self._share.unwanted or self.done)
 
-    def withdrawn(self, micro_batch: int) -> None:
-        """It was withdrawn from the unit's page before all had proposed it: none of them computes it."""
-        if self.still_wanted(micro_batch):
-            raise self._invalid(f"withdrawn (micro-batch {micro_batch} is promised to the unit)")
-        self._settle(micro_batch, agreed=False)
+    def withdraw_proposal(self, micro_batch: int) -> None:
+        """Record that the proposal was withdrawn before all had proposed it, so that no local rank computes it."""
+        if self.is_proposal_wanted(micro_batch):
+            raise self._transition_error(f"withdraw_proposal (micro-batch {micro_batch} is promised to the unit)")
+        self._close_proposal(micro_batch, agreed=False)
 
     # ---- inside ----
 
-    def _settle(self, micro_batch: int, *, agreed: bool) -> None:
+    def _close_proposal(self, micro_batch: int, *, agreed: bool) -> None:
         try:
-            self._share.settle(micro_batch, agreed=agreed)
+            self._share.close_proposal(micro_batch, agreed=agreed)
         except ValueError as error:
-            raise self._invalid(f"{'agreed' if agreed else 'withdrawn'} ({error})") from error
+            raise self._transition_error(f"{'accept_proposal' if agreed else 'withdraw_proposal'} ({error})") from error
 
     def _propose(self, proposal: Proposal) -> None:
         try:
             self._share.propose(proposal)
         except ValueError as error:
-            raise self._invalid(f"computing ({error})") from error
+            raise self._transition_error(f"begin_micro_batch ({error})") from error
 
-    def _take_up(self, order: Begin, unit: int, *, same_step: bool, keeps: bool) -> None:
-        """Have the share that a Begin gives; the arguments as of `Share.change`."""
+    def _assign_share(self, order: Begin, unit: int, *, same_step: bool, keeps: bool) -> None:
+        """Assign the share of a Begin; for the arguments see `Share.change`."""
         share = order.assignment[unit] if order.assignment else None
         if order.plan.places == 1:
-            self._share.change(share, same_step=same_step, keeps=keeps)
+            self._share.assign(share, same_step=same_step, keeps=keeps)
             return
         try:
-            self._share.take_up(share, order.kept[unit] if order.kept and not self._kept else ())
+            self._share.assign_in_group(share, order.kept[unit] if order.kept and not self._keeps_state_only else ())
         except ValueError as error:
-            raise self._invalid(f"begin ({error})") from error
+            raise self._transition_error(f"begin ({error})") from error
 
     @abstractmethod
-    def _invalid(self, name: str) -> InvalidTransitionError:
-        """Return what to raise where a boundary is not allowed."""
+    def _transition_error(self, name: str) -> InvalidTransitionError:
+        """Return the exception for a boundary that is not allowed."""

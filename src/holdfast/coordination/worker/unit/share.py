@@ -1,25 +1,25 @@
-"""What one worker computes of the step in progress, and how the places of a unit agree on it (docs/layouts.md, rule 4).
+"""The micro-batches of one worker, and how the local ranks of a replica group agree on each (docs/layouts.md, rule 4).
 
-A micro-batch of a unit is computed by all of its places together: by one alone it cannot be, it would wait in a forward
-pass for ever. So a place that has crossed `computing(m)` only proposes m to its unit, and goes on once all have.
+All local ranks of a replica group compute a micro-batch together. One alone would wait in a forward pass forever. So a
+local rank that has crossed `begin_micro_batch(m)` only proposes m to its group, and goes on once all have.
 
-**One computes it exactly if all do.** Proposals lie in a page that all places share; the last one of the same
-(generation, step, m) makes all of them go, in one atomic change, and a place that withdraws its own before that keeps
-all of them from going. Nothing else decides it: neither a Stop, nor what any place has heard meanwhile.
+**Either all local ranks compute m or none does.** Proposals lie in a page that all local ranks share. The last one of
+the same (generation, step, m) releases all of them, in one atomic change. A local rank that withdraws before that
+releases none. Nothing else decides it: neither a Stop, nor any message that a local rank has received meanwhile.
 
-**What a Begin keeps, all have; what it does not keep, none counts.** From crossing on the report names m. Crossing is
-refused from Stop to Begin, and the coordinator decides once all places have reported. So there are two cases:
+**After a Begin, all local ranks have the same `summed`.** From the crossing on, the report names m. Crossing is refused
+from Stop to Begin, and the coordinator decides once all local ranks have reported. So there are two cases:
 
-- All reports name m. Then all have crossed, in the same generation and step. Where Begin keeps m, none withdraws it
-  (`still_wanted` stays true, whatever comes), so all propose it, and it is computed: `summed` is right everywhere.
-- One does not. That place has not crossed m, and will not before this Begin; afterwards it is of another generation, in
-  which it proposes something else. So the old proposal never comes to anything: Begin does not keep m, and a place that
-  waits for it withdraws.
+- All reports name m. Then all have crossed, in the same generation and step. If Begin keeps m, none withdraws it
+  (`is_proposal_wanted` stays True), so all propose it, and it is computed: `summed` is right everywhere.
+- One report does not name m. That local rank has not crossed m, and will not before this Begin. Afterwards it is in
+  another generation, in which it proposes another micro-batch. So the old proposal never succeeds: Begin does not keep
+  m, and a local rank that waits for it withdraws.
 
-Where all have named m and Begin does not keep it (another unit has it, too; the step is not done again), it is open
-whether it is still computed, by all or none. `summed` is what Begin says either way, which is nothing at all of that
-unit then: whoever begins an attempt with nothing summed lets go of what it had added up. So after a Begin the places
-of a unit have the same `summed`, before any of them has come to an end with what it was about.
+If all have named m and Begin does not keep it (because another group has it, too, or the step is not repeated), all or
+none may still compute it. Then Begin keeps nothing of that group. A worker that starts an attempt without summed
+micro-batches discards its gradients. So `summed` is equal on all local ranks after a Begin, before any of them finishes
+its current work.
 """
 
 from __future__ import annotations
@@ -31,34 +31,33 @@ from holdfast.protocol.layouts.proposals import Proposal
 
 @dataclass(slots=True)
 class Share:
-    """What one worker computes of the step in progress.
+    """The micro-batches that one worker computes in the step in progress."""
 
-    assigned: its micro-batches, where they are not those of its unit's number.
-    summed: those of them whose gradients it has, or is about to have.
-    proposed: the one that its unit has not agreed on yet.
-    unwanted: nothing is to come of that: a Begin does not keep it, or there is no generation any more.
-    """
-
+    #: its micro-batches, if they differ from the default share of its group
     assigned: tuple[int, ...] | None = None
+    #: the assigned micro-batches with local gradients, including the one in progress
     summed: list[int] = field(default_factory=list[int])
+    #: the proposal on which its group has not agreed yet
     proposed: Proposal | None = None
+    #: whether the proposal must be withdrawn: a Begin does not keep it, or the generation is over
     unwanted: bool = False
 
-    def change(self, assigned: tuple[int, ...] | None, *, same_step: bool, keeps: bool = False) -> None:
-        """Be given others; what is summed stays where it is a part of these, and of the same step.
+    def assign(self, assigned: tuple[int, ...] | None, *, same_step: bool, keeps: bool = False) -> None:
+        """Assign micro-batches. Gradients are kept if they belong to the same step and to the new share.
 
         Args:
-            keeps: the step of what is summed may still be done again: those that are given are of a later one.
+            keeps: Whether the step of the summed gradients may still be repeated, while the new share is of a later
+                step.
         """
         if not (keeps or (same_step and assigned and set(self.summed) <= set(assigned))):
             self.summed = []
         self.assigned = assigned
 
-    def take_up(self, assigned: tuple[int, ...] | None, kept: tuple[int, ...]) -> None:
-        """Be given others, as a place of a unit: `kept` says for all of its places what stays of what is summed.
+    def assign_in_group(self, assigned: tuple[int, ...] | None, kept: tuple[int, ...]) -> None:
+        """Assign micro-batches to a local rank; `kept` lists the sums that all local ranks of its group keep.
 
         Raises:
-            ValueError: something is to stay that is not here.
+            ValueError: A kept micro-batch is not summed here.
         """
         if lacking := sorted(set(kept) - set(self.summed)):
             raise ValueError(f"micro-batches {lacking} are kept that are not summed here")
@@ -67,28 +66,28 @@ class Share:
         if self.proposed is not None and self.proposed.number not in kept:
             self.unwanted = True
 
-    def leave(self) -> None:
-        """Have no share of anything; nothing is to come of what is proposed."""
+    def clear(self) -> None:
+        """Clear the share; an open proposal must be withdrawn."""
         self.assigned, self.summed, self.unwanted = None, [], self.proposed is not None
 
     def propose(self, proposal: Proposal) -> None:
-        """Have a micro-batch to propose to the unit.
+        """Open a proposal to the replica group.
 
         Raises:
-            ValueError: the one before is still open.
+            ValueError: The previous proposal is still open.
         """
         if self.proposed is not None:
             raise ValueError(f"{self.proposed} is still open")
         self.proposed, self.unwanted = proposal, False
 
-    def settle(self, micro_batch: int, *, agreed: bool) -> None:
-        """The unit computes what was proposed, or that is withdrawn.
+    def close_proposal(self, micro_batch: int, *, agreed: bool) -> None:
+        """Close a proposal that the replica group has accepted, or that was withdrawn.
 
         Raises:
-            ValueError: it was not proposed.
+            ValueError: This micro-batch was not proposed.
         """
         if self.proposed is None or self.proposed.number != micro_batch:
             raise ValueError(f"micro-batch {micro_batch} is not the one that is proposed: {self.proposed}")
         if not agreed and micro_batch in self.summed and not self.unwanted:
-            self.summed.remove(micro_batch)  # (the job is over)
+            self.summed.remove(micro_batch)  # The job is over.
         self.proposed, self.unwanted = None, False
