@@ -190,6 +190,21 @@ def test_one_that_is_lost_once_its_standby_has_joined_is_followed_by_it_at_its_r
     assert (job.machine.record.wanted, job.machine.record.leaving) == (3, ())
 
 
+def test_a_second_standby_stays_one_when_a_new_node_fills_the_place_of_a_lost_one_during_a_move() -> None:
+    """The node that moves is lost, too: its replacement has joined already."""
+    job = with_standbys("s0", "s1")
+    job.feed(MoveNodes(("n1",), ("s0",)))
+    joins(job, "s0")
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    job.lose("n0")
+    job.lose("n1")
+    for node in ("n2", "s0"):
+        job.report(node, 3)
+    assert sorted(members(job)) == ["n2", "n3", "s0"]
+    assert "s1" in job.machine.members.standbys
+
+
 def test_a_failure_while_the_standby_is_about_to_join_has_it_take_the_place_at_once() -> None:
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
