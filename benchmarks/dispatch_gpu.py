@@ -34,9 +34,9 @@ from holdfast.planning import Interval
 from holdfast.planning.arrays import IntArray
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.moe.experts.stack import StackedExperts
-from holdfast.runtime.moe.hosts import everywhere
-from holdfast.runtime.moe.kernels.choose import triton_is_there
-from holdfast.runtime.moe.kernels.interface import Question, TokenKernels
+from holdfast.runtime.moe.hosts import place_everywhere
+from holdfast.runtime.moe.kernels.choose import has_triton
+from holdfast.runtime.moe.kernels.interface import DispatchInputs, TokenKernels
 from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.moe.layer.rounds import StepState
@@ -51,7 +51,7 @@ _BALLAST = 1 << 30
 def makers(device: torch.device) -> list[TokenKernels]:
     """Return the kernels that can run here."""
     found: list[TokenKernels] = [TorchKernels()]
-    if triton_is_there() and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
+    if has_triton() and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
         from holdfast.runtime.moe.kernels.triton_kernels import TritonKernels
 
         found.append(TritonKernels())
@@ -129,7 +129,7 @@ def bench_kernels(args: argparse.Namespace) -> list[dict[str, Any]]:
 # ---- the plan ----
 
 
-def plan_question(args: argparse.Namespace) -> Question:
+def plan_question(args: argparse.Namespace) -> DispatchInputs:
     """Return a dispatch to plan; the same for the same arguments."""
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.full(args.experts, 0.5))
@@ -137,7 +137,7 @@ def plan_question(args: argparse.Namespace) -> Question:
     tokens = np.stack([np.bincount(mine, minlength=args.experts) for mine in assigned], axis=1)
     replicas = rng.integers(0, 2, (args.experts, RANKS))
     replicas[np.arange(args.experts), rng.integers(0, RANKS, args.experts)] += 1
-    return Question(
+    return DispatchInputs(
         assigned_A=from_array(assigned[0]).to(args.device),
         tokens_EN=from_array(tokens).to(args.device),
         replicas=replicas,
@@ -202,7 +202,7 @@ def bench_layer(args: argparse.Namespace) -> list[dict[str, Any]]:
     def ours(kernels: TokenKernels) -> Callable[[], torch.Tensor]:
         def forward() -> torch.Tensor:
             channel = Channel(comm=LocalCommunicator(), state=StepState())
-            layer.bind(channel, everywhere([args.experts], 1)[0], kernels=kernels)
+            layer.bind(channel, place_everywhere([args.experts], 1)[0], kernels=kernels)
             return layer(tokens)
 
         return forward

@@ -24,7 +24,7 @@ from holdfast.runtime.moe.experts.emulation import Emulation
 from holdfast.runtime.moe.gates.routing_trace import RoutingTrace
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.hosts import Placement, from_counts
+from holdfast.runtime.moe.hosts import Placement, placement_from_counts
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from tests.harness.local_world import Seat, run_world
 
@@ -52,7 +52,7 @@ def placement_of(side: str, eighths: int) -> Placement:
         loads_of(eighths), as_slots(slots, RANKS), fault_threshold=2, strategy=strategy_named(strategy), held=None
     )
     assert isinstance(plan, Plan)
-    return from_counts(plan.counts)
+    return placement_from_counts(plan.counts)
 
 
 class Side:
@@ -60,7 +60,7 @@ class Side:
 
     def __init__(self, seat: Seat, generation: int, placement: Placement, eighths: int, seconds: float) -> None:
         self.comm = seat.connect(generation)
-        routing = RoutingTrace(loads_of(eighths)[None], [1]).layer(0, 1, seed=eighths)
+        routing = RoutingTrace(loads_of(eighths)[None], [1]).layer_routing(0, 1, seed=eighths)
         self.layer = MoE(DIM, HIDDEN, EXPERTS, 1, seed=0, routing=routing, dispatch="minmax")
         self.layer.emulation = Emulation(seconds_per_token=seconds)
         mine = sorted(set(placement[0][seat.rank]))
@@ -69,7 +69,7 @@ class Side:
 
     def run(self, repeat: int, tokens_TD: torch.Tensor) -> float:
         """Return the seconds that one forward and backward took here, from when all were ready."""
-        self.state.begin(repeat, self.comm.rank)
+        self.state.start_micro_batch(repeat, self.comm.rank)
         self.comm.wait(self.comm.start_all_gather(torch.empty(RANKS), torch.ones(1)))
         started = time.perf_counter()
         self.layer(tokens_TD).sum().backward()

@@ -33,7 +33,7 @@ from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.hosts import Placement, from_counts
+from holdfast.runtime.moe.hosts import Placement, placement_from_counts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
@@ -200,7 +200,7 @@ class OurSide:
         self.gradients.zero()
 
     def backward(self, number: int, batch: torch.Tensor) -> float:
-        self.state.begin(1, number)
+        self.state.start_micro_batch(1, number)
         loss = self.model.loss(batch)
         torch.autograd.backward(loss)
         self.buckets.collect()
@@ -309,7 +309,7 @@ def main() -> None:
     print(f"{RANKS} ranks, {LAYERS} layers, {EXPERTS} experts, top {TOP_K}; {sizes}")
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        report(run_world(RANKS, measure, sizes, from_counts(plan.counts), store, timeout_s=900))
+        report(run_world(RANKS, measure, sizes, placement_from_counts(plan.counts), store, timeout_s=900))
 
 
 if __name__ == "__main__":

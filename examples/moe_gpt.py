@@ -115,7 +115,7 @@ def spread(model: MoEGPT, job: holdfast.Job) -> None:
 
 
 def _routing(args: argparse.Namespace, layer: int, trace: RoutingTrace | None) -> TraceRouting | None:
-    return trace.layer(layer, args.top_k, seed=args.seed, stride=args.routing_stride) if trace else None
+    return trace.layer_routing(layer, args.top_k, seed=args.seed, stride=args.routing_stride) if trace else None
 
 
 def loss_of(model: MoEGPT, batch: tuple[torch.Tensor, torch.Tensor], dtype: str) -> torch.Tensor:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInputError
 from holdfast.planning import DispatchScheme, Interval, MinMax, NodeInterval, Proportional, dispatch_schedule
 from holdfast.runtime.groups.communicator import LocalCommunicator
-from holdfast.runtime.moe.hosts import everywhere, replicas_of
-from holdfast.runtime.moe.kernels.choose import kernels_for, triton_is_there
-from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels
+from holdfast.runtime.moe.hosts import count_layer_replicas, place_everywhere
+from holdfast.runtime.moe.kernels.choose import has_triton, kernels_for
+from holdfast.runtime.moe.kernels.interface import DispatchInputs, Movement, TokenKernels
 from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.moe.layer.rounds import StepState
@@ -45,7 +45,7 @@ def kernels() -> TokenKernels:
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_triton_passes_this_suite_in_its_interpreter() -> None:
-    if not triton_is_there():
+    if not has_triton():
         pytest.skip("Triton is not installed: CPU builds of torch bring none")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(
@@ -86,7 +86,7 @@ def test_every_assignment_is_computed_once_where_its_expert_lives(kernels, world
     ranks = len(held)
     scheme = schemes(ranks)[which]
     tokens = np.stack([np.bincount(mine, minlength=experts) for mine in assigned], axis=1)
-    replicas = replicas_of(held, experts)
+    replicas = count_layer_replicas(held, experts)
     capacities = dispatch_schedule(tokens, replicas, scheme).capacities
     rows = []
     for mine in held:
@@ -95,7 +95,7 @@ def test_every_assignment_is_computed_once_where_its_expert_lives(kernels, world
         rows.append(seats)
     moves = [
         kernels.plan(
-            Question(
+            DispatchInputs(
                 assigned_A=torch.from_numpy(assigned[rank]),
                 # As gathered: one row per rank.
                 tokens_EN=torch.from_numpy(np.ascontiguousarray(tokens.T)).T,
@@ -135,8 +135,8 @@ def test_every_assignment_is_computed_once_where_its_expert_lives(kernels, world
 def check_orders(move: Movement, rows: int) -> None:
     """Orders are permutations with their inverses, in the types that the layer uses."""
     for order, inverse, size in (
-        (move.send_order, move.unsend, sum(move.send)),
-        (move.receive_order, move.unreceive, sum(move.receive)),
+        (move.send_order, move.send_inverse, sum(move.send)),
+        (move.receive_order, move.receive_inverse, sum(move.receive)),
     ):
         assert order.dtype == inverse.dtype == torch.int64
         assert order[inverse].tolist() == inverse[order].tolist() == list(range(size))
@@ -152,7 +152,7 @@ def test_many_ranks_and_experts_give_the_same_integers(kernels: TokenKernels) ->
     tokens = np.stack([np.bincount(mine, minlength=experts) for mine in assigned], axis=1)
     replicas = rng.integers(0, 3, (experts, ranks))
     replicas[:, 3] += 1
-    question = Question(
+    question = DispatchInputs(
         assigned_A=torch.from_numpy(assigned[rank]),
         tokens_EN=torch.from_numpy(tokens),
         replicas=replicas,
@@ -177,7 +177,7 @@ def test_rows_from_one_rank_lie_in_order_already(
     assigned = torch.repeat_interleave(torch.arange(2), table[:, 0])
     replicas = np.eye(2, table.shape[1], dtype=np.int64)
     replicas[:, 0] = 1
-    question = Question(
+    question = DispatchInputs(
         assigned_A=assigned, tokens_EN=table, replicas=replicas, rank=0, row_experts=rows, scheme=Interval()
     )
     move = kernels.plan(question)
@@ -186,7 +186,7 @@ def test_rows_from_one_rank_lie_in_order_already(
 
 
 def test_an_expert_without_a_replica_is_named(kernels: TokenKernels) -> None:
-    question = Question(
+    question = DispatchInputs(
         assigned_A=torch.tensor([0, 1]),
         tokens_EN=torch.tensor([[1], [1]]),
         replicas=np.array([[1], [0]]),
@@ -216,9 +216,9 @@ def test_rows_and_gradients_are_those_of_plain_indexing(kernels, tokens, top_k, 
         send=(number,),
         receive=(number,),
         send_order=order,
-        unsend=inverse,
+        send_inverse=inverse,
         receive_order=received,
-        unreceive=unreceived,
+        receive_inverse=unreceived,
         in_order=False,
         row_ends=torch.tensor([number], dtype=torch.int32),
     )
@@ -249,7 +249,7 @@ def test_rows_and_gradients_are_those_of_plain_indexing(kernels, tokens, top_k, 
 
 def test_gradients_of_gradients_are_refused(kernels: TokenKernels) -> None:
     layer = MoE(8, 16, 2, 1, seed=1)
-    layer.bind(Channel(comm=LocalCommunicator(), state=StepState()), everywhere([2], 1)[0], kernels=kernels)
+    layer.bind(Channel(comm=LocalCommunicator(), state=StepState()), place_everywhere([2], 1)[0], kernels=kernels)
     tokens = torch.randn(3, 8, requires_grad=True)
     (grad,) = torch.autograd.grad(layer(tokens).square().sum(), tokens, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -263,7 +263,9 @@ def test_gradients_of_gradients_are_refused(kernels: TokenKernels) -> None:
 @pytest.mark.parametrize("dispatch", ["interval", "proportional", "minmax"])
 def test_the_layer_is_the_same(kernels: TokenKernels, dispatch: str, experts: int, top_k: int) -> None:
     layers = [MoE(8, 16, experts, top_k, seed=1, dispatch=dispatch) for _ in range(2)]
-    layers[1].bind(Channel(comm=LocalCommunicator(), state=StepState()), everywhere([experts], 1)[0], kernels=kernels)
+    layers[1].bind(
+        Channel(comm=LocalCommunicator(), state=StepState()), place_everywhere([experts], 1)[0], kernels=kernels
+    )
     for shape in ((3, 4, 8), (0, 8)):
         tokens = torch.randn(shape, requires_grad=True)
         results = []

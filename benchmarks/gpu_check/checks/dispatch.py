@@ -78,9 +78,9 @@ def difference(name: str, result: torch.Tensor, wanted: torch.Tensor) -> float:
 def _tensors_of(movement: Movement) -> list[torch.Tensor]:
     return [
         movement.send_order,
-        movement.unsend,
+        movement.send_inverse,
         movement.receive_order,
-        movement.unreceive,
+        movement.receive_inverse,
         movement.row_ends,
         torch.tensor([*movement.send, *movement.receive]),
     ]

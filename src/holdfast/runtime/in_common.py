@@ -41,7 +41,7 @@ def in_common(workload: Workload, device: torch.device, *, checkpoint_every: int
         "state": everything,  # what the list has no room for, and the optimizer's settings
     }
     if (experts := workload.experts) is not None:
-        config |= {"experts": experts.experts, "expert tensors": experts.specs()}
+        config |= {"experts": experts.experts, "expert tensors": experts.describe_layers()}
         config["hash of the first experts (call torch.manual_seed before the model is made)"] = experts.fingerprint()
     return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
 

@@ -33,7 +33,7 @@ from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.layouts.sharded import check_spread, share_tokens
 from holdfast.runtime.moe.gates.router import jitter_stream
 from holdfast.runtime.moe.gates.routing import RecordedRouting
-from holdfast.runtime.moe.holding.job_experts import experts_of
+from holdfast.runtime.moe.holding.job_experts import make_job_experts
 from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
@@ -57,7 +57,7 @@ def test_places_with_the_same_samples_share_the_tokens_of_all_layers_out():
             share_tokens(model, replica)
         finally:
             replica.close()
-        return [layer.same_tokens is not None for layer in moe_layers(model)]
+        return [layer.token_split is not None for layer in moe_layers(model)]
 
     assert groups_of(Layout(tensor=2)) == groups_of(Layout(shard=2, tensor=2)) == [True, True]
     assert groups_of(Layout(shard=2)) == [False, False], "those have different ones"
@@ -111,7 +111,7 @@ class _Seat:
 @pytest.mark.parametrize("capacity", [None, 1.0])
 def test_a_void_step_gives_gradients_to_the_same_parameters(capacity):
     moe = holdfast.MoE(4, 8, 4, seed=1, capacity_factor=capacity)
-    moe.binding.state.spoil(HaltedError("a Stop"))
+    moe.binding.state.mark_void(HaltedError("a Stop"))
     out = moe(torch.randn(3, 4, requires_grad=True))
     assert not out.any()
     out.sum().backward()
@@ -122,7 +122,7 @@ def test_places_have_their_parts_of_a_fixed_routing_and_noise_of_their_own():
     moe = holdfast.MoE(4, 8, 4, seed=1, routing=RecordedRouting([[0, 1], [1, 2], [2, 3]], seed=3))
     tokens, counted = torch.randn(8, 4), []
     for part, parts, here in ((0, 1, tokens), (0, 2, tokens[:4]), (1, 2, tokens[4:])):
-        moe.binding.state.begin(5, 7, part, parts)
+        moe.binding.state.start_micro_batch(5, 7, part, parts)
         counted.append(moe(here))
     assert torch.allclose(torch.cat(counted[1:]), counted[0])
     assert len({jitter_stream(1, 2, 3, 0, part) for part in range(4)}) == 4
@@ -159,13 +159,13 @@ class _Holder:
             fully_shard(model, mesh=mesh, ignored_params=set(model[1].experts.parameters()))
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
         self.state = TrainingState(model, self.optimizer, apart=expert_parameters(model))
-        experts = experts_of(model, self.optimizer)
+        experts = make_job_experts(model, self.optimizer)
         assert experts is not None
         self.experts, here = experts, plan.expert_plan
         assert here is not None
         keep = decode(here.placement[rank], SHAPE)
         untyped: Any = _Seat(rank, len(MEMBERS))
-        experts.take_up(untyped, here, Rearrangement(keep=keep, bring=False, beside=False, serving=()))
+        experts.enter_generation(untyped, here, Rearrangement(keep=keep, bring=False, beside=False, serving=()))
         for parameter in model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

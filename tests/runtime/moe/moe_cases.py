@@ -124,14 +124,14 @@ def run_rounds(
     unit, units = comm.rank // places, comm.size // places
     for turn in range(-(-micro_batches // units)):
         number = turn * units + unit
-        state.begin(step, number)
+        state.start_micro_batch(step, number)
         if number < micro_batches:
             loss = loss_of(model, batch(step, number))
             loss.backward()
             total += float(loss.detach())
         else:
             serve_round(layers)
-        state.finish()
+        state.finish_micro_batch()
         gradients.collect()
     return total
 

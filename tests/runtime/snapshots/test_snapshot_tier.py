@@ -16,7 +16,7 @@ from holdfast.control.link.snapshots.files import path_of
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
-from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
+from holdfast.runtime.moe.holding.job_experts import JobExperts, make_job_experts
 from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows
 from holdfast.runtime.snapshots import taking
 from holdfast.runtime.snapshots.cutting import copy_range, cut
@@ -325,7 +325,7 @@ def with_experts(seed: int) -> tuple[TrainingState, JobExperts]:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), holdfast.MoE(6, 12, 5, 2), holdfast.MoE(6, 12, 5, 1, layer=1))
     optimizer = torch.optim.AdamW(model.parameters())
-    experts = experts_of(model, optimizer)
+    experts = make_job_experts(model, optimizer)
     assert experts is not None
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -358,7 +358,7 @@ def test_experts_come_to_whoever_is_to_host_them(tmp_path: Path) -> None:
     assert others.shards.hosted == wanted
     assert state_hash(other_state.capture()) == state_hash(state.capture())
     came = rows_by_name(others)
-    assert len(came) == 3 * len(others.specs()[0].rows)
+    assert len(came) == 3 * len(others.describe_layers()[0].rows)
     for name, row in came.items():
         assert torch.equal(row, expected[name]), name
     _, smaller = with_experts(3)

@@ -38,7 +38,7 @@ class Cargo:
             raise StateMismatchError("something else was sent")
         return [torch.zeros(self.numbers, dtype=torch.int64)]
 
-    def landed(self, source: int, tensors: Sequence[torch.Tensor]) -> None:
+    def on_received(self, source: int, tensors: Sequence[torch.Tensor]) -> None:
         self.here[source] = tensors[0]
 
     def manifest(self, source: int, to: int) -> Manifest:

@@ -439,7 +439,7 @@ def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Seque
         specs = msgspec.msgpack.decode(read_beside(storage, checkpoint, EXPERTS), type=tuple[LayerSpec, ...])
     except MALFORMED as error:
         raise DamagedCheckpointError(f"{name}/{EXPERTS} cannot be read: {error}") from None
-    if [layer.weights for layer in specs] != [layer.weights for layer in experts.specs()]:
+    if [layer.weights for layer in specs] != [layer.weights for layer in experts.describe_layers()]:
         raise BadInputError(
             f"checkpoint {storage.where}/{name} is not of this model: its MoE layers have other experts"
         )

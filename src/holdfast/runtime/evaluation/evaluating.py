@@ -172,7 +172,7 @@ class Evaluating:
                 return False
             self._shared.progress.at(Activity.EVALUATING, shard)
             result = self._measure(evaluation, shard)
-            if experts is not None and not experts.evaluated():
+            if experts is not None and not experts.has_evaluated_shard():
                 raise BadInputError(
                     f"the function of job.evaluate(name={evaluation.name!r}) does not call the model once for each "
                     "batch: the MoE layers of all workers are called together, each of them once"
@@ -181,7 +181,7 @@ class Evaluating:
                 held[shard] = result
         elif experts is not None:
             self._shared.progress.at(Activity.EVALUATING)
-            experts.attend(self._step, shards[0])
+            experts.serve_evaluation_shard(self._step, shards[0])
         return experts is None or experts.void is None
 
     def _all_places(self, evaluation: ModelEvaluation, generation: int, shard: int) -> bool:
@@ -215,7 +215,7 @@ class Evaluating:
         seed_micro_batch(workload.seed ^ _EVALUATING, self._step, shard)
         batch = to_device(evaluation.fetch(self._step, shard), workload.loader.device)
         if workload.experts is not None:
-            workload.experts.evaluating(self._step, shard)
+            workload.experts.start_evaluation_shard(self._step, shard)
         return evaluation.measured(shard, evaluation.measure(batch))
 
     def _keep(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int) -> None:

@@ -50,7 +50,7 @@ class SessionExperts:
         if self._faults.armed("moving", step):
             moving = FaultingCommunicator(world, self._faults, step, "moving")
         try:
-            resources.moved_bytes = self._experts.take_up(world, plan.expert_plan, change, moving=moving)
+            resources.moved_bytes = self._experts.enter_generation(world, plan.expert_plan, change, moving=moving)
         except (HaltedError, PeerLostError, CorruptExpertError) as error:
             self._shared.break_off(groups, resources.generation, error)
             return False
@@ -102,7 +102,7 @@ class SessionExperts:
 
     def saved(self) -> ExpertRows:
         """Return the experts that this worker saves: each is saved by one of its hosts, the same in all eyes."""
-        return ExpertRows(specs=self._experts.specs(), rows=self._experts.own_rows())
+        return ExpertRows(specs=self._experts.describe_layers(), rows=self._experts.rows_to_save())
 
     def tell_loads(self, *, step: int, generation: int) -> None:
         """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.

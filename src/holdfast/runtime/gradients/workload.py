@@ -28,7 +28,7 @@ from holdfast.runtime.gradients.running_statistics import RunningStatistics
 from holdfast.runtime.gradients.skipped_micro_batches import SkippedMicroBatches
 from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
+from holdfast.runtime.moe.holding.job_experts import JobExperts, make_job_experts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.notes import Note, Notes, NoteSource
 from holdfast.runtime.reduction.reduction import NO_LANES, no_numbers, reduce_gradients
@@ -126,7 +126,7 @@ class Workload:
         """
         self.gather_anew()
         if self.experts is not None:
-            self.experts.begin()
+            self.experts.start_step()
         self._notes.restart()
         if not summed:
             self.sums = LocalSums(step=step)
@@ -157,7 +157,7 @@ class Workload:
         batch = self.loader.load(self.sums.step, micro_batch)
         seed_micro_batch(self.seed, self.sums.step, micro_batch, self.place.shard)
         if self.experts is not None:
-            self.experts.state.begin(self.sums.step, micro_batch, self.place.shard, self.place.layout.shard)
+            self.experts.state.start_micro_batch(self.sums.step, micro_batch, self.place.shard, self.place.layout.shard)
         self._versions = self.state.buffer_versions()
         self._fetched = self.samples.hash_of(self.sums.step, micro_batch)
         if self.place.place:
@@ -184,7 +184,7 @@ class Workload:
             torch.autograd.backward(self.loss_scale.scaled(loss))
         update.collect()
         if self.experts is not None:
-            self.experts.computed()
+            self.experts.finish_micro_batch()
         samples = self._count(micro_batch)
         self.sums.loss += float(loss.detach().double()) * samples
 
@@ -204,7 +204,7 @@ class Workload:
         if self.experts is not None:
             update.check()
             update.buckets.hide()  # What comes from here is void: it must not be added to the sums.
-            self.experts.skipped(self.sums.step, micro_batch)
+            self.experts.skip_micro_batch(self.sums.step, micro_batch)
             update.begin(anew=False)
         self.skipping.skip(reason)
         self.sums.skipped += self._count(micro_batch)
@@ -311,7 +311,7 @@ class Workload:
         count. The reduced gradients stay in the parameters until the next step begins.
         """
         if self.experts is not None:
-            self.experts.passed()
+            self.experts.on_step_passed()
         update = self.update
         if not commit.skipped:
             for part in update.gradients(self.experts):
@@ -387,7 +387,7 @@ def workload_of(
         seed=seed,
         updates=Updates(state, given.updates, given.max_grad_norm, place),
         loss_scale=loss_scale,
-        experts=experts_of(model, state.optimizers.holder_of(experts), seed=seed),
+        experts=make_job_experts(model, state.optimizers.holder_of(experts), seed=seed),
         noted=[statistics] if streams is None else [statistics, streams],
         place=place,
     )

@@ -14,7 +14,7 @@ from holdfast.runtime.dtensor.place import PlaceInUnit
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
-from holdfast.runtime.moe.layer.same_tokens import SameTokens
+from holdfast.runtime.moe.layer.same_tokens import TokenSplit
 from holdfast.runtime.tensors import named_modules, uncompiled
 
 
@@ -42,7 +42,7 @@ def share_tokens(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     """Let each of the places that have the same samples bring its share of the tokens to the experts."""
     if replica.layout.tensor > 1:
         for layer in moe_layers(model):
-            layer.same_tokens = SameTokens(replica.groups[TENSOR])
+            layer.token_split = TokenSplit(replica.groups[TENSOR])
 
 
 def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:

@@ -18,7 +18,7 @@ LayerPlacement = Sequence[Sequence[int]]
 Placement = Sequence[LayerPlacement]
 
 
-def replicas_of(layer: LayerPlacement, experts: int) -> IntArray:
+def count_layer_replicas(layer: LayerPlacement, experts: int) -> IntArray:
     """Return replicas per expert and rank, `(E, N)`.
 
     Raises:
@@ -33,7 +33,7 @@ def replicas_of(layer: LayerPlacement, experts: int) -> IntArray:
     return from_node_lists(layer, experts)
 
 
-def held_by(placement: Placement, experts: Sequence[int]) -> IntArray:
+def count_replicas(placement: Placement, experts: Sequence[int]) -> IntArray:
     """Return replicas per layer, expert and rank, `(L, E, N)`, E being the largest layer's; gaps are allowed.
 
     Args:
@@ -44,12 +44,12 @@ def held_by(placement: Placement, experts: Sequence[int]) -> IntArray:
     return np.stack([from_node_lists(layer, widest) for layer in placement])
 
 
-def from_counts(counts: IntArray) -> Placement:
+def placement_from_counts(counts: IntArray) -> Placement:
     """Return the placement of replicas per layer, expert and rank, `(L, E, N)` (`held_by` is the way back)."""
     return tuple(tuple(tuple(held) for held in node_lists(layer)) for layer in counts)
 
 
-def hosts(layer: LayerPlacement) -> dict[int, tuple[int, ...]]:
+def hosts_by_expert(layer: LayerPlacement) -> dict[int, tuple[int, ...]]:
     """Return the ranks that host each expert, ascending; an expert without any is left out."""
     found: dict[int, list[int]] = {}
     for rank, held in enumerate(layer):
@@ -58,11 +58,11 @@ def hosts(layer: LayerPlacement) -> dict[int, tuple[int, ...]]:
     return {expert: tuple(ranks) for expert, ranks in sorted(found.items())}
 
 
-def everywhere(experts: Sequence[int], ranks: int) -> Placement:
+def place_everywhere(experts: Sequence[int], ranks: int) -> Placement:
     """Return the placement of a fresh world, in which every rank holds everything."""
     return tuple(tuple(tuple(range(number)) for _ in range(ranks)) for number in experts)
 
 
-def rank_column(placement: Placement, rank: int) -> tuple[tuple[int, ...], ...]:
+def experts_of_rank(placement: Placement, rank: int) -> tuple[tuple[int, ...], ...]:
     """Return one rank's distinct experts per layer, ascending."""
     return tuple(tuple(sorted(set(layer[rank]))) for layer in placement)

@@ -214,7 +214,7 @@ class Attempt:
                 return False
             self._shared.progress.at(Activity.COMPUTE)
             self._workload.flop.begin()
-            experts.serve(self.step, number)
+            experts.serve_micro_batch(self.step, number)
             self._tell_flop(0)
             if self._broken_off:
                 return False

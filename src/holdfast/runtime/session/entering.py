@@ -146,7 +146,9 @@ class Entrance:
         first = rank == 0 and self._applying.last is None
         if experts is None or plan.expert_plan is None:
             return self._saver.load(source.name, state, first=first)
-        return self._saver.load(source.name, state, experts, experts.wanted_of(plan.expert_plan, rank), first=first)
+        return self._saver.load(
+            source.name, state, experts, experts.planned_experts(plan.expert_plan, rank), first=first
+        )
 
     def _damaged(self, generation: int, name: str, why: str) -> None:
         logger.warning("checkpoint %s cannot be read: %s", name, why)
@@ -167,8 +169,8 @@ class Entrance:
             self._wait_for_the_end(resources.generation)
             return
         experts = self._workload.experts
-        if experts is not None and experts.travel is not None:
-            self._passing.start_parcels(resources, plan, experts.travel)
+        if experts is not None and experts.migration is not None:
+            self._passing.start_parcels(resources, plan, experts.migration)
 
     def _receive(self, resources: Resources, *, together: bool) -> None:
         generation = resources.generation

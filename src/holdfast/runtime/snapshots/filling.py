@@ -144,7 +144,7 @@ def check_experts(experts: JobExperts | None, specs: Sequence[LayerSpec]) -> Non
     Raises:
         StateMismatchError: it has others.
     """
-    mine = experts.specs() if experts is not None else ()
+    mine = experts.describe_layers() if experts is not None else ()
     if [layer.weights for layer in mine] != [layer.weights for layer in specs]:
         raise StateMismatchError("its MoE layers have other experts")
 

@@ -33,12 +33,12 @@ def put_experts_away(
         OSError, RuntimeError: there is no room for them.
     """
     pairs = tuple((layer, expert) for layer, these in enumerate(names) for expert in these)
-    rows = experts.rows_of(pairs)
+    rows = experts.rows_of_pairs(pairs)
     file = PartFile(folder, sum(row.nbytes for row in rows))
     try:
         if len(file.body):
             copy_range(rows, 0, torch.frombuffer(file.body, dtype=torch.uint8))
-        manifest = PartManifest(state=b"", start=0, specs=experts.specs(), experts=pairs)
+        manifest = PartManifest(state=b"", start=0, specs=experts.describe_layers(), experts=pairs)
         return file.finish(job, part, msgspec.msgpack.encode(manifest))
     except BaseException:
         file.abandon()

@@ -110,7 +110,7 @@ class SnapshotRestorer:
         numbers = [source.dense + (number + rank) % parts for number in range(parts)]
         here = {place for place, keeper in enumerate(source.keepers) if keeper.node == self._node}
         for number in sorted(numbers, key=lambda number: here.isdisjoint(source.parts[number])):
-            if filling.of_use(experts.named(source.experts[number - source.dense])):
+            if filling.of_use(experts.decode_experts(source.experts[number - source.dense])):
                 self._came(number, source, filling)
         try:
             filling.adopt()

@@ -76,7 +76,7 @@ class Snapshots:
         restorer = SnapshotRestorer(self._folder, self._job, self._worker, complain, self._place)
         wanted: Sequence[Sequence[int]] = ()
         if self._experts is not None and plan.expert_plan is not None:
-            wanted = self._experts.wanted_of(plan.expert_plan, rank)
+            wanted = self._experts.planned_experts(plan.expert_plan, rank)
         try:
             return restorer.restore(source, self._state, rank, self._experts, wanted)
         finally:
@@ -89,7 +89,7 @@ class Snapshots:
         if part is not None:  # (else another unit of this node does)
             self._put(plan, part, partial(put_away, self._state, self._place))
         if apart is not None and self._experts is not None and plan.expert_plan is not None:
-            names = self._experts.wanted_of(plan.expert_plan, rank)
+            names = self._experts.planned_experts(plan.expert_plan, rank)
             self._put(plan, apart, partial(put_experts_away, self._experts, names))
 
     def _put(self, plan: GenerationPlan, part: SnapshotPart, write: Callable[[Path, str, SnapshotPart], int]) -> None:

@@ -93,8 +93,8 @@ class SnapshotTaker:
             return
         started = time.monotonic()
         snapshot = plan.snapshot_part(rank, step)
-        pairs, rows = experts.own_part() if experts is not None else ((), [])
-        specs = experts.specs() if experts is not None else ()
+        pairs, rows = experts.part_to_save() if experts is not None else ((), [])
+        specs = experts.describe_layers() if experts is not None else ()
         view = state.capture()
         copy = _Copy(view=view, experts=pairs, rows=rows, specs=specs, snapshot=snapshot, started=started)
         copy.stall_s = time.monotonic() - started

@@ -39,7 +39,7 @@ class Cargo(Protocol):
 
     def prepare(self, source: int, manifest: Manifest) -> list[torch.Tensor]: ...
 
-    def landed(self, source: int, tensors: Sequence[torch.Tensor]) -> None: ...
+    def on_received(self, source: int, tensors: Sequence[torch.Tensor]) -> None: ...
 
 
 class Parcels:
@@ -159,7 +159,7 @@ class Parcels:
                 raise TransferError(f"{self._plan.workers[rank]} has sent experts of step {step}, not of {self._step}")
         self._taken = True
         for rank, receipt in receipts.items():
-            self._cargo.landed(rank, receipt.tensors)
+            self._cargo.on_received(rank, receipt.tensors)
             receipt.let_go()
 
     def _push(self, rank: int, make_wire: Callable[[socket.socket], Wire]) -> Push:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.moe.experts.module_experts import ModuleExperts
-from holdfast.runtime.moe.experts.stack import ExpertStack, StackedExperts, drawn_experts, gated
+from holdfast.runtime.moe.experts.stack import ExpertStack, StackedExperts, draw_experts, gated_activation
 
 DIM, HIDDEN, EXPERTS = 8, 12, 3
 SIZES = (4, 0, 7)
@@ -37,7 +37,7 @@ def with_biases(outputs_first: bool) -> StackedExperts:
     if not outputs_first:
         w1, w2 = w1.mT.contiguous(), w2.mT.contiguous()
     w1, w2, b1, b2 = (nn.Parameter(w) for w in (w1, w2, b1, b2))
-    return StackedExperts(w1, w2, gated(F.silu), b1=b1, b2=b2, outputs_first=outputs_first)
+    return StackedExperts(w1, w2, gated_activation(F.silu), b1=b1, b2=b2, outputs_first=outputs_first)
 
 
 def stack(kind: str) -> ExpertStack:
@@ -46,7 +46,7 @@ def stack(kind: str) -> ExpertStack:
     if kind.startswith("biases"):
         return with_biases(kind.endswith("outputs first"))
     activation = F.silu if kind == "gated" else F.gelu
-    return drawn_experts(DIM, HIDDEN, EXPERTS, activation, gate=kind == "gated", seed=1, layer=0)
+    return draw_experts(DIM, HIDDEN, EXPERTS, activation, gate=kind == "gated", seed=1, layer=0)
 
 
 def one_expert(experts: Any, row: int, x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.moe.gates.gate import Choice, TopKGate, checked
+from holdfast.runtime.moe.gates.gate import Choice, TopKGate, check_choice
 from holdfast.runtime.moe.gates.router import Router, jitter_stream
 
 LOGITS = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -72,7 +72,7 @@ def test_one_expert_is_always_chosen() -> None:
 def test_the_bias_moves_towards_what_is_chosen_less_and_weighs_nothing() -> None:
     gate = TopKGate(4, 1, bias_rate=0.25)
     assert gate.balancing is not None
-    gate.balancing.move(torch.tensor([8, 1, 3, 4]))
+    gate.balancing.update(torch.tensor([8, 1, 3, 4]))
     assert gate.bias is not None
     assert gate.bias.tolist() == [-0.25, 0.25, 0.25, 0.0]
     assert "bias" in gate.state_dict()
@@ -152,7 +152,7 @@ def answer(experts: Any = None, weights: Any = None, aux_loss: Any = None) -> Ch
 )
 def test_what_is_no_choice_is_refused(given: object, told: str) -> None:
     with pytest.raises(BadInputError, match=told):
-        checked(given, torch.nn.Identity(), tokens=5, top_k=2, experts=4)
+        check_choice(given, torch.nn.Identity(), tokens=5, top_k=2, experts=4)
 
 
 def router(jitter: float) -> Router:

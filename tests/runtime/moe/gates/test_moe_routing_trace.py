@@ -24,8 +24,8 @@ def test_a_micro_batch_is_routed_the_same_whenever_it_is_computed(
     step: int, micro_batch: int, top_k: int, tokens: int
 ) -> None:
     trace = RoutingTrace(TOKENS, ITERATIONS)
-    once = trace.layer(0, top_k, seed=3).assign(step, micro_batch, tokens)
-    again = trace.layer(0, top_k, seed=3).assign(step, micro_batch, tokens)
+    once = trace.layer_routing(0, top_k, seed=3).assign(step, micro_batch, tokens)
+    again = trace.layer_routing(0, top_k, seed=3).assign(step, micro_batch, tokens)
     assert once.shape == (tokens, top_k)
     assert torch.equal(once, again)
     assert all(len(set(row)) == top_k for row in once.tolist())
@@ -33,30 +33,30 @@ def test_a_micro_batch_is_routed_the_same_whenever_it_is_computed(
 
 def test_layers_steps_and_micro_batches_differ() -> None:
     trace = RoutingTrace(TOKENS[:1], ITERATIONS[:1])
-    first = trace.layer(0, 1).assign(1, 0, 64)
+    first = trace.layer_routing(0, 1).assign(1, 0, 64)
     others = [
-        trace.layer(0, 1).assign(2, 0, 64),
-        trace.layer(0, 1).assign(1, 1, 64),
-        trace.layer(1, 1).assign(1, 0, 64),
+        trace.layer_routing(0, 1).assign(2, 0, 64),
+        trace.layer_routing(0, 1).assign(1, 1, 64),
+        trace.layer_routing(1, 1).assign(1, 0, 64),
     ]
     assert not any(torch.equal(first, other) for other in others)
 
 
 def test_tokens_follow_the_nearest_recorded_iteration() -> None:
-    layer = RoutingTrace(TOKENS, ITERATIONS).layer(0, 1, seed=1)
+    layer = RoutingTrace(TOKENS, ITERATIONS).layer_routing(0, 1, seed=1)
     counts = np.bincount(layer.assign(2, 0, 8000)[:, 0], minlength=3)
     assert counts / 8000 == pytest.approx([0.75, 0.125, 0.125], abs=0.02)
     assert set(layer.assign(7, 0, 100)[:, 0].tolist()) == {1}
     assert set(layer.assign(500, 0, 100)[:, 0].tolist()) == {1}
-    fast = RoutingTrace(TOKENS, ITERATIONS).layer(0, 1, stride=5.0)
+    fast = RoutingTrace(TOKENS, ITERATIONS).layer_routing(0, 1, stride=5.0)
     assert set(fast.assign(2, 0, 100)[:, 0].tolist()) == {1}
 
 
 def test_two_experts_per_token_where_only_one_has_load_and_none_at_all() -> None:
     trace = RoutingTrace(TOKENS, ITERATIONS)
-    chosen = trace.layer(0, 2).assign(11, 0, 50)
+    chosen = trace.layer_routing(0, 2).assign(11, 0, 50)
     assert set(chosen[:, 0].tolist()) == {1}
-    uniform = trace.layer(1, 1).assign(11, 0, 3000)
+    uniform = trace.layer_routing(1, 1).assign(11, 0, 3000)
     assert np.bincount(uniform[:, 0], minlength=3).min() > 800
 
 
@@ -83,7 +83,7 @@ def test_a_model_that_does_not_fit_and_files_that_are_none(tmp_path: Path) -> No
         with pytest.raises(BadInputError, match=f"the model has {layers} layers of {experts}"):
             trace.check_model(layers, experts)
     with pytest.raises(BadInputError, match="stride"):
-        trace.layer(0, 1, stride=0.0)
+        trace.layer_routing(0, 1, stride=0.0)
     file = tmp_path / "trace.npz"
     with pytest.raises(BadInputError, match="cannot be read"):
         RoutingTrace.read(file)
@@ -94,7 +94,7 @@ def test_a_model_that_does_not_fit_and_files_that_are_none(tmp_path: Path) -> No
     with pytest.raises(BadInputError, match="iterations is missing"):
         RoutingTrace.read(file)
     np.savez(file, tokens=TOKENS, iterations=ITERATIONS)
-    assert RoutingTrace.read(file).loads(1).tolist() == [[1, 1, 2], [1, 1, 1]]
+    assert RoutingTrace.read(file).layer_loads(1).tolist() == [[1, 1, 2], [1, 1, 1]]
 
 
 def test_the_recorded_trace_of_gpt_s_is_followed() -> None:
@@ -103,6 +103,6 @@ def test_the_recorded_trace_of_gpt_s_is_followed() -> None:
         pytest.skip(f"recorded routing is not at {path}")
     trace = RoutingTrace.read(path)
     trace.check_model(4, 8)
-    wanted = trace.loads(3)[20]  # iteration 201
-    counts = np.bincount(trace.layer(3, 1).assign(201, 0, 20000)[:, 0], minlength=8)
+    wanted = trace.layer_loads(3)[20]  # iteration 201
+    counts = np.bincount(trace.layer_routing(3, 1).assign(201, 0, 20000)[:, 0], minlength=8)
     assert counts / 20000 == pytest.approx(wanted / wanted.sum(), abs=0.02)

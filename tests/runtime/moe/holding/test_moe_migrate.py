@@ -13,9 +13,9 @@ from holdfast.runtime.groups.communicator import Communicator, HaltedError, Loca
 from holdfast.runtime.moe.holding import migrate
 from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.migrate import CorruptExpertError, LostExpertsError, plan_moves, stage
+from holdfast.runtime.moe.holding.migrate import CorruptExpertError, LostExpertsError, plan_moves, stage_migration
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.hosts import Placement, everywhere
+from holdfast.runtime.moe.hosts import Placement, place_everywhere
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.reduction.reduction import reduce_gradients
 from tests.harness.local_world import Seat, run_world
@@ -78,7 +78,9 @@ def travel(seat: Seat, legs: list[tuple[int, Placement]]) -> list[dict[str, Any]
                 copy_dense(comm, model, optimizer, optimizer)
             moves = plan_moves(held, placement, EXPERTS)
             rows = [len(set(layer[comm.rank])) + 1 for layer in placement]
-            staged = stage(comm, shards, held=held, wanted=placement, transfers=moves, rows=rows, wave_bytes=5000)
+            staged = stage_migration(
+                comm, shards, held=held, wanted=placement, transfers=moves, rows=rows, wave_bytes=5000
+            )
             staged.apply()
         arrived = all_rows(shards)
         state, gradients = bind_layers(layers, comm, placement), ExpertGradients(layers, placement, comm)
@@ -114,7 +116,7 @@ def copy_dense(comm: Communicator, model: Any, optimizer: Any, known: Any) -> No
 
 def _unused_rows_are_zero(shards: ExpertShards, layer: int) -> bool:
     free = [row for row, expert in enumerate(shards.layers[layer].experts.row_experts) if expert < 0]
-    return all(not shards._stacked(layer, spec)[free].any() for spec in shards.describe(layer).rows)
+    return all(not shards._stack_of(layer, spec)[free].any() for spec in shards.describe(layer).rows)
 
 
 def reference(steps: int) -> tuple[dict[Any, np.ndarray], list[np.ndarray]]:
@@ -179,7 +181,7 @@ def test_a_flipped_bit_is_noticed_and_nothing_is_changed() -> None:
     )
     before = all_rows(shards)
     with pytest.raises(CorruptExpertError, match="expert 0 of MoE layer 0"):
-        stage(Flipping(), shards, held=held, wanted=held, transfers=moves)
+        stage_migration(Flipping(), shards, held=held, wanted=held, transfers=moves)
     assert all_rows(shards) == before
 
 
@@ -206,14 +208,14 @@ def test_a_halted_staging_changes_nothing(at: int) -> None:
     wanted = (((0, 1, 2), (0, 3, 4, 5)), ((0, 1), (2,)))
     before = all_rows(shards)
     with pytest.raises(HaltedError):
-        stage(Halted(at), shards, held=held, wanted=wanted, transfers=plan_moves(held, wanted, EXPERTS))
+        stage_migration(Halted(at), shards, held=held, wanted=wanted, transfers=plan_moves(held, wanted, EXPERTS))
     assert all_rows(shards) == before
     assert shards.hosted == ((0, 1, 2, 3, 4, 5), (0, 1, 2))
 
 
 def test_an_expert_without_a_live_copy_is_named() -> None:
     held = (((0, 1, 2), (2, 3, 5)), ((0, 1), (1,)))
-    wanted = everywhere(EXPERTS, 2)
+    wanted = place_everywhere(EXPERTS, 2)
     with pytest.raises(LostExpertsError, match=r"expert 4 of MoE layer 0, expert 2 of MoE layer 1") as caught:
         plan_moves(held, wanted, EXPERTS)
     assert caught.value.lost == ((0, 4), (1, 2))
@@ -221,13 +223,13 @@ def test_an_expert_without_a_live_copy_is_named() -> None:
 
 def test_a_plan_that_leaves_someone_without_an_expert_is_refused() -> None:
     shards = ExpertShards(moe_layers(small_model()))
-    held = everywhere(EXPERTS, 1)
+    held = place_everywhere(EXPERTS, 1)
     nothing = plan_moves(held, held, EXPERTS)
     short = (((0, 1),), ((0, 1, 2),))
     with pytest.raises(LostExpertsError):
-        stage(LocalCommunicator(), shards, held=short, wanted=held, transfers=nothing)
+        stage_migration(LocalCommunicator(), shards, held=short, wanted=held, transfers=nothing)
     with pytest.raises(ValueError, match="do not fit"):
-        stage(LocalCommunicator(), shards, held=held, wanted=held, transfers=nothing, rows=[5, 3])
+        stage_migration(LocalCommunicator(), shards, held=held, wanted=held, transfers=nothing, rows=[5, 3])
 
 
 def test_rows_are_rearranged_while_an_old_graph_is_alive() -> None:
@@ -277,9 +279,11 @@ def keep_different_state(seat: Seat) -> str:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9 if seat.rank else 0.0)
     loss_of(model, batch(1, 0)).backward()
     optimizer.step()
-    held = everywhere(EXPERTS, 2)
+    held = place_everywhere(EXPERTS, 2)
     try:
-        stage(comm, ExpertShards(moe_layers(model), optimizer), held=held, wanted=held, transfers=nothing_moves())
+        stage_migration(
+            comm, ExpertShards(moe_layers(model), optimizer), held=held, wanted=held, transfers=nothing_moves()
+        )
     except ValueError as error:
         return str(error)
     finally:
@@ -288,7 +292,7 @@ def keep_different_state(seat: Seat) -> str:
 
 
 def nothing_moves() -> migrate.Transfers:
-    held = everywhere(EXPERTS, 2)
+    held = place_everywhere(EXPERTS, 2)
     return plan_moves(held, held, EXPERTS)
 
 

@@ -17,7 +17,7 @@ from moe_cases import EXPERTS, batch, bound, expert_tensors, loss_of, random_pla
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, PeerLostError
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.migrate import plan_moves, stage
+from holdfast.runtime.moe.holding.migrate import plan_moves, stage_migration
 from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.holding.verify import ReplicasDifferError, verify_replicas
 from holdfast.runtime.moe.hosts import Placement
@@ -65,7 +65,9 @@ def survive(seat: Seat, first: Placement, second: Placement, die_after: int, fla
     held = tuple(tuple(held for rank, held in enumerate(layer) if rank != VICTIM) for layer in first)
     shards = ExpertShards(layers)
     rows = [len(set(layer[comm.rank])) for layer in second]
-    staged = stage(comm, shards, held=held, wanted=second, transfers=plan_moves(held, second, EXPERTS), rows=rows)
+    staged = stage_migration(
+        comm, shards, held=held, wanted=second, transfers=plan_moves(held, second, EXPERTS), rows=rows
+    )
     staged.apply()
     state, gradients = bind_layers(layers, comm, second), ExpertGradients(layers, second, comm)
     verify_replicas(comm, shards)

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows, savers
+from holdfast.runtime.moe.holding.saving import assign_savers, hosted_pairs, named_rows
 from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 
@@ -31,7 +31,7 @@ def trained() -> tuple[Any, ExpertShards]:
 def test_a_checkpoint_of_four_ranks_loads_at_three(tmp_path: Path) -> None:
     rng = np.random.default_rng(9)
     four, three = random_placement(rng, 4), random_placement(rng, 3)
-    saved = savers(four, EXPERTS)
+    saved = assign_savers(four, EXPERTS)
     for rank in range(4):
         _, shards = trained()
         settle(shards, four, rank)

@@ -19,7 +19,7 @@ from holdfast.protocol.plan import DecisionKind, ExpertPlan
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator
 from holdfast.runtime.moe.gates.gate import TopKGate
 from holdfast.runtime.moe.gates.routing import RecordedRouting
-from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
+from holdfast.runtime.moe.holding.job_experts import JobExperts, make_job_experts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.session.job import Job
@@ -33,7 +33,7 @@ Held = Sequence[Sequence[int]]
 
 def job_experts() -> JobExperts:
     model = nn.ModuleList(MoE(4, 8, EXPERTS, seed=1, layer=layer) for layer in range(LAYERS))
-    experts = experts_of(model, torch.optim.AdamW(model.parameters()))
+    experts = make_job_experts(model, torch.optim.AdamW(model.parameters()))
     assert experts is not None
     return experts
 
@@ -64,13 +64,13 @@ class Worker:
 
     def enter(self, comm: Communicator, plan: ExpertPlan, decision: DecisionKind) -> int:
         change = self.holding.take_up(plan, comm.rank, decision)
-        received = self.experts.take_up(comm, plan, change)
+        received = self.experts.enter_generation(comm, plan, change)
         self.holding.brought()
         assert self.hosted == self.noted
         return received
 
     def passed(self) -> None:
-        self.experts.passed()
+        self.experts.on_step_passed()
         self.holding.passed()
         assert self.hosted == self.noted
 
@@ -80,7 +80,7 @@ class Worker:
         assert self.hosted == (tuple(range(EXPERTS)),) * LAYERS, "all initial experts are kept until the first commit"
         self.passed()
         assert self.hosted == (tuple(held[comm.rank]),) * LAYERS
-        self.experts.begin()
+        self.experts.start_step()
 
     @property
     def hosted(self) -> Held:
@@ -102,9 +102,9 @@ def migrate(seat: Seat) -> list[object]:
     rows = [layer.experts.rows for layer in experts.layers]
     worker.passed()
     after, kept_rows = worker.hosted, [layer.experts.rows for layer in experts.layers]
-    experts.begin()
+    experts.start_step()
     experts.verify(comm)
-    saved = sorted(experts.own_rows())
+    saved = sorted(experts.rows_to_save())
     last = [layer.experts.rows for layer in experts.layers]
     comm.retire(sever=False)
     return [moved > 0, both, rows, after, kept_rows, last, saved]
@@ -166,12 +166,12 @@ def test_what_does_not_count_is_let_go_of() -> None:
 def test_layers_must_have_the_same_number_of_experts() -> None:
     model = nn.ModuleList([MoE(4, 8, 4), MoE(4, 8, 5)])
     with pytest.raises(BadInputError, match=r"\[4, 5\]"):
-        experts_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        make_job_experts(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_a_dense_model_has_no_experts() -> None:
     model = nn.Linear(2, 2)
-    assert experts_of(model, torch.optim.SGD(model.parameters(), lr=0.1)) is None
+    assert make_job_experts(model, torch.optim.SGD(model.parameters(), lr=0.1)) is None
 
 
 def dense_and_experts() -> tuple[nn.Module, torch.optim.Optimizer, TrainingState]:
@@ -230,18 +230,18 @@ def test_the_loads_of_a_step_count_once_it_has_passed() -> None:
     tokens = torch.ones(6, 4)
 
     def forward() -> None:
-        experts.begin()
-        experts.state.begin(1, 0)
+        experts.start_step()
+        experts.state.start_micro_batch(1, 0)
         for layer in experts.layers:
             layer(tokens)
 
     forward()
     forward()  # the attempt before is done again
     assert not experts.loads.any()
-    experts.passed()
+    experts.on_step_passed()
     assert experts.loads.sum(axis=1).tolist() == [12.0, 12.0]
     forward()
-    experts.passed()
+    experts.on_step_passed()
     assert experts.loads.sum(axis=1) == pytest.approx([12.0, 12.0])
     assert experts.expert_bytes == 2 * 4 * 8 * 4
 
@@ -250,15 +250,17 @@ def test_the_loads_of_a_step_count_once_it_has_passed() -> None:
 def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> None:
     experts = job_experts()
     whole = msgspec.structs.replace(plan([()], [range(EXPERTS)], moves=0), window=window)
-    experts.take_up(LocalCommunicator(), whole, HeldExperts(experts.shape(1)).take_up(whole, 0, DecisionKind.START))
+    experts.enter_generation(
+        LocalCommunicator(), whole, HeldExperts(experts.shape(1)).take_up(whole, 0, DecisionKind.START)
+    )
     assert experts.report_every == report_every
 
     def step(tokens: int) -> None:
-        experts.begin()
-        experts.state.begin(1, 0)
+        experts.start_step()
+        experts.state.start_micro_batch(1, 0)
         for layer in experts.layers:
             layer(torch.ones(tokens, 4))
-        experts.passed()
+        experts.on_step_passed()
 
     for _ in range(window):
         step(1)
@@ -272,23 +274,23 @@ def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> 
 def test_a_bias_moves_by_the_choices_of_the_attempt_that_passed() -> None:
     gate = TopKGate(EXPERTS, 1, bias_rate=0.5)
     layer = MoE(4, 8, EXPERTS, 1, gate=gate, routing=RecordedRouting([[0], [0], [0], [1], [2]]))
-    experts = experts_of(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    experts = make_job_experts(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
     assert experts is not None
     assert gate.bias is not None
 
     def forward(micro_batch: int, tokens: int) -> torch.Tensor:
-        experts.state.begin(1, micro_batch)
+        experts.state.start_micro_batch(1, micro_batch)
         return layer(torch.ones(tokens, 4)).sum()
 
-    experts.begin()
+    experts.start_step()
     forward(0, 5).backward()
-    experts.computed()
-    experts.begin()  # the attempt was left
+    experts.finish_micro_batch()
+    experts.start_step()  # the attempt was left
     with torch.no_grad():
         forward(1, 50)  # looking at something counts for nothing
     for micro_batch in range(2):
         forward(micro_batch, 5).backward()
-        experts.computed()
+        experts.finish_micro_batch()
     forward(2, 50)  # nor does what has no backward
     for _ in range(2):
         experts.choices.reduce_scatter(LocalCommunicator(), 1.0)

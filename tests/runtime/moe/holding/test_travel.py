@@ -13,9 +13,9 @@ from torch import nn
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.protocol.plan import DecisionKind
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
-from holdfast.runtime.moe.holding.migrate import plan_moves, stage
-from holdfast.runtime.moe.holding.travel import Travel
+from holdfast.runtime.moe.holding.job_experts import JobExperts, make_job_experts
+from holdfast.runtime.moe.holding.migrate import plan_moves, stage_migration
+from holdfast.runtime.moe.holding.travel import BackgroundMigration
 from holdfast.runtime.moe.hosts import Placement
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.moe.layer.moe_layer import MoE
@@ -34,7 +34,7 @@ Rows = dict[str, bytes]
 def made() -> tuple[nn.Module, torch.optim.Optimizer, JobExperts]:
     model = nn.ModuleList(MoE(DIM, 8, EXPERTS, 2, seed=1, layer=layer) for layer in range(LAYERS)).double()
     optimizer = torch.optim.AdamW(expert_parameters(model), lr=0.01)
-    experts = experts_of(model, optimizer)
+    experts = make_job_experts(model, optimizer)
     assert experts is not None
     return model, optimizer, experts
 
@@ -54,7 +54,7 @@ class Trainee:
         decision = None if any(self.held) else DecisionKind.START
         the_plan = msgspec.structs.replace(plan(self.held, placement, moves=int(decision is None)), beside=beside)
         change = self.holding.take_up(the_plan, self.comm.rank, decision)
-        self.experts.take_up(self.comm, the_plan, change)
+        self.experts.enter_generation(self.comm, the_plan, change)
         assert change.beside == beside
         if not beside:
             self.holding.brought()
@@ -63,42 +63,42 @@ class Trainee:
     def step(self, number: int) -> Rows:
         """Compute and apply a step; return the rows that this rank saves."""
         experts = self.experts
-        experts.begin()
+        experts.start_step()
         for turn in range(-(-MICRO_BATCHES // WORLD)):
             micro_batch = turn * WORLD + self.comm.rank
             if micro_batch >= MICRO_BATCHES:
-                experts.serve(number, micro_batch)
+                experts.serve_micro_batch(number, micro_batch)
                 continue
-            experts.state.begin(number, micro_batch)
+            experts.state.start_micro_batch(number, micro_batch)
             generator = torch.Generator().manual_seed(100 * number + micro_batch)
             x = torch.randn(7, DIM, generator=generator, dtype=torch.float64)
             for layer in self.model:  # pyright: ignore[reportGeneralTypeIssues]
                 x = x + layer(x)
             x.square().mean().backward()
-            experts.computed()
-        if experts.travel is not None:
-            self._bring(experts.travel)
+            experts.finish_micro_batch()
+        if experts.migration is not None:
+            self._bring(experts.migration)
         reduce_gradients([experts.gradients, experts.choices], self.comm, 1.0 / MICRO_BATCHES, 0.1)
-        experts.passed()
+        experts.on_step_passed()
         self.holding.passed()
         experts.gradients.use_reduced()
         self.optimizer.step()
         experts.verify(self.comm)
-        return {name: row.numpy().tobytes() for name, row in experts.own_rows().items()}
+        return {name: row.numpy().tobytes() for name, row in experts.rows_to_save().items()}
 
-    def _bring(self, travel: Travel) -> None:
+    def _bring(self, travel: BackgroundMigration) -> None:
         """Bring what travels, by what brings experts before a step."""
         held, wanted = (tuple(tuple(ranks) for _ in range(LAYERS)) for ranks in (self.before, self.held))
-        staged = stage(
+        staged = stage_migration(
             self.comm, self.experts.shards, held=held, wanted=wanted, transfers=plan_moves(held, wanted, [EXPERTS] * 2)
         )
         for source, pairs in travel.incoming.items():
             rows = [
                 staged.arrived[layer][expert, row.name]
                 for layer, expert in pairs
-                for row in self.experts.specs()[layer].rows
+                for row in self.experts.describe_layers()[layer].rows
             ]
-            travel.landed(source, rows)
+            travel.on_received(source, rows)
         assert not self.holding.whole or not travel.incoming
         self.holding.brought()
         assert self.holding.whole
@@ -142,7 +142,7 @@ def test_what_comes_must_be_what_the_plan_says() -> None:
         counts.rearrange(layer, [0, 1], rows=2)
     held: Placement = (((0, 1), (2, 3)),) * LAYERS
     wanted: Placement = (((0, 1, 2), (1, 2, 3)),) * LAYERS
-    here = Travel(counts, held, wanted, 0)
+    here = BackgroundMigration(counts, held, wanted, 0)
     assert sorted(here.outgoing[1]) == [(0, 1), (1, 1)]
     assert sorted(here.incoming[1]) == [(0, 2), (1, 2)]
     sent = here.view(1)
@@ -151,9 +151,9 @@ def test_what_comes_must_be_what_the_plan_says() -> None:
     _, _, others = made()
     for layer in range(LAYERS):
         others.shards.rearrange(layer, [2, 3], rows=2)
-    there = Travel(others.shards, held, wanted, 1)
+    there = BackgroundMigration(others.shards, held, wanted, 1)
     tensors = here.prepare(1, there.view(0).manifest)
     for tensor, row in zip(tensors, there.view(0).tensors, strict=True):
         tensor.copy_(row)
-    here.landed(1, tensors)
-    assert torch.equal(here.arrived[1][2, "w1"], others.shards.row(1, 2, others.specs()[1].rows[0]))
+    here.on_received(1, tensors)
+    assert torch.equal(here.arrived[1][2, "w1"], others.shards.row(1, 2, others.describe_layers()[1].rows[0]))

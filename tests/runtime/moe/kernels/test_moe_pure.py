@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_cases import EXPERTS, random_placement
 
-from holdfast.runtime.moe.holding.saving import savers
-from holdfast.runtime.moe.holding.shares import families
-from holdfast.runtime.moe.hosts import Placement, replicas_of
+from holdfast.runtime.moe.holding.saving import assign_savers
+from holdfast.runtime.moe.holding.shares import group_items
+from holdfast.runtime.moe.hosts import Placement, count_layer_replicas
 from holdfast.runtime.moe.kernels.dispatch import inverse
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=60)
@@ -29,7 +29,7 @@ def test_inverse_undoes_an_order(order) -> None:  # type: ignore[no-untyped-def]
 @PROPERTY
 @given(PLACEMENTS, st.integers(1, 200))
 def test_every_gradient_element_has_one_owner_among_the_hosts(placement: Placement, numel: int) -> None:
-    found = families(placement, [{"w1": numel, "w2": 16}] * len(placement))
+    found = group_items(placement, [{"w1": numel, "w2": 16}] * len(placement))
     assert sorted({(item.layer, item.expert, item.weight) for family in found for item in family.items}) == [
         (layer, expert, weight)
         for layer, experts in enumerate(EXPERTS)
@@ -49,7 +49,7 @@ def test_every_gradient_element_has_one_owner_among_the_hosts(placement: Placeme
 @PROPERTY
 @given(PLACEMENTS)
 def test_every_expert_is_saved_once_by_a_host(placement: Placement) -> None:
-    saved = savers(placement, EXPERTS)
+    saved = assign_savers(placement, EXPERTS)
     pairs = [pair for mine in saved for pair in mine]
     assert sorted(pairs) == [(layer, expert) for layer, experts in enumerate(EXPERTS) for expert in range(experts)]
     assert all(expert in placement[layer][rank] for rank, mine in enumerate(saved) for layer, expert in mine)
@@ -57,11 +57,11 @@ def test_every_expert_is_saved_once_by_a_host(placement: Placement) -> None:
 
 def test_savers_share_the_work_evenly() -> None:
     everywhere = [[0, 1, 2, 3, 4, 5, 6, 7]] * 4
-    assert [len(mine) for mine in savers([everywhere], (8,))] == [2, 2, 2, 2]
+    assert [len(mine) for mine in assign_savers([everywhere], (8,))] == [2, 2, 2, 2]
 
 
 def test_a_placement_without_an_expert_is_refused() -> None:
     with pytest.raises(ValueError, match=r"experts \[1\] live on no rank"):
-        replicas_of([[0], [2]], 3)
+        count_layer_replicas([[0], [2]], 3)
     with pytest.raises(ValueError, match=r"outside 0\.\.1"):
-        replicas_of([[0, 1], [2]], 2)
+        count_layer_replicas([[0, 1], [2]], 2)

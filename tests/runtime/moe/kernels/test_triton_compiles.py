@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.moe.kernels.choose import triton_is_there
+from holdfast.runtime.moe.kernels.choose import has_triton
 
-pytestmark = pytest.mark.skipif(not triton_is_there(), reason="Triton is not installed: CPU builds of torch bring none")
+pytestmark = pytest.mark.skipif(not has_triton(), reason="Triton is not installed: CPU builds of torch bring none")
 
 TILE = {"D": 4096, "TOP_K": 2, "BLOCK_D": 1024}
 INTS, SIZE = "*i64", "i32"

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator, Pending
-from holdfast.runtime.moe.experts.stack import drawn_experts
+from holdfast.runtime.moe.experts.stack import draw_experts
 from holdfast.runtime.moe.gates.gate import Choice, TopKGate
 from holdfast.runtime.moe.gates.routing import RecordedRouting
 from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.hosts import everywhere
+from holdfast.runtime.moe.hosts import place_everywhere
 from holdfast.runtime.moe.layer.expert_layer import ElasticExperts, expert_parameters, moe_layers, serve_round
 from holdfast.runtime.moe.layer.moe_layer import MoE
 
@@ -165,7 +165,7 @@ def test_what_does_not_fit_the_layer_is_refused(options: dict[str, Any], tokens:
 
 
 def test_elastic_experts_do_what_a_router_of_the_models_own_says() -> None:
-    stack = drawn_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0)
+    stack = draw_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0)
     experts, tokens = ElasticExperts(stack), torch.randn(2, 8)
     out = experts(tokens, torch.tensor([[3, 0], [1, 2]]), torch.tensor([[0.5, 0.25], [1.0, 2.0]]))
     parts = F.gelu(tokens @ stack.w1) @ stack.w2  # (experts, tokens, dim)
@@ -180,13 +180,13 @@ def test_elastic_experts_do_what_a_router_of_the_models_own_says() -> None:
 def test_elastic_experts_refuse_other_shapes(
     tokens: tuple[int, ...], chosen: tuple[int, ...], weights: tuple[int, ...]
 ) -> None:
-    experts = ElasticExperts(drawn_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0))
+    experts = ElasticExperts(draw_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0))
     with pytest.raises(BadInputError, match=r"they must be \(T, 8\), \(T, K\) and \(T, K\)"):
         experts(torch.ones(tokens), torch.zeros(chosen, dtype=torch.int64), torch.ones(weights))
 
 
 def test_elastic_experts_refuse_a_choice_of_none_of_them() -> None:
-    experts = ElasticExperts(drawn_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0))
+    experts = ElasticExperts(draw_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0))
     with pytest.raises(BadInputError, match="chose expert 4: there are 4 experts, 0 to 3"):
         experts(torch.ones(1, 8), torch.tensor([[4]]), torch.ones(1, 1))
 
@@ -249,9 +249,9 @@ def test_a_binding_that_does_not_fit_is_refused() -> None:
     layers, comm = moe_layers(model), LocalCommunicator()
     settle(ExpertShards(layers), (((0, 1),), ((0, 1, 2),)), 0)
     with pytest.raises(ValueError, match="the placement says"):
-        bind_layers(layers, comm, everywhere(EXPERTS, 1))
+        bind_layers(layers, comm, place_everywhere(EXPERTS, 1))
     with pytest.raises(ValueError, match="does not fit a group of 1"):
-        bind_layers(layers, comm, everywhere(EXPERTS, 2))
+        bind_layers(layers, comm, place_everywhere(EXPERTS, 2))
 
 
 class Halting(Communicator):
@@ -290,9 +290,9 @@ PER_LAYER = 5  # counts, tokens, results, and the two gradients
 def test_a_halt_never_surfaces_in_the_users_loop(halt_at: int) -> None:
     model, comm = small_model(), Halting(halt_at)
     # The rank hosts everything, so its own tokens stay here, and the peer hosts it too.
-    state, gradients = bound(comm, model, everywhere(EXPERTS, 2))
+    state, gradients = bound(comm, model, place_everywhere(EXPERTS, 2))
     whole = halt_at > PER_LAYER * len(LAYERS)
-    state.begin(1, 0)
+    state.start_micro_batch(1, 0)
     loss = loss_of(model, batch(1, 0))
     loss.backward()
     gradients.collect()
@@ -300,7 +300,7 @@ def test_a_halt_never_surfaces_in_the_users_loop(halt_at: int) -> None:
     assert (state.void is None) == whole
     assert comm.started == min(halt_at, PER_LAYER * len(LAYERS))
     for number in (1, 2):
-        state.begin(1, number)
+        state.start_micro_batch(1, number)
         if not whole:
             # From here on nothing is sent any more.
             loss_of(model, batch(1, number)).backward()
@@ -314,23 +314,23 @@ def test_a_halt_never_surfaces_in_the_users_loop(halt_at: int) -> None:
 
 def test_a_loss_that_leaves_a_layer_out_is_refused() -> None:
     model = small_model()
-    state, _ = bound(Halting(1000), model, everywhere(EXPERTS, 2))
+    state, _ = bound(Halting(1000), model, place_everywhere(EXPERTS, 2))
     layers = moe_layers(model)
-    state.begin(1, 0)
+    state.start_micro_batch(1, 0)
     hidden = layers[0](batch(1, 0))
     layers[1](hidden.detach())
     hidden.sum().backward()
     with pytest.raises(BadInputError, match="made 6 of 8 token exchanges"):
-        state.finish()
-    state.begin(1, 1)
+        state.finish_micro_batch()
+    state.start_micro_batch(1, 1)
     loss_of(model, batch(1, 1)).backward()
-    state.finish()
+    state.finish_micro_batch()
 
 
 def test_layers_out_of_turn_are_refused() -> None:
     model = small_model()
-    state, _ = bound(Halting(1000), model, everywhere(EXPERTS, 2))
-    state.begin(1, 0)
+    state, _ = bound(Halting(1000), model, place_everywhere(EXPERTS, 2))
+    state.start_micro_batch(1, 0)
     layers = moe_layers(model)
     with pytest.raises(BadInputError, match="layer 1 is called where layer 0 is due"):
         layers[1](batch(1, 0))

@@ -27,9 +27,9 @@ from holdfast.runtime.layouts.outer_group import OuterGroup
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.hosts import Placement, everywhere
+from holdfast.runtime.moe.hosts import Placement, place_everywhere
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
-from holdfast.runtime.moe.layer.same_tokens import SameTokens
+from holdfast.runtime.moe.layer.same_tokens import TokenSplit
 from holdfast.runtime.reduction.reduction import reduce_gradients
 from tests.harness.local_world import Seat, run_world
 
@@ -52,7 +52,7 @@ def one_step(seat: Seat, placements: list[Placement], micro_batches: int, places
     for number, placement in enumerate(placements):
         model = MODELS[number % 2]()
         for layer in moe_layers(model) if places > 1 else ():
-            layer.same_tokens = SameTokens(beside)
+            layer.token_split = TokenSplit(beside)
         state, gradients = bound(comm, model, placement)
         choices = RoutingChoices(moe_layers(model), state)
         loss = run_rounds(comm, model, state, gradients, 1, micro_batches, places)
@@ -95,8 +95,10 @@ def biases(model: SmallModel) -> list[list[float]]:
 def reference(build: Callable[[], SmallModel], micro_batches: int) -> dict[str, Any]:
     model = build()
     layers, alone = moe_layers(model), LocalCommunicator()
-    state = bind_layers(layers, alone, everywhere(EXPERTS, 1))
-    loss = run_rounds(alone, model, state, ExpertGradients(layers, everywhere(EXPERTS, 1), alone), 1, micro_batches)
+    state = bind_layers(layers, alone, place_everywhere(EXPERTS, 1))
+    loss = run_rounds(
+        alone, model, state, ExpertGradients(layers, place_everywhere(EXPERTS, 1), alone), 1, micro_batches
+    )
     choices = RoutingChoices(layers, state)
     choices.reduce_scatter(alone, 1.0)
     choices.use_reduced()
@@ -154,7 +156,7 @@ def assert_equals_reference(ranks: list[dict[str, Any]], wanted: dict[str, Any],
 def test_any_placement_computes_what_one_process_computes(ranks: int, micro_batches: int) -> None:
     rng = np.random.default_rng(ranks * 100 + micro_batches)
     placements = [random_placement(rng, ranks) for _ in range(6)]
-    placements.append(everywhere(EXPERTS, ranks))
+    placements.append(place_everywhere(EXPERTS, ranks))
     # All on one rank: the others host nothing at all.
     placements.append(tuple((tuple(range(n)), *(((),) * (ranks - 1))) for n in EXPERTS))
     results = run_world(ranks, one_step, placements, micro_batches)
@@ -217,7 +219,7 @@ def train(seat: Seat, placement: Placement, scheme_name: str, dtype: torch.dtype
         gradients.zero()
         total = 0.0
         for turn in range(2):
-            state.begin(step, turn * comm.size + comm.rank)
+            state.start_micro_batch(step, turn * comm.size + comm.rank)
             with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
                 loss = loss_of(model, batch(step, state.micro_batch, torch.float32))
             loss.backward()

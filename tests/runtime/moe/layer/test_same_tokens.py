@@ -14,7 +14,7 @@ import torch
 import holdfast
 from holdfast.errors import BadInputError
 from holdfast.runtime.groups.communicator import HaltedError
-from holdfast.runtime.moe.layer.same_tokens import SameTokens
+from holdfast.runtime.moe.layer.same_tokens import TokenSplit
 
 DIM, PLACES = 4, 3
 
@@ -51,10 +51,10 @@ class Threads:
         return True
 
 
-def at_all_places(body: Callable[[int, SameTokens], Any]) -> list[Any]:
+def at_all_places(body: Callable[[int, TokenSplit], Any]) -> list[Any]:
     barrier, given = threading.Barrier(PLACES), dict[int, torch.Tensor]()
     with ThreadPoolExecutor(PLACES) as threads:
-        places = [SameTokens(Threads(number, barrier, given)) for number in range(PLACES)]
+        places = [TokenSplit(Threads(number, barrier, given)) for number in range(PLACES)]
         return list(threads.map(body, range(PLACES), places))
 
 
@@ -73,9 +73,9 @@ def test_all_places_have_what_one_would_have(count: int, options: dict[str, Any]
     tokens = tokens_of(count)
     expected = passed(moe(**options), tokens)
 
-    def place(_: int, same: SameTokens) -> tuple[torch.Tensor, ...]:
+    def place(_: int, same: TokenSplit) -> tuple[torch.Tensor, ...]:
         layer = moe(**options)
-        layer.same_tokens = same
+        layer.token_split = same
         return passed(layer, tokens)
 
     found = at_all_places(place)
@@ -90,15 +90,15 @@ def test_all_places_have_what_one_would_have(count: int, options: dict[str, Any]
 def test_choices_are_counted_once() -> None:
     tokens = tokens_of(7)
 
-    def place(_: int, same: SameTokens) -> torch.Tensor:
+    def place(_: int, same: TokenSplit) -> torch.Tensor:
         layer = holdfast.MoE(DIM, 8, 5, 2, seed=1, gate=holdfast.TopKGate(5, 2, bias_rate=0.1)).double()
-        layer.same_tokens = same
+        layer.token_split = same
         layer(tokens).sum().backward()
-        return layer.binding.state.under_way[0]
+        return layer.binding.state.micro_batch_choices[0]
 
     alone = holdfast.MoE(DIM, 8, 5, 2, seed=1, gate=holdfast.TopKGate(5, 2, bias_rate=0.1)).double()
     alone(tokens).sum().backward()
-    assert torch.equal(sum(at_all_places(place)), alone.binding.state.under_way[0])
+    assert torch.equal(sum(at_all_places(place)), alone.binding.state.micro_batch_choices[0])
 
 
 @pytest.mark.parametrize("capacity", [None, 0.7])
@@ -107,11 +107,11 @@ def test_a_place_at_which_the_step_is_void_keeps_nobody_waiting(capacity: float 
     whole = passed(moe(capacity_factor=capacity), tokens)[0]
     close = partial(torch.testing.assert_close, rtol=1e-13, atol=1e-15)
 
-    def place(number: int, same: SameTokens) -> tuple[torch.Tensor, ...]:
+    def place(number: int, same: TokenSplit) -> tuple[torch.Tensor, ...]:
         layer = moe(capacity_factor=capacity)
-        layer.same_tokens = same
+        layer.token_split = same
         if number == 1:
-            layer.binding.state.spoil(HaltedError("a Stop"))
+            layer.binding.state.mark_void(HaltedError("a Stop"))
         return passed(layer, tokens)
 
     found = at_all_places(place)
@@ -123,9 +123,9 @@ def test_a_place_at_which_the_step_is_void_keeps_nobody_waiting(capacity: float 
 
 
 def refused_at_all(given: Sequence[torch.Tensor]) -> list[str]:
-    def place(number: int, same: SameTokens) -> str:
+    def place(number: int, same: TokenSplit) -> str:
         layer = moe()
-        layer.same_tokens = same
+        layer.token_split = same
         with pytest.raises(BadInputError) as refused:
             layer(given[number])
         return str(refused.value)

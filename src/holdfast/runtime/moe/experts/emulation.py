@@ -50,20 +50,20 @@ class Emulation:
             compute: is given the tokens and `more`.
         """
         started = self.now()
-        watch = _Watch(self, self.seconds_per_token * BACKWARD_FACTOR * tokens_AD.shape[0])
+        watch = _BackwardTimer(self, self.seconds_per_token * BACKWARD_FACTOR * tokens_AD.shape[0])
         # The backward pass comes by behind the experts first.
         out_AD = apply(_AtBackward, compute(apply(_AtBackward, tokens_AD, watch.stop), *more), watch.start)
-        self.rest(started, self.seconds_per_token * tokens_AD.shape[0])
+        self.sleep_until_elapsed(started, self.seconds_per_token * tokens_AD.shape[0])
         return out_AD
 
-    def rest(self, started: float, seconds: float) -> None:
+    def sleep_until_elapsed(self, started: float, seconds: float) -> None:
         """Sleep for what is left of `seconds` from `started` on."""
         left = started + seconds - self.now()
         if left > 0:
             self.sleep(left)
 
 
-class _Watch:
+class _BackwardTimer:
     """When a backward pass began, and how long it is to take."""
 
     def __init__(self, emulation: Emulation, seconds: float) -> None:
@@ -75,7 +75,7 @@ class _Watch:
         self.started = self._emulation.now()
 
     def stop(self) -> None:
-        self._emulation.rest(self.started, self._seconds)
+        self._emulation.sleep_until_elapsed(self.started, self._seconds)
 
 
 class _AtBackward(torch.autograd.Function):

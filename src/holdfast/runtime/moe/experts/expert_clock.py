@@ -28,7 +28,7 @@ class ExpertClock:
         self._seconds = 0.0
         self._tokens = 0.0
         #: on CUDA: before, after, and how many tokens
-        self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
+        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
 
     @property
     def token_s(self) -> float:
@@ -47,7 +47,7 @@ class ExpertClock:
             return self._run_on_device(compute, tokens_AD, *more)
         started = self._now()
         out_AD = compute(tokens_AD, *more)
-        self._add(self._now() - started, tokens_AD.shape[0])
+        self._add_measurement(self._now() - started, tokens_AD.shape[0])
         return out_AD
 
     def _run_on_device(
@@ -58,12 +58,12 @@ class ExpertClock:
         before.record()
         out_AD = compute(tokens_AD, *more)
         after.record()
-        self._under_way.append((before, after, tokens_AD.shape[0]))
-        while self._under_way and self._under_way[0][1].query():
-            before, after, tokens = self._under_way.popleft()
-            self._add(before.elapsed_time(after) / 1e3, tokens)
+        self._pending.append((before, after, tokens_AD.shape[0]))
+        while self._pending and self._pending[0][1].query():
+            before, after, tokens = self._pending.popleft()
+            self._add_measurement(before.elapsed_time(after) / 1e3, tokens)
         return out_AD
 
-    def _add(self, seconds: float, tokens: int) -> None:
+    def _add_measurement(self, seconds: float, tokens: int) -> None:
         self._seconds = _FADING * self._seconds + seconds
         self._tokens = _FADING * self._tokens + tokens

@@ -33,13 +33,13 @@ class ModuleExperts(ExpertStack):
         """
         if isinstance(factory, nn.Module) or not callable(factory):
             raise BadInputError(
-                f"expert is {_shown(factory)}: it must be what makes a module, called with (dim, hidden) for each "
+                f"expert is {_describe_object(factory)}: it must be what makes a module, called with (dim, hidden) for each "
                 "expert anew, such as a class"
             )
         super().__init__(dim, experts)
-        modules = [_made(factory, dim, hidden, seed, layer, expert) for expert in range(experts)]
+        modules = [_make_expert(factory, dim, hidden, seed, layer, expert) for expert in range(experts)]
         values = [dict(module.named_parameters()) for module in modules]
-        _check(modules, values)
+        _check_modules(modules, values)
         #: Of each of our parameters, where it belongs in a module.
         self._paths = {path.replace(".", "-"): path for path in values[0]}
         for name, path in self._paths.items():
@@ -65,13 +65,13 @@ class ModuleExperts(ExpertStack):
             ends = integers(row_ends_R)
             sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
             done = [
-                self._expert(row, part_nD, weights)
+                self._compute_expert(row, part_nD, weights)
                 for row, part_nD in enumerate(pieces(tokens_AD, sizes))
                 if part_nD.shape[0]
             ]
         return torch.cat(done) if done else tokens_AD * 0.0
 
-    def _expert(self, row: int, tokens_nD: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _compute_expert(self, row: int, tokens_nD: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         (template,) = self._template
         out_nD = call_with(template, {path: weights[name][row] for name, path in self._paths.items()}, tokens_nD)
         if not isinstance(out_nD, torch.Tensor) or out_nD.shape != tokens_nD.shape:
@@ -83,20 +83,20 @@ class ModuleExperts(ExpertStack):
         return out_nD
 
 
-def _made(factory: ExpertFactory, dim: int, hidden: int, seed: int, layer: int, expert: int) -> nn.Module:
+def _make_expert(factory: ExpertFactory, dim: int, hidden: int, seed: int, layer: int, expert: int) -> nn.Module:
     with fork_randomness():
         seed_all(expert_generator(seed=seed, layer=layer, expert=expert).initial_seed())
         made = factory(dim, hidden)
     if not isinstance(cast(object, made), nn.Module):
-        raise BadInputError(f"expert(dim, hidden) returned {_shown(made)}: it must return a module")
+        raise BadInputError(f"expert(dim, hidden) returned {_describe_object(made)}: it must return a module")
     return made
 
 
-def _shown(given: object) -> str:
+def _describe_object(given: object) -> str:
     return f"the module {type(given).__name__}" if isinstance(given, nn.Module) else repr(given)
 
 
-def _check(modules: Sequence[nn.Module], values: Sequence[dict[str, nn.Parameter]]) -> None:
+def _check_modules(modules: Sequence[nn.Module], values: Sequence[dict[str, nn.Parameter]]) -> None:
     """Refuse what cannot be stacked, or would not compute the same wherever it lives."""
     first, name = modules[0], type(modules[0]).__name__
     if not values[0]:

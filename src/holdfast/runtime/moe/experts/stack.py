@@ -136,21 +136,21 @@ class StackedExperts(ExpertStack):
     def forward(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
         """See `ExpertStack.forward`."""
         with torch.autocast(tokens_AD.device.type, enabled=False):
-            hidden_AH = self.between(self._multiplied(tokens_AD, self.w1, self.b1, row_ends_R))
-            return self._multiplied(hidden_AH, self.w2, self.b2, row_ends_R)
+            hidden_AH = self.between(self._multiply(tokens_AD, self.w1, self.b1, row_ends_R))
+            return self._multiply(hidden_AH, self.w2, self.b2, row_ends_R)
 
-    def _multiplied(
+    def _multiply(
         self, rows_AX: torch.Tensor, weights: torch.Tensor, bias_RY: torch.Tensor | None, row_ends_R: torch.Tensor
     ) -> torch.Tensor:
         weights_RXY = (weights.mT if self._outputs_first else weights).to(rows_AX.dtype)
-        out_AY = grouped(rows_AX, weights_RXY, row_ends_R)
+        out_AY = multiply_grouped(rows_AX, weights_RXY, row_ends_R)
         if bias_RY is None:
             return out_AY
         sizes_R = row_ends_R.diff(prepend=row_ends_R.new_zeros(1))
         return out_AY + bias_RY.to(rows_AX.dtype).repeat_interleave(sizes_R, dim=0, output_size=rows_AX.shape[0])
 
 
-def gated(activation: Activation) -> Activation:
+def gated_activation(activation: Activation) -> Activation:
     """Return what gates: the first half, activated, times the second (SwiGLU with F.silu: Shazeer, 2020)."""
 
     def between(both_A2H: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ def gated(activation: Activation) -> Activation:
     return between
 
 
-def drawn_experts(
+def draw_experts(
     dim: int, hidden: int, experts: int, activation: Activation, *, gate: bool, seed: int, layer: int
 ) -> StackedExperts:
     """Return experts of fresh weights, each a pure function of (seed, layer, expert) and the sizes.
@@ -177,7 +177,7 @@ def drawn_experts(
             # Always drawn in float32 on the host, so that device and dtype make no other experts.
             bound = weight.shape[0] ** -0.5
             weight.copy_(torch.empty(weight.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator))
-    return StackedExperts(nn.Parameter(w1), nn.Parameter(w2), gated(activation) if gate else activation)
+    return StackedExperts(nn.Parameter(w1), nn.Parameter(w2), gated_activation(activation) if gate else activation)
 
 
 def expert_generator(*, seed: int, layer: int, expert: int) -> torch.Generator:
@@ -186,20 +186,20 @@ def expert_generator(*, seed: int, layer: int, expert: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest.digest(), "little") >> 1)
 
 
-def grouped(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
+def multiply_grouped(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
     """Multiply the tokens of each row with its matrix: `(A, X)` and `(R, X, Y)` give `(A, Y)`."""
-    if tokens_AX.shape[0] and _fits_grouped_mm(weights_RXY):
+    if tokens_AX.shape[0] and _supports_grouped_mm(weights_RXY):
         return apply(_ContiguousGrad, F.grouped_mm(tokens_AX, weights_RXY, offs=row_ends_R))
-    return _one_by_one(tokens_AX, weights_RXY, integers(row_ends_R))
+    return _multiply_one_by_one(tokens_AX, weights_RXY, integers(row_ends_R))
 
 
-def _fits_grouped_mm(weights_RXY: torch.Tensor) -> bool:
+def _supports_grouped_mm(weights_RXY: torch.Tensor) -> bool:
     sides = weights_RXY.shape[1:]
     aligned = all(side * weights_RXY.element_size() % _ALIGNMENT_BYTES == 0 for side in sides)
     return weights_RXY.dtype in _GROUPED and aligned
 
 
-def _one_by_one(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+def _multiply_one_by_one(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
     """What grouped_mm has no kernel for: float64, odd sizes; and no tokens at all: the weights still get zeros."""
     sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     parts = zip(pieces(tokens_AX, sizes), weights_RXY.unbind(0), strict=True)

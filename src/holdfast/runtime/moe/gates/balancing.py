@@ -28,7 +28,7 @@ class BalancingBias:
     rate: float
 
     @torch.no_grad()
-    def move(self, counts_E: torch.Tensor) -> None:
+    def update(self, counts_E: torch.Tensor) -> None:
         """Move towards experts that were chosen less often than the mean, and away from the others.
 
         Args:

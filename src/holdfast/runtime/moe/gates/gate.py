@@ -125,19 +125,19 @@ class TopKGate(nn.Module):
             raise BadInputError(f"TopKGate is for {self.experts} experts, but the router has {logits_TE.shape[-1]}")
         scores_TE = logits_TE.softmax(dim=-1) if self.score == "softmax" else logits_TE.sigmoid()
         if chosen_TK is None:
-            chosen_TK = self._best(scores_TE.detach())
+            chosen_TK = self._select_experts(scores_TE.detach())
         weights_TK = scores_TE.gather(1, chosen_TK)
         if self.normalise:
             total_T1 = weights_TK.sum(dim=-1, keepdim=True)
             weights_TK = weights_TK / (total_T1 if self.score == "softmax" else total_T1 + _TINY)
         if self.scale != 1.0:
             weights_TK = weights_TK * self.scale
-        aux_loss = self._balance(scores_TE, chosen_TK)
+        aux_loss = self._compute_balance_loss(scores_TE, chosen_TK)
         if self.z_loss and logits_TE.shape[0]:
             aux_loss = aux_loss + self.z_loss * logits_TE.logsumexp(dim=-1).square().mean()
         return Choice(experts=chosen_TK, weights=weights_TK, aux_loss=aux_loss)
 
-    def _best(self, scores_TE: torch.Tensor) -> torch.Tensor:
+    def _select_experts(self, scores_TE: torch.Tensor) -> torch.Tensor:
         """Return the K best experts of each token, `(T, K)`, by their scores with the bias."""
         if self.bias is not None:
             scores_TE = scores_TE + self.bias
@@ -149,7 +149,7 @@ class TopKGate(nn.Module):
             scores_TE = by_group_TGS.masked_fill(~kept_TG.unsqueeze(-1), -math.inf).flatten(1)
         return scores_TE.topk(self.top_k, dim=-1).indices
 
-    def _balance(self, scores_TE: torch.Tensor, chosen_TK: torch.Tensor) -> torch.Tensor:
+    def _compute_balance_loss(self, scores_TE: torch.Tensor, chosen_TK: torch.Tensor) -> torch.Tensor:
         """Switch's loss: E times the sum over experts of (share of assignments) x (mean share of the scores)."""
         if self.aux_loss == 0.0 or chosen_TK.numel() == 0:
             return scores_TE.new_zeros(())
@@ -160,7 +160,7 @@ class TopKGate(nn.Module):
         return self.aux_loss * self.experts * (shares_E * scores_TE.mean(dim=0)).sum()
 
 
-def checked(choice: object, gate: nn.Module, *, tokens: int, top_k: int, experts: int) -> Choice:
+def check_choice(choice: object, gate: nn.Module, *, tokens: int, top_k: int, experts: int) -> Choice:
     """Return a gate's answer.
 
     Args:
@@ -185,11 +185,11 @@ def checked(choice: object, gate: nn.Module, *, tokens: int, top_k: int, experts
             f"{tuple(choice.aux_loss.shape)} for {tokens} tokens with {top_k} experts each: they must be "
             f"{(tokens, top_k)}, {(tokens, top_k)} and ()"
         )
-    check_experts(chosen, name, experts)
+    check_expert_numbers(chosen, name, experts)
     return choice
 
 
-def check_experts(chosen_TK: torch.Tensor, gate: str, experts: int) -> None:
+def check_expert_numbers(chosen_TK: torch.Tensor, gate: str, experts: int) -> None:
     """Look at the numbers of the chosen experts.
 
     Raises:

@@ -42,10 +42,10 @@ class Router(nn.Module):
         with torch.autocast(tokens_TD.device.type, enabled=False):
             tokens_TD = tokens_TD.to(dtype)
             if self.jitter and self.training:
-                tokens_TD = tokens_TD * self._noise(tokens_TD, stream)
+                tokens_TD = tokens_TD * self._draw_noise(tokens_TD, stream)
             return F.linear(tokens_TD, self.weight.to(dtype))
 
-    def _noise(self, tokens_TD: torch.Tensor, stream: int) -> torch.Tensor:
+    def _draw_noise(self, tokens_TD: torch.Tensor, stream: int) -> torch.Tensor:
         # On the host: a device's own generator would draw others.
         generator = torch.Generator().manual_seed(stream)
         noise_TD = torch.empty(tokens_TD.shape).uniform_(1 - self.jitter, 1 + self.jitter, generator=generator)

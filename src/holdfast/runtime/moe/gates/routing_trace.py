@@ -110,12 +110,12 @@ class RoutingTrace:
                 f"layers of {experts}: give a model of {recorded_experts} experts and at most {recorded_layers} layers"
             )
 
-    def loads(self, layer: int) -> NDArray[np.float64]:
+    def layer_loads(self, layer: int) -> NDArray[np.float64]:
         """Return the recorded loads of a layer, `(I, E)`; an iteration without any token counts as uniform."""
         loads = self._loads[:, layer]
         return np.where(loads.sum(axis=1, keepdims=True) > 0, loads, 1.0)
 
-    def layer(self, layer: int, top_k: int, *, seed: int = 0, stride: float = 1.0) -> TraceRouting:
+    def layer_routing(self, layer: int, top_k: int, *, seed: int = 0, stride: float = 1.0) -> TraceRouting:
         """Return the routing of one layer of a model.
 
         Args:
@@ -132,4 +132,4 @@ class RoutingTrace:
         if not 0 < stride < float("inf"):
             raise BadInputError(f"the routing trace's stride is {stride}: it must be above 0")
         stream = seed * _LAYER_STREAM + layer
-        return TraceRouting(self.loads(layer), self._iterations, top_k, seed=stream, stride=stride)
+        return TraceRouting(self.layer_loads(layer), self._iterations, top_k, seed=stream, stride=stride)

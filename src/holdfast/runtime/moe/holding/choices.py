@@ -43,7 +43,7 @@ class RoutingChoices:
             HaltedError, PeerLostError: abandoned or failed. The local choices are intact.
         """
         if self._biases:
-            mine = [count for layer in self._biases for count in self._own(layer)]
+            mine = [count for layer in self._biases for count in self._local_counts(layer)]
             # (float64 on the wire: exact up to 2**53, as everything that is counted in v)
             total = torch.tensor(finish_sums(start_sums(comm, mine, "routing choices")), dtype=torch.int64)
             sizes = [experts for _, experts in self._biases.values()]
@@ -56,9 +56,9 @@ class RoutingChoices:
     def use_reduced(self) -> None:
         """Move the biases by the whole step's choices; once, inside apply."""
         for layer, total_E in self._totals.items():
-            self._biases[layer][0].move(total_E)
+            self._biases[layer][0].update(total_E)
         self._totals = {}
 
-    def _own(self, layer: int) -> list[int]:
+    def _local_counts(self, layer: int) -> list[int]:
         counted_E = self._state.choices.get(layer)
         return integers(counted_E) if counted_E is not None else [0] * self._biases[layer][1]

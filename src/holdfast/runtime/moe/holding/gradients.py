@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.runtime.groups.communicator import Communicator, Pending
-from holdfast.runtime.moe.holding.shares import Family, FamilyKey, Item, families
+from holdfast.runtime.moe.holding.shares import Item, ShardGroup, ShardGroupKey, group_items
 from holdfast.runtime.moe.hosts import Placement
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.reduction.bucket import add_up
@@ -24,7 +24,7 @@ from holdfast.runtime.tensors import copy_each, pieces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Traffic:
+class _AllToAll:
     """One of the two all-to-alls: flat buffers, splits per rank, and the views that fill and empty them."""
 
     send: torch.Tensor
@@ -36,7 +36,7 @@ class _Traffic:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Following:
+class NextPlacement:
     """Where the experts live once a step is applied: per layer and rank, and on this rank the expert of each row."""
 
     placement: Placement
@@ -57,7 +57,7 @@ class ExpertGradients:
         layers: Sequence[ExpertLayer],
         placement: Placement,
         comm: Communicator,
-        following: Following | None = None,
+        next_placement: NextPlacement | None = None,
     ) -> None:
         """Take over the gradients of the layers' experts.
 
@@ -75,22 +75,22 @@ class ExpertGradients:
             raise ValueError(f"expert parameters have several dtypes: {sorted(str(dtype) for dtype in dtypes)}")
         self._layers = list(layers)
         self._comm = comm
-        then = placement if following is None else following.placement
+        then = placement if next_placement is None else next_placement.placement
         self._placed = [set(held[comm.rank]) for held in then]
         #: the expert of each row of the local gradients, and of the reduced ones
         self._local_rows = [layer.experts.row_experts for layer in layers]
-        self._reduced_rows = self._local_rows if following is None else list(following.rows)
+        self._reduced_rows = self._local_rows if next_placement is None else list(next_placement.rows)
         self._weights = [layer.experts.weights() for layer in layers]
         sizes = [{name: w[0].numel() for name, w in weights.items()} for weights in self._weights]
-        everybody = families(placement, sizes, then)
+        everybody = group_items(placement, sizes, then)
         mine = [family for family in everybody if comm.rank in (*family.hosts, *family.receivers)]
         #: Whether any expert of the job has a second host, or another one then; else no all-to-all is needed anywhere.
-        self._replicated = not all(family.at_home for family in everybody)
-        self._alone = [family for family in mine if family.at_home]
-        self._shared = [family for family in mine if not family.at_home]
+        self._replicated = not all(family.is_local for family in everybody)
+        self._unreplicated = [family for family in mine if family.is_local]
+        self._shared = [family for family in mine if not family.is_local]
         self._summed = [family for family in self._shared if comm.rank in family.hosts]
         self._local = [{name: torch.zeros_like(w) for name, w in weights.items()} for weights in self._weights]
-        self._fresh_buffers()
+        self._allocate_buffers()
         self.use_local()
 
     @property
@@ -116,11 +116,11 @@ class ExpertGradients:
 
     def use_local(self) -> None:
         """Let every `grad` be this rank's own sum."""
-        self._use(self._local)
+        self._set_gradients(self._local)
 
     def use_reduced(self) -> None:
         """Let every `grad` be the reduced gradient."""
-        self._use(self._reduced)
+        self._set_gradients(self._reduced)
 
     @torch.no_grad()
     def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
@@ -136,12 +136,12 @@ class ExpertGradients:
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
-        with replacing(self._fresh_buffers):
-            scatter = self._start(comm, self._scatter) if self._replicated else None
-            shards = [self._reduce_alone(item, scale) for family in self._alone for item in family.items]
+        with replacing(self._allocate_buffers):
+            scatter = self._start_all_to_all(comm, self._scatter) if self._replicated else None
+            shards = [self._reduce_unreplicated(item, scale) for family in self._unreplicated for item in family.items]
             if scatter is not None:
                 comm.wait(scatter)
-                shards += [self._sum(family, scale) for family in self._summed]
+                shards += [self._sum_shards(family, scale) for family in self._summed]
         return Reduced.all_of(shards)
 
     @torch.no_grad()
@@ -152,41 +152,41 @@ class ExpertGradients:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
         if factor != 1.0:
-            alone = [self._result(item) for family in self._alone for item in family.items]
+            alone = [self._reduced_gradient(item) for family in self._unreplicated for item in family.items]
             for part in (*alone, *self._owned.values()):
                 part.mul_(factor)
-        with replacing(self._fresh_buffers):
+        with replacing(self._allocate_buffers):
             if self._replicated:
-                comm.wait(self._start(comm, self._gather))
+                comm.wait(self._start_all_to_all(comm, self._gather))
         if self._landing:
             copy_each(self._landing, self._arrived)
 
-    def _start(self, comm: Communicator, traffic: _Traffic) -> Pending:
+    def _start_all_to_all(self, comm: Communicator, traffic: _AllToAll) -> Pending:
         if traffic.sources:
             torch.cat(traffic.sources, out=traffic.send)
         return comm.start_all_to_all(traffic.receive, traffic.send, traffic.receive_splits, traffic.send_splits)
 
-    def _reduce_alone(self, item: Item, scale: float) -> Reduced:
-        reduced = self._result(item)
-        torch.mul(self._own(item), scale, out=reduced)
+    def _reduce_unreplicated(self, item: Item, scale: float) -> Reduced:
+        reduced = self._reduced_gradient(item)
+        torch.mul(self._local_gradient(item), scale, out=reduced)
         return Reduced.of_pieces(reduced, [reduced.numel()])
 
-    def _sum(self, family: Family, scale: float) -> Reduced:
+    def _sum_shards(self, family: ShardGroup, scale: float) -> Reduced:
         """Sum this rank's shards of a family in rank order, whoever they came from."""
         shard, versions = self._owned[family.key], self._versions[family.key]
-        own = self._own_parts(family, self._comm.rank)
+        own = self._local_shards(family, self._comm.rank)
         torch.cat(own, out=versions[family.hosts.index(self._comm.rank)])
         add_up(versions, shard, scale)
         return Reduced.of_pieces(shard, [part.numel() for part in own])
 
     # ---- buffers and views ----
 
-    def _use(self, buffers: list[dict[str, torch.Tensor]]) -> None:
+    def _set_gradients(self, buffers: list[dict[str, torch.Tensor]]) -> None:
         for weights, layer in zip(self._weights, buffers, strict=True):
             for name, weight in weights.items():
                 weight.grad = layer[name]
 
-    def _unwritten(self) -> list[dict[str, torch.Tensor]]:
+    def _allocate_reduced(self) -> list[dict[str, torch.Tensor]]:
         """Return buffers whose rows in use every reduction fills; zero where no expert is that works here."""
         buffers = [
             {name: w.new_empty((len(rows), *w.shape[1:])) for name, w in weights.items()}
@@ -198,32 +198,32 @@ class ExpertGradients:
                     stack[row].zero_()
         return buffers
 
-    def _fresh_buffers(self) -> None:
+    def _allocate_buffers(self) -> None:
         """Make everything that an all-to-all writes to, and the views into it, anew."""
-        self._reduced = self._unwritten()
+        self._reduced = self._allocate_reduced()
         first = next((w for weights in self._weights for w in weights.values()), torch.empty(0))
         rank = self._comm.rank
         self._owned = {family.key: first.new_empty(family.shard_length(rank)) for family in self._summed}
-        self._scatter = self._traffic(first, self._to_sum)
-        self._gather = self._traffic(first, self._to_spread)
+        self._scatter = self._lay_out_all_to_all(first, self._parts_to_sum)
+        self._gather = self._lay_out_all_to_all(first, self._parts_to_gather)
         self._versions = self._versions_by_host(rank)
-        self._landing, self._arrived = self._landing_places(rank)
+        self._landing, self._arrived = self._gathered_views(rank)
 
-    def _to_sum(self, family: Family, peer: int) -> tuple[list[torch.Tensor], int]:
+    def _parts_to_sum(self, family: ShardGroup, peer: int) -> tuple[list[torch.Tensor], int]:
         """Each host's version of a shard goes to the host that sums it up."""
         if self._comm.rank not in family.hosts or peer not in family.hosts:
             return [], 0
-        return self._own_parts(family, peer), family.shard_length(self._comm.rank)
+        return self._local_shards(family, peer), family.shard_length(self._comm.rank)
 
-    def _to_spread(self, family: Family, peer: int) -> tuple[list[torch.Tensor], int]:
+    def _parts_to_gather(self, family: ShardGroup, peer: int) -> tuple[list[torch.Tensor], int]:
         """Each sum goes to all that are to apply it."""
         rank = self._comm.rank
         leaving = [self._owned[family.key]] if rank in family.hosts and peer in family.receivers else []
         return leaving, family.shard_length(peer) if peer in family.hosts and rank in family.receivers else 0
 
-    def _traffic(
-        self, like: torch.Tensor, between: Callable[[Family, int], tuple[list[torch.Tensor], int]]
-    ) -> _Traffic:
+    def _lay_out_all_to_all(
+        self, like: torch.Tensor, between: Callable[[ShardGroup, int], tuple[list[torch.Tensor], int]]
+    ) -> _AllToAll:
         """Lay out one all-to-all with every peer.
 
         Args:
@@ -241,7 +241,7 @@ class ExpertGradients:
             sources += leaving
             send_splits[peer] = sum(part.numel() for part in leaving)
             receive_splits[peer] = sum(coming for _, coming in passed)
-        return _Traffic(
+        return _AllToAll(
             send=like.new_empty(sum(send_splits)),
             receive=like.new_empty(sum(receive_splits)),
             send_splits=send_splits,
@@ -249,35 +249,35 @@ class ExpertGradients:
             sources=sources,
         )
 
-    def _own_parts(self, family: Family, owner: int) -> list[torch.Tensor]:
+    def _local_shards(self, family: ShardGroup, owner: int) -> list[torch.Tensor]:
         """Return an owner's shards of this rank's gradients of all items of a family, as flat views."""
-        return [self._own(item)[family.shard(item, owner)] for item in family.items]
+        return [self._local_gradient(item)[family.shard(item, owner)] for item in family.items]
 
-    def _own(self, item: Item) -> torch.Tensor:
+    def _local_gradient(self, item: Item) -> torch.Tensor:
         row = self._local_rows[item.layer].index(item.expert)
         return self._local[item.layer][item.weight][row].view(-1)
 
-    def _result(self, item: Item) -> torch.Tensor:
+    def _reduced_gradient(self, item: Item) -> torch.Tensor:
         row = self._reduced_rows[item.layer].index(item.expert)
         return self._reduced[item.layer][item.weight][row].view(-1)
 
-    def _received(self, traffic: _Traffic, peer: int, lengths: list[int]) -> list[torch.Tensor]:
+    def _received_parts(self, traffic: _AllToAll, peer: int, lengths: list[int]) -> list[torch.Tensor]:
         start = sum(traffic.receive_splits[:peer])
         return list(pieces(traffic.receive[start : start + sum(lengths)], lengths))
 
-    def _versions_by_host(self, rank: int) -> dict[FamilyKey, list[torch.Tensor]]:
+    def _versions_by_host(self, rank: int) -> dict[ShardGroupKey, list[torch.Tensor]]:
         """Return all hosts' versions of this rank's shards, in rank order."""
-        found: dict[FamilyKey, list[torch.Tensor]] = {f.key: [] for f in self._summed}
+        found: dict[ShardGroupKey, list[torch.Tensor]] = {f.key: [] for f in self._summed}
         for peer in range(self._comm.size):
             common = [family for family in self._summed if peer in family.hosts]
             lengths = [family.shard_length(rank) for family in common]
             own = [torch.empty_like(self._owned[family.key]) for family in common] if peer == rank else None
-            parts = own or self._received(self._scatter, peer, lengths)
+            parts = own or self._received_parts(self._scatter, peer, lengths)
             for family, part in zip(common, parts, strict=True):
                 found[family.key].append(part)
         return found
 
-    def _landing_places(self, rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _gathered_views(self, rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return views of the reduced gradients, and what is to be copied into each."""
         landing: list[torch.Tensor] = []
         arrived: list[torch.Tensor] = []
@@ -285,9 +285,9 @@ class ExpertGradients:
             common = [family for family in self._shared if peer in family.hosts and rank in family.receivers]
             lengths = [family.shard_length(peer) for family in common]
             own = [self._owned[family.key] for family in common] if peer == rank else None
-            shards = own or self._received(self._gather, peer, lengths)
+            shards = own or self._received_parts(self._gather, peer, lengths)
             for family, shard in zip(common, shards, strict=True):
-                places = [self._result(item)[family.shard(item, peer)] for item in family.items]
+                places = [self._reduced_gradient(item)[family.shard(item, peer)] for item in family.items]
                 landing += places
                 arrived += pieces(shard, [place.numel() for place in places])
         return landing, arrived

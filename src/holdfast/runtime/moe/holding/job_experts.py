@@ -26,13 +26,13 @@ from holdfast.runtime.groups.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.moe.experts.expert_clock import ExpertClock
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.choices import RoutingChoices
-from holdfast.runtime.moe.holding.gradients import ExpertGradients, Following
-from holdfast.runtime.moe.holding.migrate import plan_moves, stage
-from holdfast.runtime.moe.holding.saving import named_rows, savers
+from holdfast.runtime.moe.holding.gradients import ExpertGradients, NextPlacement
+from holdfast.runtime.moe.holding.migrate import plan_moves, stage_migration
+from holdfast.runtime.moe.holding.saving import assign_savers, named_rows
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
-from holdfast.runtime.moe.holding.travel import Travel
+from holdfast.runtime.moe.holding.travel import BackgroundMigration
 from holdfast.runtime.moe.holding.verify import verify_replicas
-from holdfast.runtime.moe.hosts import Placement, everywhere, from_counts, rank_column
+from holdfast.runtime.moe.hosts import Placement, experts_of_rank, place_everywhere, placement_from_counts
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers, serve_round
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.state.memory import host_bytes
@@ -71,8 +71,8 @@ class JobExperts:
         self._comm: Communicator
         self._placement: Placement
         #: the experts that travel beside the step under way, None for none; and where all live once it is applied
-        self.travel: Travel | None = None
-        self._following: Following | None = None
+        self.migration: BackgroundMigration | None = None
+        self._next_placement: NextPlacement | None = None
         #: the gradients of the next step are to lie in other rows
         self._rebind = False
         self._window = LOADS_WINDOW
@@ -80,7 +80,7 @@ class JobExperts:
         for layer in layers:
             layer.clock = self._clock
         self._loads = LoadAverage.empty(len(layers), self.experts)
-        self._bind(LocalCommunicator(), everywhere([self.experts] * len(layers), 1))
+        self._bind(LocalCommunicator(), place_everywhere([self.experts] * len(layers), 1))
 
     def shape(self, slots: int) -> ExpertShape:
         """Return what the coordinator must know.
@@ -108,7 +108,7 @@ class JobExperts:
 
     # ---- entering a generation ----
 
-    def take_up(
+    def enter_generation(
         self,
         comm: Communicator,
         plan: ExpertPlan,
@@ -129,42 +129,44 @@ class JobExperts:
             CorruptExpertError: an expert came damaged.
             HaltedError, PeerLostError: broken off; what was held still is.
         """
-        keep = _names(change.keep)
+        keep = _distinct_experts(change.keep)
         if self.shards.hosted != keep:
             # (what came beside a step that was broken off may count)
-            self._hold(keep, self.travel.arrived if self.travel is not None else None)
-        self.travel = self._following = None
+            self._keep_only(keep, self.migration.arrived if self.migration is not None else None)
+        self.migration = self._next_placement = None
         self._window = plan.window
-        wanted = self._columns(plan.placement)
+        wanted = self._decode_counts(plan.placement)
         if change.beside:
-            self._set_out(comm, from_counts(self._columns(change.serving)), from_counts(wanted))
+            self._start_migration(
+                comm, placement_from_counts(self._decode_counts(change.serving)), placement_from_counts(wanted)
+            )
             return 0
-        received = self._bring(moving or comm, self._columns(plan.held), wanted) if change.bring else 0
-        self._bind(comm, from_counts(wanted))
+        received = self._receive_missing(moving or comm, self._decode_counts(plan.held), wanted) if change.bring else 0
+        self._bind(comm, placement_from_counts(wanted))
         return received
 
-    def _set_out(self, comm: Communicator, serving: Placement, wanted: Placement) -> None:
+    def _start_migration(self, comm: Communicator, serving: Placement, wanted: Placement) -> None:
         """Work on where the experts live, while what is missing travels: it is for `passed` to take up."""
-        self.travel = Travel(self.shards, serving, wanted, comm.rank)
-        mine = rank_column(wanted, comm.rank)
+        self.migration = BackgroundMigration(self.shards, serving, wanted, comm.rank)
+        mine = experts_of_rank(wanted, comm.rank)
         rows = tuple(
-            self.shards.seats(layer, names, number)
-            for layer, (names, number) in enumerate(zip(mine, _rows(mine), strict=True))
+            self.shards.assign_rows(layer, names, number)
+            for layer, (names, number) in enumerate(zip(mine, _row_counts(mine), strict=True))
         )
-        self._following = Following(placement=wanted, rows=rows)
+        self._next_placement = NextPlacement(placement=wanted, rows=rows)
         self._bind(comm, serving)
 
-    def _bring(self, comm: Communicator, held: IntArray, wanted: IntArray) -> int:
-        before, after = from_counts(held), from_counts(wanted)
+    def _receive_missing(self, comm: Communicator, held: IntArray, wanted: IntArray) -> int:
+        before, after = placement_from_counts(held), placement_from_counts(wanted)
         moves = plan_moves(before, after, [self.experts] * len(self.layers))
-        staged = stage(comm, self.shards, held=before, wanted=after, transfers=moves)
-        both = _names(held[:, :, comm.rank] + wanted[:, :, comm.rank])
-        dataclasses.replace(staged, wanted=both, rows=_rows(both)).apply()
+        staged = stage_migration(comm, self.shards, held=before, wanted=after, transfers=moves)
+        both = _distinct_experts(held[:, :, comm.rank] + wanted[:, :, comm.rank])
+        dataclasses.replace(staged, wanted=both, rows=_row_counts(both)).apply()
         return staged.received_bytes
 
     def _bind(self, comm: Communicator, placement: Placement) -> None:
         self._bind_layers(comm, placement)
-        self.gradients = ExpertGradients(self.layers, placement, comm, self._following)
+        self.gradients = ExpertGradients(self.layers, placement, comm, self._next_placement)
         self.choices = RoutingChoices(self.layers, self.state)
 
     def _bind_layers(self, comm: Communicator, placement: Placement) -> None:
@@ -172,75 +174,75 @@ class JobExperts:
         self.state = bind_layers(self.layers, comm, placement)
         self.state.seed = self._seed
 
-    def _columns(self, blobs: Sequence[bytes]) -> IntArray:
+    def _decode_counts(self, blobs: Sequence[bytes]) -> IntArray:
         """Return replicas per layer, expert and rank, `(L, E, N)`."""
         return np.stack([decode(blob, self.shape(1)) for blob in blobs], axis=2)
 
-    def _hold(
+    def _keep_only(
         self,
         names: Sequence[Sequence[int]],
         arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]] | None = None,
     ) -> None:
         """Let these experts of each layer live here, and no others; give back the room that they do not need."""
-        for layer, (experts, rows) in enumerate(zip(names, _rows(names), strict=True)):
+        for layer, (experts, rows) in enumerate(zip(names, _row_counts(names), strict=True)):
             self.shards.rearrange(layer, experts, rows=rows, arrived=arrived[layer] if arrived else None)
 
     # ---- a step ----
 
-    def begin(self) -> None:
+    def start_step(self) -> None:
         """Begin a step: no gradient yet; room that a migration needed is given back once it is over."""
         hosted = self.shards.hosted
-        if any(layer.experts.rows > rows for layer, rows in zip(self.layers, _rows(hosted), strict=True)):
-            self._hold(hosted)
+        if any(layer.experts.rows > rows for layer, rows in zip(self.layers, _row_counts(hosted), strict=True)):
+            self._keep_only(hosted)
             self._rebind = True
         if self._rebind:
             self.gradients = ExpertGradients(self.layers, self._placement, self._comm)
             self.choices = RoutingChoices(self.layers, self.state)
             self._rebind = False
         self.gradients.zero()
-        self.state.restart()
+        self.state.start_attempt()
 
-    def serve(self, step: int, micro_batch: int) -> None:
+    def serve_micro_batch(self, step: int, micro_batch: int) -> None:
         """Take part in the others' micro-batches of one round, without one of one's own."""
-        self.state.begin(step, micro_batch)
+        self.state.start_micro_batch(step, micro_batch)
         serve_round(self.layers)
-        self.computed()
+        self.finish_micro_batch()
 
-    def evaluating(self, step: int, shard: int) -> None:
+    def start_evaluation_shard(self, step: int, shard: int) -> None:
         """A shard of an evaluation is about to be measured: forward alone, and it is no part of the step."""
-        self.state.begin(step, shard)
+        self.state.start_micro_batch(step, shard)
 
-    def evaluated(self) -> bool:
+    def has_evaluated_shard(self) -> bool:
         """Tell whether a shard went through each layer once, forward alone, where other ranks take part."""
         return self.void is not None or 2 * self.state.exchanges == self.state.expected_exchanges
 
-    def attend(self, step: int, shard: int) -> None:
+    def serve_evaluation_shard(self, step: int, shard: int) -> None:
         """Take part in the others' shards of one round of an evaluation, without one of one's own."""
-        self.evaluating(step, shard)
+        self.start_evaluation_shard(step, shard)
         for layer in self.layers:
             layer.serve()
 
-    def computed(self) -> None:
+    def finish_micro_batch(self) -> None:
         """A micro-batch has had its backward.
 
         Raises:
             BadInputError: it did not pass through all layers, both ways.
         """
         self.gradients.collect()
-        self.state.finish()
+        self.state.finish_micro_batch()
 
-    def skipped(self, step: int, micro_batch: int) -> None:
+    def skip_micro_batch(self, step: int, micro_batch: int) -> None:
         """The script leaves the micro-batch at hand out. Serve the round's other micro-batches all the same.
 
         Raises:
             StepUseError: the forward pass has gone through some of the layers only.
         """
         state = self.state
-        state.under_way.clear()
+        state.micro_batch_choices.clear()
         if state.void is not None or not state.expected_exchanges:
             return
         if not state.exchanges and not state.next_layer:
-            self.serve(step, micro_batch)
+            self.serve_micro_batch(step, micro_batch)
             return
         if 2 * state.exchanges != state.expected_exchanges or state.output is None:
             raise StepUseError(
@@ -252,34 +254,34 @@ class JobExperts:
             torch.autograd.backward(edge, torch.zeros_like(like))
         finally:
             state.skipping = False
-        self.computed()
+        self.finish_micro_batch()
 
-    def passed(self) -> None:
+    def on_step_passed(self) -> None:
         """A commit operation of this generation has passed: everybody holds what it is to host, the rest may go.
 
         The rows stay as many as they are: the reduced gradients lie in the same order. What has travelled beside the
         step takes its place, as they were laid out for.
         """
-        self._count_loads()
-        if self._following is not None:
-            self._arrive(self._following)
+        self._add_step_loads()
+        if self._next_placement is not None:
+            self._adopt_migrated(self._next_placement)
             return
-        placed = rank_column(self._placement, self._comm.rank)
+        placed = experts_of_rank(self._placement, self._comm.rank)
         if self.shards.hosted != placed:
             for layer, names in enumerate(placed):
                 self.shards.rearrange(layer, names)
 
-    def _arrive(self, following: Following) -> None:
+    def _adopt_migrated(self, next_placement: NextPlacement) -> None:
         """Let the experts live where they have travelled to, and serve them there from the next step on."""
-        assert self.travel is not None
-        placed = rank_column(following.placement, self._comm.rank)
-        self._hold(placed, self.travel.arrived)
+        assert self.migration is not None
+        placed = experts_of_rank(next_placement.placement, self._comm.rank)
+        self._keep_only(placed, self.migration.arrived)
         on_void = self.state.on_void
-        self._bind_layers(self._comm, following.placement)
+        self._bind_layers(self._comm, next_placement.placement)
         self.state.on_void = on_void
-        self.travel, self._following, self._rebind = None, None, True
+        self.migration, self._next_placement, self._rebind = None, None, True
 
-    def _count_loads(self) -> None:
+    def _add_step_loads(self) -> None:
         """Add the step that has passed; an attempt that was undone does not count."""
         none = np.zeros(self.experts, dtype=np.int64)
         tokens = np.stack([self.state.loads.get(layer, none) for layer in range(len(self.layers))])
@@ -304,7 +306,7 @@ class JobExperts:
     @property
     def expert_bytes(self) -> int:
         """What the largest expert has in parameters and optimizer state."""
-        return max(spec.nbytes for spec in self.specs())
+        return max(spec.nbytes for spec in self.describe_layers())
 
     def verify(self, comm: Communicator) -> None:
         """Compare all copies of each expert, on all ranks.
@@ -317,32 +319,32 @@ class JobExperts:
 
     # ---- checkpoints ----
 
-    def own_rows(self) -> dict[str, torch.Tensor]:
+    def rows_to_save(self) -> dict[str, torch.Tensor]:
         """Return the live rows, by name, of the experts that this rank saves: each is saved by one of its hosts."""
-        pairs = savers(self._placement, (self.experts,) * len(self.layers))
+        pairs = assign_savers(self._placement, (self.experts,) * len(self.layers))
         return named_rows(self.shards, pairs[self._comm.rank])
 
-    def own_part(self) -> tuple[tuple[tuple[int, int], ...], list[torch.Tensor]]:
+    def part_to_save(self) -> tuple[tuple[tuple[int, int], ...], list[torch.Tensor]]:
         """Return the (layer, expert) pairs that this rank saves where each saves its part, and their live rows."""
-        pairs = savers(self._placement, (self.experts,) * len(self.layers))[self._comm.rank]
-        return pairs, self.rows_of(pairs)
+        pairs = assign_savers(self._placement, (self.experts,) * len(self.layers))[self._comm.rank]
+        return pairs, self.rows_of_pairs(pairs)
 
-    def rows_of(self, pairs: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    def rows_of_pairs(self, pairs: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
         """Return the live rows of (layer, expert) pairs that live here, one after the other."""
-        specs = self.specs()
+        specs = self.describe_layers()
         return [self.shards.row(layer, expert, row) for layer, expert in pairs for row in specs[layer].rows]
 
-    def specs(self) -> tuple[LayerSpec, ...]:
+    def describe_layers(self) -> tuple[LayerSpec, ...]:
         """Return what each layer keeps per expert and beside them."""
         return tuple(self.shards.describe(layer) for layer in range(len(self.layers)))
 
-    def wanted_of(self, plan: ExpertPlan, rank: int) -> tuple[tuple[int, ...], ...]:
+    def planned_experts(self, plan: ExpertPlan, rank: int) -> tuple[tuple[int, ...], ...]:
         """Return the experts of each layer that a plan gives this rank, ascending."""
-        return self.named(plan.placement[rank])
+        return self.decode_experts(plan.placement[rank])
 
-    def named(self, blob: bytes) -> tuple[tuple[int, ...], ...]:
+    def decode_experts(self, blob: bytes) -> tuple[tuple[int, ...], ...]:
         """Return the distinct experts of each layer that a blob has, ascending."""
-        return _names(decode(blob, self.shape(1)))
+        return _distinct_experts(decode(blob, self.shape(1)))
 
     def adopt(
         self,
@@ -353,10 +355,10 @@ class JobExperts:
         """Let the experts of a checkpoint live here, and no others."""
         for layer, spec in enumerate(specs):
             self.shards.adopt(layer, spec)
-        self._hold(names, arrived)
+        self._keep_only(names, arrived)
 
 
-def experts_of(model: nn.Module, optimizer: Optimizer | None, *, seed: int = 0) -> JobExperts | None:
+def make_job_experts(model: nn.Module, optimizer: Optimizer | None, *, seed: int = 0) -> JobExperts | None:
     """Return the experts of a model, None for a dense one.
 
     Args:
@@ -370,11 +372,11 @@ def experts_of(model: nn.Module, optimizer: Optimizer | None, *, seed: int = 0) 
     return JobExperts(layers, optimizer, seed=seed) if layers else None
 
 
-def _names(counts: IntArray) -> tuple[tuple[int, ...], ...]:
+def _distinct_experts(counts: IntArray) -> tuple[tuple[int, ...], ...]:
     """Return the distinct experts per layer, ascending."""
     return tuple(tuple(int(expert) for expert in np.flatnonzero(row)) for row in counts)
 
 
-def _rows(names: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def _row_counts(names: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return how many rows the experts of each layer need; never none: a stack needs one to be multiplied with."""
     return tuple(max(1, len(experts)) for experts in names)

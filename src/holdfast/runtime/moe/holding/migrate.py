@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.planning import Transfers, plan_transfers
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec, RowSpec
-from holdfast.runtime.moe.hosts import Placement, held_by, rank_column
+from holdfast.runtime.moe.hosts import Placement, count_replicas, experts_of_rank
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.tree import dtype_of
 from holdfast.runtime.tensors import integer_rows
@@ -81,13 +81,13 @@ def plan_moves(held: Placement, wanted: Placement, experts: Sequence[int]) -> Tr
     Raises:
         LostExpertsError: something is wanted that nobody holds.
     """
-    transfers, lost = plan_transfers(held_by(held, experts), held_by(wanted, experts))
+    transfers, lost = plan_transfers(count_replicas(held, experts), count_replicas(wanted, experts))
     if lost:
         raise LostExpertsError(lost)
     return transfers
 
 
-def stage(
+def stage_migration(
     comm: Communicator,
     shards: ExpertShards,
     *,
@@ -114,17 +114,17 @@ def stage(
         HaltedError, PeerLostError: abandoned. Nothing is changed.
     """
     moves = transfers.as_tuples()
-    _check(held, wanted, moves)
-    expected = rank_column(held, comm.rank)
+    _check_moves(held, wanted, moves)
+    expected = experts_of_rank(held, comm.rank)
     if any(set(need) - set(have) for need, have in zip(expected, shards.hosted, strict=True)):
         raise ValueError(f"experts {shards.hosted} live here, but the plan says {expected}")
-    mine = rank_column(wanted, comm.rank)
+    mine = experts_of_rank(wanted, comm.rank)
     if rows is not None and any(len(experts) > room for experts, room in zip(mine, rows, strict=True)):
         raise ValueError(f"experts {mine} do not fit into {tuple(rows)} rows")
     specs = _agree_on_specs(comm, shards, held)
     arrived: tuple[dict[tuple[int, str], torch.Tensor], ...] = tuple({} for _ in specs)
     received = 0
-    for wave in _waves(moves, specs, wave_bytes):
+    for wave in _split_into_waves(moves, specs, wave_bytes):
         buffer, incoming = _send_wave(comm, shards, specs, wave)
         received += buffer.numel()
         _unpack(buffer, incoming, specs, arrived)
@@ -138,7 +138,7 @@ def stage(
     )
 
 
-def _check(held: Placement, wanted: Placement, moves: Sequence[Move]) -> None:
+def _check_moves(held: Placement, wanted: Placement, moves: Sequence[Move]) -> None:
     """Raise where a rank would not get all that it is to host, or would be sent what the sender has not."""
     owned = {(layer, e, rank) for layer, ranks in enumerate(held) for rank, es in enumerate(ranks) for e in es}
     wrong = [(layer, expert) for layer, expert, source, _ in moves if (layer, expert, source) not in owned]
@@ -187,7 +187,7 @@ def _gather_specs(
     return {rank: msgspec.msgpack.decode(text, type=tuple[LayerSpec, ...]) for rank, text in said.items()}
 
 
-def _waves(moves: Sequence[Move], specs: Sequence[LayerSpec], most: int) -> Iterator[list[Move]]:
+def _split_into_waves(moves: Sequence[Move], specs: Sequence[LayerSpec], most: int) -> Iterator[list[Move]]:
     """Cut the moves, in their order, so that no rank sends or gets more than `most` bytes in one wave (or one move)."""
     wave: list[Move] = []
     load: dict[tuple[str, int], int] = {}
@@ -230,7 +230,7 @@ def _pack(buffer: torch.Tensor, offset: int, shards: ExpertShards, layer: int, e
     start = offset
     for row in spec.rows:
         data = shards.row(layer, expert, row).reshape(-1).view(torch.uint8)
-        end = offset + _aligned(row.nbytes)
+        end = offset + _align(row.nbytes)
         buffer[offset : offset + row.nbytes].copy_(data)
         buffer[offset + row.nbytes : end].zero_()
         offset = end
@@ -258,12 +258,12 @@ def _unpack(
         if told != _checksum(buffer[offset:end], layer, expert):
             raise CorruptExpertError(f"expert {expert} of MoE layer {layer} came damaged from rank {source}")
         for row in specs[layer].rows:
-            arrived[layer][expert, row.name] = _typed(buffer[offset : offset + row.nbytes], row)
-            offset += _aligned(row.nbytes)
+            arrived[layer][expert, row.name] = _view_row(buffer[offset : offset + row.nbytes], row)
+            offset += _align(row.nbytes)
         offset = end + _ALIGNMENT
 
 
-def _typed(data: torch.Tensor, row: RowSpec) -> torch.Tensor:
+def _view_row(data: torch.Tensor, row: RowSpec) -> torch.Tensor:
     return data.view(dtype_of(row.dtype)).view(row.shape)
 
 
@@ -273,8 +273,8 @@ def _checksum(data: torch.Tensor, layer: int, expert: int) -> int:
 
 
 def _parcel_size(spec: LayerSpec) -> int:
-    return sum(_aligned(row.nbytes) for row in spec.rows) + _ALIGNMENT
+    return sum(_align(row.nbytes) for row in spec.rows) + _ALIGNMENT
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -9,18 +9,18 @@ import torch
 
 from holdfast.planning.moving.transfers import choose_senders
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
-from holdfast.runtime.moe.hosts import Placement, held_by
+from holdfast.runtime.moe.hosts import Placement, count_replicas
 from holdfast.runtime.state.tree import dtype_of
 
 
-def savers(placement: Placement, experts: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
+def assign_savers(placement: Placement, experts: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return the (layer, expert) pairs that each rank saves: every expert once, even over its hosts. Pure.
 
     Args:
         placement: per layer and rank.
         experts: how many each layer has.
     """
-    have = held_by(placement, experts) > 0
+    have = count_replicas(placement, experts) > 0
     layer, expert = np.nonzero(have.any(axis=2))
     chosen = choose_senders(have[layer, expert])
     ranks = have.shape[2]

@@ -100,11 +100,11 @@ class ExpertShards:
 
     def row(self, layer: int, expert: int, spec: RowSpec) -> torch.Tensor:
         """Return one expert's row of one tensor, the live one."""
-        return self._stacked(layer, spec)[self.layers[layer].experts.row(expert)]
+        return self._stack_of(layer, spec)[self.layers[layer].experts.row(expert)]
 
-    def seats(self, layer: int, experts: Sequence[int], rows: int) -> tuple[int, ...]:
+    def assign_rows(self, layer: int, experts: Sequence[int], rows: int) -> tuple[int, ...]:
         """Return the expert of each row, -1 for none, once exactly these distinct ones live in so many rows."""
-        return _seats(self.layers[layer].experts.row_experts, sorted(experts), rows)
+        return _assign_rows(self.layers[layer].experts.row_experts, sorted(experts), rows)
 
     def adopt(self, layer: int, spec: LayerSpec) -> None:
         """Let the optimizer have the state that `spec` names: missing stacks are zero, values are set."""
@@ -155,14 +155,14 @@ class ExpertShards:
         room = max(module.rows, len(wanted)) if rows is None else rows
         if unknown or len(wanted) > room:
             raise ValueError(f"layer {layer}: experts {wanted} in {room} rows: {unknown} are not here")
-        old, new = module.row_experts, self.seats(layer, wanted, room)
+        old, new = module.row_experts, self.assign_rows(layer, wanted, room)
         spec = self.describe(layer)
         for row in spec.rows:
-            stack = _rearranged(self._stacked(layer, row), old, new)
+            stack = _rearrange_stack(self._stack_of(layer, row), old, new)
             for place, expert in enumerate(new):
                 if (expert, row.name) in arrived:
                     stack[place].copy_(arrived[expert, row.name])
-            self._set_stacked(layer, row, stack)
+            self._set_stack(layer, row, stack)
         module.row_experts = new
         for moe in self.layers:
             # It would keep a graph alive that knows the weights in their old shape.
@@ -176,13 +176,13 @@ class ExpertShards:
     def _state(self, weight: nn.Parameter) -> dict[str, object]:
         return self._optimizer.state.get(weight, {}) if self._optimizer is not None else {}
 
-    def _stacked(self, layer: int, spec: RowSpec) -> torch.Tensor:
+    def _stack_of(self, layer: int, spec: RowSpec) -> torch.Tensor:
         weight = self._weights(layer)[spec.weight]
         tensor = self._state(weight)[spec.key] if spec.key else weight
         assert isinstance(tensor, torch.Tensor)
         return tensor.detach()
 
-    def _set_stacked(self, layer: int, spec: RowSpec, stack: torch.Tensor) -> None:
+    def _set_stack(self, layer: int, spec: RowSpec, stack: torch.Tensor) -> None:
         weight = self._weights(layer)[spec.weight]
         if spec.key:
             assert self._optimizer is not None
@@ -205,7 +205,7 @@ def replace_data(weight: nn.Parameter, data: torch.Tensor) -> None:
     weight.data = data
 
 
-def _seats(old: tuple[int, ...], wanted: Sequence[int], rows: int) -> tuple[int, ...]:
+def _assign_rows(old: tuple[int, ...], wanted: Sequence[int], rows: int) -> tuple[int, ...]:
     """Return the expert of each row: those that stay keep theirs where it still exists, the others fill up."""
     keep = [expert if expert in wanted else -1 for expert in old[:rows]]
     keep += [-1] * (rows - len(keep))
@@ -213,7 +213,7 @@ def _seats(old: tuple[int, ...], wanted: Sequence[int], rows: int) -> tuple[int,
     return tuple(expert if expert >= 0 else next(newcomers, -1) for expert in keep)
 
 
-def _rearranged(stack: torch.Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> torch.Tensor:
+def _rearrange_stack(stack: torch.Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> torch.Tensor:
     """Return the stack with its rows in the new order: in place where no expert changes its row."""
     moved = any(expert >= 0 and expert in old and old.index(expert) != place for place, expert in enumerate(new))
     if len(old) != len(new) or moved:

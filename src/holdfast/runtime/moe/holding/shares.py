@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.moe.hosts import Placement, hosts
+from holdfast.runtime.moe.hosts import Placement, hosts_by_expert
 
 #: whose gradients are summed up, and who is to have the sum
-FamilyKey = tuple[tuple[int, ...], tuple[int, ...]]
+ShardGroupKey = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+class ShardGroup:
     """All items that live on the same ranks, and are to: whose gradients `hosts` make and `receivers` apply."""
 
     hosts: tuple[int, ...]
@@ -35,12 +35,12 @@ class Family:
     items: tuple[Item, ...]
 
     @property
-    def key(self) -> FamilyKey:
+    def key(self) -> ShardGroupKey:
         """What tells a family from all others."""
         return self.hosts, self.receivers
 
     @property
-    def at_home(self) -> bool:
+    def is_local(self) -> bool:
         """True where nothing travels: one rank has it all, and keeps it."""
         return len(self.hosts) == 1 and self.receivers == self.hosts
 
@@ -56,9 +56,9 @@ class Family:
         return sum(part.stop - part.start for part in parts)
 
 
-def families(
+def group_items(
     placement: Placement, weights: Sequence[dict[str, int]], following: Placement | None = None
-) -> tuple[Family, ...]:
+) -> tuple[ShardGroup, ...]:
     """Group all items by their hosts, and by those that are to be their hosts.
 
     Args:
@@ -66,13 +66,13 @@ def families(
         weights: per layer, elements of one expert's weights by name.
         following: the placement from the next step on; None: the same.
     """
-    grouped: dict[FamilyKey, list[Item]] = {}
+    grouped: dict[ShardGroupKey, list[Item]] = {}
     for layer, (held, then, sizes) in enumerate(zip(placement, following or placement, weights, strict=True)):
-        receivers = hosts(then)
-        for expert, ranks in hosts(held).items():
+        receivers = hosts_by_expert(then)
+        for expert, ranks in hosts_by_expert(held).items():
             items = (Item(layer=layer, expert=expert, weight=name, numel=size) for name, size in sizes.items())
             grouped.setdefault((ranks, receivers[expert]), []).extend(items)
     return tuple(
-        Family(hosts=ranks, receivers=receivers, items=tuple(items))
+        ShardGroup(hosts=ranks, receivers=receivers, items=tuple(items))
         for (ranks, receivers), items in sorted(grouped.items())
     )

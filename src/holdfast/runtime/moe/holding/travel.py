@@ -22,7 +22,7 @@ from holdfast.runtime.state.state import Manifest, StateMismatchError, StateView
 Pair = tuple[int, int]
 
 
-class Travel:
+class BackgroundMigration:
     """One rank's part of a migration; the plan is the same in all eyes."""
 
     def __init__(self, shards: ExpertShards, held: Placement, wanted: Placement, rank: int) -> None:
@@ -77,7 +77,7 @@ class Travel:
         rows = empty_rows(specs, _by_layer(pairs, len(specs)), device)
         return [rows[layer][expert, row.name] for layer, expert in pairs for row in specs[layer].rows]
 
-    def landed(self, source: int, tensors: Sequence[torch.Tensor]) -> None:
+    def on_received(self, source: int, tensors: Sequence[torch.Tensor]) -> None:
         """All is here that comes from a rank: it lies in the tensors of `prepare`."""
         specs, rows = self._specs(), iter(tensors)
         for layer, expert in self.incoming[source]:

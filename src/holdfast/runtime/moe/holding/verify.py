@@ -19,7 +19,7 @@ class ReplicasDifferError(HoldfastError):
     """Two ranks hold different versions of one expert."""
 
 
-def checksums(shards: ExpertShards) -> dict[tuple[int, int], int]:
+def compute_checksums(shards: ExpertShards) -> dict[tuple[int, int], int]:
     """Return a checksum of each (layer, expert) that is here: weights and optimizer state."""
     found: dict[tuple[int, int], int] = {}
     for layer, experts in enumerate(shards.hosted):
@@ -39,7 +39,7 @@ def verify_replicas(comm: Communicator, shards: ExpertShards) -> None:
         ReplicasDifferError: on all ranks, naming the experts and their hosts.
         HaltedError, PeerLostError: abandoned or failed.
     """
-    mine = checksums(shards)
+    mine = compute_checksums(shards)
     pairs = [(layer, expert) for layer, number in enumerate(shards.expert_counts) for expert in range(number)]
     told = torch.tensor([mine.get(pair, _ABSENT) for pair in pairs], dtype=torch.int64)
     device = shards.layers[0].experts.device if shards.layers else torch.device("cpu")

@@ -15,7 +15,7 @@ _TRITON_DTYPES = (torch.float32, torch.bfloat16)
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> TokenKernels:
     """Return the fastest kernels for rows of a dtype on a device: Triton's on a GPU where it is there, else torch's."""
-    if device.type == "cuda" and dtype in _TRITON_DTYPES and triton_is_there():
+    if device.type == "cuda" and dtype in _TRITON_DTYPES and has_triton():
         # Imported only when asked for: neither `import holdfast` nor a job on CPUs pays for Triton.
         from holdfast.runtime.moe.kernels.triton_kernels import TritonKernels
 
@@ -23,6 +23,6 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> TokenKernels:
     return TorchKernels()
 
 
-def triton_is_there() -> bool:
+def has_triton() -> bool:
     """Say whether Triton can be imported, without importing it."""
     return importlib.util.find_spec("triton") is not None

@@ -57,7 +57,7 @@ def plan_dispatch(
     sent, received = schedule.send_row(rank), schedule.receive_column(rank)
     by_expert = np.argsort(assigned, kind="stable")
     # Sorted by expert, the assignments form one segment per (expert, destination); they leave by destination.
-    send_order = by_expert[_transposed(sent)]
+    send_order = by_expert[_order_by_columns(sent)]
     # They arrive as one segment per (source, expert), and are wanted by row, then by source.
     arrived = np.ascontiguousarray(received.T)
     row_sizes = np.zeros(len(row_experts), dtype=np.int64)
@@ -68,7 +68,7 @@ def plan_dispatch(
         send=tuple(int(n) for n in sent.sum(axis=0)),
         receive=tuple(int(n) for n in received.sum(axis=0)),
         send_order=send_order,
-        receive_order=_transposed(arrived, rows[used]),
+        receive_order=_order_by_columns(arrived, rows[used]),
         row_ends=np.cumsum(row_sizes),
     )
 
@@ -80,7 +80,7 @@ def inverse(order: IntArray) -> IntArray:
     return undone
 
 
-def _transposed(sizes: IntArray, columns: IntArray | None = None) -> IntArray:
+def _order_by_columns(sizes: IntArray, columns: IntArray | None = None) -> IntArray:
     """Return the places of elements that lie in segments (i, j), row by row, when read column by column.
 
     Args:

@@ -19,7 +19,7 @@ from holdfast.planning.arrays import IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class DispatchInputs:
     """What a rank's part of one layer's dispatch follows from."""
 
     #: Expert of each of this rank's assignments, `(A,)` int64, on the device.
@@ -49,9 +49,9 @@ class Movement:
     receive: tuple[int, ...]
     #: `(A,)` int64 permutations: of this rank's assignments, and of the rows it receives.
     send_order: torch.Tensor
-    unsend: torch.Tensor
+    send_inverse: torch.Tensor
     receive_order: torch.Tensor
-    unreceive: torch.Tensor
+    receive_inverse: torch.Tensor
     #: `receive_order` is that in which they arrive: nothing has to be moved.
     in_order: bool
     #: Where each stacked row's tokens end, `(R,)` int32.
@@ -68,7 +68,7 @@ class TokenKernels(ABC):
     name: str
 
     @abstractmethod
-    def plan(self, question: Question) -> Movement:
+    def plan(self, question: DispatchInputs) -> Movement:
         """Return this rank's part of a dispatch; the integers are the same whoever computes them.
 
         Raises:

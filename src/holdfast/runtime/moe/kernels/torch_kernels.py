@@ -7,7 +7,7 @@ import torch
 
 from holdfast.planning.arrays import IntArray
 from holdfast.runtime.moe.kernels.dispatch import inverse, plan_dispatch
-from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels
+from holdfast.runtime.moe.kernels.interface import DispatchInputs, Movement, TokenKernels
 from holdfast.runtime.tensors import from_array
 
 
@@ -16,7 +16,7 @@ class TorchKernels(TokenKernels):
 
     name = "torch"
 
-    def plan(self, question: Question) -> Movement:
+    def plan(self, question: DispatchInputs) -> Movement:
         """See `TokenKernels.plan`."""
         device = question.assigned_A.device
         plan = plan_dispatch(
@@ -35,9 +35,9 @@ class TorchKernels(TokenKernels):
             send=plan.send,
             receive=plan.receive,
             send_order=there(plan.send_order),
-            unsend=there(inverse(plan.send_order)),
+            send_inverse=there(inverse(plan.send_order)),
             receive_order=there(plan.receive_order),
-            unreceive=there(inverse(plan.receive_order)),
+            receive_inverse=there(inverse(plan.receive_order)),
             in_order=question.in_order,
             row_ends=there(plan.row_ends).to(torch.int32),
         )

@@ -17,7 +17,7 @@ import triton
 
 from holdfast.planning import Interval, dispatch_schedule
 from holdfast.runtime.moe.kernels import triton_jit as jit
-from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels
+from holdfast.runtime.moe.kernels.interface import DispatchInputs, Movement, TokenKernels
 from holdfast.runtime.tensors import from_array, integer_rows
 
 #: Elements that one program moves at a time: 64 bytes a thread in bfloat16, four of the widest loads.
@@ -31,25 +31,25 @@ class TritonKernels(TokenKernels):
 
     name = "triton"
 
-    def plan(self, question: Question) -> Movement:
+    def plan(self, question: DispatchInputs) -> Movement:
         """See `TokenKernels.plan`."""
-        sent_EN, received_EN = _shares(question)
+        sent_EN, received_EN = _schedule_shares(question)
         totals = integer_rows(torch.stack([sent_EN.sum(0), received_EN.sum(0)]))
         send, receive = tuple(totals[0]), tuple(totals[1])
         by_expert_A = torch.argsort(question.assigned_A, stable=True)
-        send_order, unsend = _order(sent_EN.T, _starts(sent_EN).T, sum(send), by_expert_A)
+        send_order, unsend = _order_segments(sent_EN.T, _segment_starts(sent_EN).T, sum(send), by_expert_A)
         rows = torch.tensor(question.row_experts, dtype=torch.int64).to(sent_EN.device)
         used = rows >= 0
         by_row_RN = torch.where(used[:, None], received_EN[rows.clamp(min=0)], 0)
-        starts_EN = _starts(received_EN.T.contiguous()).T
-        receive_order, unreceive = _order(by_row_RN, starts_EN[rows.clamp(min=0)], sum(receive), None)
+        starts_EN = _segment_starts(received_EN.T.contiguous()).T
+        receive_order, unreceive = _order_segments(by_row_RN, starts_EN[rows.clamp(min=0)], sum(receive), None)
         return Movement(
             send=send,
             receive=receive,
             send_order=send_order,
-            unsend=unsend,
+            send_inverse=unsend,
             receive_order=receive_order,
-            unreceive=unreceive,
+            receive_inverse=unreceive,
             in_order=question.in_order,
             row_ends=by_row_RN.sum(1).cumsum(0).to(torch.int32),
         )
@@ -127,7 +127,7 @@ def _sum_rows(
     return out
 
 
-def _shares(question: Question) -> tuple[torch.Tensor, torch.Tensor]:
+def _schedule_shares(question: DispatchInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many tokens per expert the rank sends to and gets from each rank, `(E, N)` both, on the device."""
     tokens_EN, device = question.tokens_EN, question.tokens_EN.device
     # Only the default scheme has a program of its own; and what cannot be planned is refused by the plain one.
@@ -154,12 +154,12 @@ def _shares(question: Question) -> tuple[torch.Tensor, torch.Tensor]:
     return sent, received
 
 
-def _starts(sizes: torch.Tensor) -> torch.Tensor:
+def _segment_starts(sizes: torch.Tensor) -> torch.Tensor:
     """Return where each segment starts when they lie one after the other, row by row, `(I, J)`."""
     return (sizes.flatten().cumsum(0) - sizes.flatten()).view(sizes.shape)
 
 
-def _order(
+def _order_segments(
     sizes: torch.Tensor, starts: torch.Tensor, number: int, lookup: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the places of elements that lie in segments, read one after the other; and the inverse.

@@ -12,7 +12,7 @@ import math
 import torch
 
 
-def kept_assignments(chosen_TK: torch.Tensor, experts: int, factor: float) -> torch.Tensor:
+def select_assignments(chosen_TK: torch.Tensor, experts: int, factor: float) -> torch.Tensor:
     """Return the assignments that find room, `(M,)`, ascending; assignment a is choice a % K of token a // K.
 
     Every expert takes `factor` times its even share, rounded up: all tokens' first choices before any second one
@@ -31,14 +31,14 @@ def kept_assignments(chosen_TK: torch.Tensor, experts: int, factor: float) -> to
     return (kept_M % tokens * top_k + kept_M // tokens).sort().values
 
 
-def spread(tokens_TD: torch.Tensor, kept_M: torch.Tensor, top_k: int) -> torch.Tensor:
+def gather_kept(tokens_TD: torch.Tensor, kept_M: torch.Tensor, top_k: int) -> torch.Tensor:
     """Return each kept assignment's token, `(M, D)`."""
     # By way of all assignments: then no gradient is a sum of colliding rows, in whatever order a device adds them.
     every_AD = tokens_TD.unsqueeze(1).expand(-1, top_k, -1).reshape(-1, tokens_TD.shape[1])
     return every_AD.index_select(0, kept_M)
 
 
-def collect(done_MD: torch.Tensor, kept_M: torch.Tensor, tokens: int, top_k: int) -> torch.Tensor:
+def sum_kept(done_MD: torch.Tensor, kept_M: torch.Tensor, tokens: int, top_k: int) -> torch.Tensor:
     """Return the sum of each token's rows, `(T, D)`; zeros for a token without any."""
     none_1D = done_MD.new_zeros((1, done_MD.shape[1]))
     place_A = torch.full((tokens * top_k,), done_MD.shape[0], dtype=torch.int64, device=kept_M.device)

@@ -23,14 +23,14 @@ from holdfast.runtime.moe.experts.emulation import Emulation
 from holdfast.runtime.moe.experts.expert_clock import ExpertClock
 from holdfast.runtime.moe.experts.stack import ExpertStack
 from holdfast.runtime.moe.gates.balancing import BalancingBias
-from holdfast.runtime.moe.gates.gate import check_experts
-from holdfast.runtime.moe.hosts import LayerPlacement, replicas_of
+from holdfast.runtime.moe.gates.gate import check_expert_numbers
+from holdfast.runtime.moe.hosts import LayerPlacement, count_layer_replicas
 from holdfast.runtime.moe.kernels.choose import kernels_for
-from holdfast.runtime.moe.kernels.interface import Question, TokenKernels
+from holdfast.runtime.moe.kernels.interface import DispatchInputs, TokenKernels
 from holdfast.runtime.moe.layer import capacity
 from holdfast.runtime.moe.layer import token_exchange as exchange
 from holdfast.runtime.moe.layer.rounds import StepState
-from holdfast.runtime.moe.layer.same_tokens import SameTokens, check_here
+from holdfast.runtime.moe.layer.same_tokens import TokenSplit, check_no_dtensor
 from holdfast.runtime.moe.layer.token_exchange import Channel, Route
 from holdfast.runtime.options import check_real
 
@@ -55,7 +55,7 @@ class Binding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Agreement:
+class _GatheredCounts:
     """What the ranks' headers say together: assignments per expert and source `(E, N)`, and the dtype of the tokens."""
 
     tokens_EN: torch.Tensor
@@ -107,7 +107,7 @@ class ExpertLayer(nn.Module):
         #: An emulated accelerator; None: expert computation takes as long as it takes.
         self.emulation: Emulation | None = None
         #: Other places of this unit that have the same tokens; None: there are none.
-        self.same_tokens: SameTokens | None = None
+        self.token_split: TokenSplit | None = None
         #: Measures the experts' computation; None: nobody asks.
         self.clock: ExpertClock | None = None
         #: What the gate asks to add to the loss, of the last forward, a scalar; 0 where it asks for nothing.
@@ -142,7 +142,7 @@ class ExpertLayer(nn.Module):
         Raises:
             ValueError: the placement is not that of this group, or an expert that it says is not here.
         """
-        replicas = replicas_of(placement, self.experts.experts)
+        replicas = count_layer_replicas(placement, self.experts.experts)
         if len(placement) != channel.size:
             raise ValueError(f"a placement over {len(placement)} ranks does not fit a group of {channel.size}")
         mine = tuple(sorted(set(placement[channel.rank])))
@@ -158,7 +158,7 @@ class ExpertLayer(nn.Module):
             kernels=kernels,
         )
 
-    def mix(self, tokens: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+    def apply_experts(self, tokens: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
         """Return the experts' weighted outputs, `(..., D)` like the tokens; zeros where the step is void.
 
         Args:
@@ -168,27 +168,27 @@ class ExpertLayer(nn.Module):
         Raises:
             BadInputError: not this layer's turn, or the ranks do not agree about dtype or gradients.
         """
-        binding, same = self.binding, self.same_tokens
-        binding.channel.enter(binding.index)
+        binding, same = self.binding, self.token_split
+        binding.channel.enter_layer(binding.index)
         tokens_TD, count = tokens.reshape(-1, tokens.shape[-1]), chosen_TK.shape[0]
         mine = slice(0, count)
         if same is not None:
-            same.look(tokens_TD)
-            mine = same.mine(count)
-            tokens_TD, weights_TK = same.share(tokens_TD, weights_TK)
+            same.check_same_tokens(tokens_TD)
+            mine = same.own_slice(count)
+            tokens_TD, weights_TK = same.split(tokens_TD, weights_TK)
         if self.balancing is not None and torch.is_grad_enabled():
             chosen_A = chosen_TK[mine].reshape(-1)
-            binding.state.under_way[binding.index] = torch.bincount(chosen_A, minlength=self.experts.experts)
-        mixed_TD = self._mixed(tokens_TD, chosen_TK, mine, weights_TK, _wire_dtype(tokens))
+            binding.state.micro_batch_choices[binding.index] = torch.bincount(chosen_A, minlength=self.experts.experts)
+        mixed_TD = self._apply_within_capacity(tokens_TD, chosen_TK, mine, weights_TK, _wire_dtype(tokens))
         if mixed_TD is None:
-            mixed_TD = _nothing(tokens_TD, weights_TK)
+            mixed_TD = _zero_output(tokens_TD, weights_TK)
         if binding.channel.size > 1 and mixed_TD.requires_grad:
             binding.state.output = get_gradient_edge(mixed_TD), mixed_TD.detach().new_zeros(()).expand(mixed_TD.shape)
         if same is not None:
-            mixed_TD = same.gathered(mixed_TD, count)
+            mixed_TD = same.join(mixed_TD, count)
         return mixed_TD.view(tokens.shape)
 
-    def _mixed(
+    def _apply_within_capacity(
         self,
         tokens_TD: torch.Tensor,
         chosen_TK: torch.Tensor,
@@ -203,15 +203,15 @@ class ExpertLayer(nn.Module):
             mine: which tokens are this place's; `tokens_TD`, `weights_TK`: theirs.
         """
         if self.capacity_factor is None:
-            return self._through_experts(tokens_TD, chosen_TK[mine], weights_TK, dtype)
+            return self._exchange_and_compute(tokens_TD, chosen_TK[mine], weights_TK, dtype)
         count, top_k = weights_TK.shape
-        kept_M = capacity.kept_assignments(chosen_TK, self.experts.experts, self.capacity_factor)
+        kept_M = capacity.select_assignments(chosen_TK, self.experts.experts, self.capacity_factor)
         first = mine.start * top_k
         kept_M = kept_M[(kept_M >= first) & (kept_M < mine.stop * top_k)] - first
         chosen_M1, weights_M1 = (x.reshape(-1)[kept_M].unsqueeze(1) for x in (chosen_TK[mine], weights_TK))
-        kept_MD = capacity.spread(tokens_TD, kept_M, top_k)
-        mixed_MD = self._through_experts(kept_MD, chosen_M1, weights_M1, dtype)
-        return None if mixed_MD is None else capacity.collect(mixed_MD, kept_M, count, top_k)
+        kept_MD = capacity.gather_kept(tokens_TD, kept_M, top_k)
+        mixed_MD = self._exchange_and_compute(kept_MD, chosen_M1, weights_M1, dtype)
+        return None if mixed_MD is None else capacity.sum_kept(mixed_MD, kept_M, count, top_k)
 
     def serve(self) -> torch.Tensor:
         """Take part in a forward of the other ranks without tokens of one's own.
@@ -222,23 +222,23 @@ class ExpertLayer(nn.Module):
         device, dtype = self.experts.device, self.experts.dtype
         none_TD = torch.empty((0, self.experts.dim), device=device, dtype=dtype)
         none_TK = torch.empty((0, 1), dtype=torch.int64, device=device)
-        self.binding.channel.enter(self.binding.index)
-        served_TD = self._through_experts(none_TD, none_TK, none_TK.to(dtype), None)
+        self.binding.channel.enter_layer(self.binding.index)
+        served_TD = self._exchange_and_compute(none_TD, none_TK, none_TK.to(dtype), None)
         return none_TD.requires_grad_() if served_TD is None else served_TD
 
-    def _through_experts(
+    def _exchange_and_compute(
         self, tokens_TD: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor, dtype: torch.dtype | None
     ) -> torch.Tensor | None:
         """Return the weighted outputs of each token's experts, `(T, D)`; None where the step is void."""
         assigned_A = chosen_TK.reshape(-1)
-        agreement = self._agree(torch.bincount(assigned_A, minlength=self.experts.experts), dtype)
+        agreement = self._gather_counts(torch.bincount(assigned_A, minlength=self.experts.experts), dtype)
         if agreement is None:
             return None
-        self.binding.state.count(self.binding.index, agreement.loads)
+        self.binding.state.add_loads(self.binding.index, agreement.loads)
         binding = self.binding
         kernels = binding.kernels or kernels_for(tokens_TD.device, agreement.dtype)
         movement = kernels.plan(
-            Question(
+            DispatchInputs(
                 assigned_A=assigned_A,
                 tokens_EN=agreement.tokens_EN,
                 replicas=binding.replicas,
@@ -260,15 +260,15 @@ class ExpertLayer(nn.Module):
         if self.binding.state.void is not None:
             return self.experts(tokens_AD, row_ends_R)
         if self.clock is None or not torch.is_grad_enabled():  # (it measures forward and backward)
-            return self._on_accelerator(tokens_AD, row_ends_R)
-        return self.clock.run(self._on_accelerator, tokens_AD, row_ends_R)
+            return self._compute_emulated(tokens_AD, row_ends_R)
+        return self.clock.run(self._compute_emulated, tokens_AD, row_ends_R)
 
-    def _on_accelerator(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
+    def _compute_emulated(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
         if self.emulation is None:
             return self.experts(tokens_AD, row_ends_R)
         return self.emulation.run(self.experts, tokens_AD, row_ends_R)
 
-    def _agree(self, counts_E: torch.Tensor, dtype: torch.dtype | None) -> _Agreement | None:
+    def _gather_counts(self, counts_E: torch.Tensor, dtype: torch.dtype | None) -> _GatheredCounts | None:
         """Gather the counts, with what must be the same on all ranks; None where the step is void."""
         gradients = 1 + int(torch.is_grad_enabled())
         serving = dtype is None
@@ -278,7 +278,7 @@ class ExpertLayer(nn.Module):
         if gathered is None:
             return None
         table = gathered.cpu().numpy()
-        return _Agreement(
+        return _GatheredCounts(
             tokens_EN=gathered[:, _HEADER:].T,
             loads=table[:, _HEADER:].sum(axis=0),
             dtype=self._common_dtype(table[:, :_HEADER]),
@@ -311,7 +311,7 @@ class ElasticExperts(ExpertLayer):
             BadInputError: the shapes do not fit, there is no such expert, it is not this layer's turn, or the ranks do
                 not agree about dtype or gradients.
         """
-        check_here(tokens_TD)
+        check_no_dtensor(tokens_TD)
         dim = self.experts.dim
         if (
             tokens_TD.dim() != 2
@@ -323,11 +323,11 @@ class ElasticExperts(ExpertLayer):
                 f"the experts are given tokens {tuple(tokens_TD.shape)}, chosen experts {tuple(chosen_TK.shape)} and "
                 f"weights {tuple(weights_TK.shape)}: they must be (T, {dim}), (T, K) and (T, K)"
             )
-        check_experts(chosen_TK, "in front of the experts", self.experts.experts)
-        return self.mix(tokens_TD, chosen_TK, weights_TK)
+        check_expert_numbers(chosen_TK, "in front of the experts", self.experts.experts)
+        return self.apply_experts(tokens_TD, chosen_TK, weights_TK)
 
 
-def _nothing(tokens: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+def _zero_output(tokens: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
     """Return zeros like the tokens, which depend on all that a result would depend on.
 
     FSDP2 moves the gradients of those parameters that have one: all places of a unit must come to the same, be the step

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.moe.experts.module_experts import ExpertFactory, ModuleExperts
-from holdfast.runtime.moe.experts.stack import Activation, drawn_experts
-from holdfast.runtime.moe.gates.gate import TopKGate, checked
+from holdfast.runtime.moe.experts.stack import Activation, draw_experts
+from holdfast.runtime.moe.gates.gate import TopKGate, check_choice
 from holdfast.runtime.moe.gates.router import Router, jitter_stream
 from holdfast.runtime.moe.gates.routing import Routing
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
-from holdfast.runtime.moe.layer.same_tokens import check_here
+from holdfast.runtime.moe.layer.same_tokens import check_no_dtensor
 from holdfast.runtime.options import check_whole
 
 #: Of one seed.
@@ -71,15 +71,15 @@ class MoE(ExpertLayer):
         Raises:
             BadInputError: an option is out of range or of another type, some exclude each other, or expert makes none.
         """
-        dim, hidden, experts, top_k = _sizes(dim, hidden, experts, top_k)
-        seed, layer = _draw_of(seed, layer)
+        dim, hidden, experts, top_k = _check_sizes(dim, hidden, experts, top_k)
+        seed, layer = _check_seed(seed, layer)
         if gate is not None and aux_loss:
             raise BadInputError(f"aux_loss={aux_loss} is the default gate's: give it to the gate that you pass")
         if expert is not None and (gated or activation is not None):
             raise BadInputError("gated and activation are of the built-in experts: leave them out, or expert")
         if expert is None:
-            activation = _function(activation, gated)
-            stack = drawn_experts(dim, hidden, experts, activation, gate=gated, seed=seed, layer=layer)
+            activation = _check_activation(activation, gated)
+            stack = draw_experts(dim, hidden, experts, activation, gate=gated, seed=seed, layer=layer)
         else:
             stack = ModuleExperts(expert, dim, hidden, experts, seed=seed, layer=layer)
         gate = TopKGate(experts, top_k, aux_loss=aux_loss) if gate is None else gate
@@ -98,7 +98,7 @@ class MoE(ExpertLayer):
             BadInputError: the tokens do not fit, the gate's choice is none, the shared module's output has another
                 shape, it is not this layer's turn, or the ranks do not agree about dtype or gradients.
         """
-        check_here(tokens)
+        check_no_dtensor(tokens)
         if tokens.shape[-1:] != (self.experts.dim,) or not tokens.is_floating_point():
             raise BadInputError(
                 f"the layer is given tokens {tuple(tokens.shape)} of {tokens.dtype}: they must be "
@@ -113,12 +113,12 @@ class MoE(ExpertLayer):
         else:
             of_all_TK = self.routing.assign(state.step, state.micro_batch, count * state.parts)
             answer = self.gate(logits_TE, of_all_TK[count * state.part :][:count].to(tokens.device))
-        choice = checked(answer, self.gate, tokens=count, top_k=self.top_k, experts=self.experts.experts)
+        choice = check_choice(answer, self.gate, tokens=count, top_k=self.top_k, experts=self.experts.experts)
         self.aux_loss = choice.aux_loss
-        mixed = self.mix(tokens, choice.experts, choice.weights)
-        return mixed if self.shared is None else mixed + self._shared_output(self.shared, tokens)
+        mixed = self.apply_experts(tokens, choice.experts, choice.weights)
+        return mixed if self.shared is None else mixed + self._compute_shared(self.shared, tokens)
 
-    def _shared_output(self, shared: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    def _compute_shared(self, shared: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = shared(tokens)
         if output.shape != tokens.shape:
             raise BadInputError(
@@ -128,7 +128,7 @@ class MoE(ExpertLayer):
         return output
 
 
-def _sizes(dim: int, hidden: int, experts: int, top_k: int) -> tuple[int, int, int, int]:
+def _check_sizes(dim: int, hidden: int, experts: int, top_k: int) -> tuple[int, int, int, int]:
     """Return them as Python's own numbers."""
     check_whole(dim=dim, hidden=hidden, experts=experts, top_k=top_k)
     if min(dim, hidden, experts) < 1 or not 1 <= top_k <= experts:
@@ -139,7 +139,7 @@ def _sizes(dim: int, hidden: int, experts: int, top_k: int) -> tuple[int, int, i
     return int(dim), int(hidden), int(experts), int(top_k)
 
 
-def _draw_of(seed: int | None, layer: int) -> tuple[int, int]:
+def _check_seed(seed: int | None, layer: int) -> tuple[int, int]:
     """Return the numbers that weights are drawn by, as Python's own."""
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
     check_whole(seed=seed, layer=layer)
@@ -148,7 +148,7 @@ def _draw_of(seed: int | None, layer: int) -> tuple[int, int]:
     return int(seed), int(layer)
 
 
-def _function(activation: Activation | None, gated: bool) -> Activation:
+def _check_activation(activation: Activation | None, gated: bool) -> Activation:
     if activation is None:
         return F.silu if gated else F.gelu
     if not callable(activation):

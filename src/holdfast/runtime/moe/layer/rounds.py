@@ -49,22 +49,22 @@ class StepState:
     skipping: bool = False
     #: How often this rank's gates chose each expert, `(E,)`, in the layers that count it: in the micro-batch under way,
     #: and in this attempt's that have had their backward.
-    under_way: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    micro_batch_choices: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     choices: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
-    def restart(self) -> None:
+    def start_attempt(self) -> None:
         """An attempt at a step begins: nothing is counted yet."""
         self.loads.clear()
         self.choices.clear()
 
-    def begin(self, step: int, micro_batch: int, part: int = 0, parts: int = 1) -> None:
+    def start_micro_batch(self, step: int, micro_batch: int, part: int = 0, parts: int = 1) -> None:
         """A micro-batch, or a part of one, is about to be computed (or served)."""
         self.step, self.micro_batch, self.part, self.parts = step, micro_batch, part, parts
         self.next_layer = self.exchanges = 0
         self.output = None
-        self.under_way.clear()
+        self.micro_batch_choices.clear()
 
-    def finish(self) -> None:
+    def finish_micro_batch(self) -> None:
         """A micro-batch has had its backward.
 
         Raises:
@@ -75,16 +75,16 @@ class StepState:
                 f"the micro-batch made {self.exchanges} of {self.expected_exchanges} token exchanges: in a job of "
                 "several workers each micro-batch must use every MoE layer once, and its loss depend on all of them"
             )
-        for layer, counts_E in self.under_way.items():
+        for layer, counts_E in self.micro_batch_choices.items():
             self.choices[layer] = self.choices[layer] + counts_E if layer in self.choices else counts_E
         self.output = None
-        self.under_way.clear()
+        self.micro_batch_choices.clear()
 
-    def count(self, layer: int, tokens_E: IntArray) -> None:
+    def add_loads(self, layer: int, tokens_E: IntArray) -> None:
         """A layer's forward has so many assignments per expert, over all ranks."""
         self.loads[layer] = self.loads[layer] + tokens_E if layer in self.loads else tokens_E
 
-    def spoil(self, error: Exception) -> None:
+    def mark_void(self, error: Exception) -> None:
         """Mark the step void; the first reason is kept, without frames: they keep the dead group's sockets open."""
         if self.void is None:
             error.__context__ = error.__cause__ = None
@@ -92,7 +92,7 @@ class StepState:
             if self.on_void is not None:
                 self.on_void(self.void)
 
-    def enter(self, layer: int) -> None:
+    def enter_layer(self, layer: int) -> None:
         """A layer's forward begins.
 
         Raises:

@@ -30,7 +30,7 @@ class _Work(Protocol):
     def wait(self) -> bool: ...
 
 
-class PlacesGroup(Protocol):
+class TensorParallelGroup(Protocol):
     """The group of the places: what an outer group is."""
 
     def rank(self) -> int: ...
@@ -40,28 +40,28 @@ class PlacesGroup(Protocol):
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor) -> _Work: ...
 
 
-class SameTokens:
+class TokenSplit:
     """The places that have the tokens of one layer, as one of them sees them."""
 
-    def __init__(self, group: PlacesGroup) -> None:
+    def __init__(self, group: TensorParallelGroup) -> None:
         """`group`: as long as the unit lasts. All its places must call the same, in the same order."""
         self._group = group
         self._rank, self._places = group.rank(), group.size()
-        self._looked = False
+        self._checked = False
 
-    def look(self, tokens_TD: torch.Tensor) -> None:
+    def check_same_tokens(self, tokens_TD: torch.Tensor) -> None:
         """Look, once, whether all places have the same tokens: as many, and the same first one.
 
         Raises:
             BadInputError: they have not; on all places.
         """
-        if self._looked:
+        if self._checked:
             return
-        self._looked = True
+        self._checked = True
         first = tokens_TD.detach()[:1].double().reshape(-1)
         room = torch.zeros(self._places, 1 + tokens_TD.shape[1], dtype=torch.float64, device=tokens_TD.device)
         room[self._rank, 0], room[self._rank, 1 : 1 + first.numel()] = len(tokens_TD), first
-        each = self._gather(room).cpu()
+        each = self._all_gather(room).cpu()
         counts, rows = each[:, 0], each[:, 1:].nan_to_num()
         differ = bool((rows - rows[:1]).abs().max() > _ROUNDING * rows.abs().max())
         if differ or bool((counts != counts[0]).any()):
@@ -71,38 +71,38 @@ class SameTokens:
                 "all of these places, whole and not cut along their sequence; gather them in front of the layer"
             )
 
-    def mine(self, tokens: int) -> slice:
+    def own_slice(self, tokens: int) -> slice:
         """Return which of so many tokens this place goes on with."""
-        size = self._size(tokens)
+        size = self._share_size(tokens)
         return slice(min(self._rank * size, tokens), min((self._rank + 1) * size, tokens))
 
-    def share(self, tokens_TD: torch.Tensor, weights_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def split(self, tokens_TD: torch.Tensor, weights_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this place's share, `(P, D)` and `(P, K)`; backward, all places get the gradients of all tokens."""
-        return cast("tuple[torch.Tensor, torch.Tensor]", apply(_Share, tokens_TD, weights_TK, self))
+        return cast("tuple[torch.Tensor, torch.Tensor]", apply(_Split, tokens_TD, weights_TK, self))
 
-    def gathered(self, mixed_PD: torch.Tensor, tokens: int) -> torch.Tensor:
+    def join(self, mixed_PD: torch.Tensor, tokens: int) -> torch.Tensor:
         """Return what all places have made of their shares, `(T, D)`; backward, each gets what is of its own."""
-        return apply(_Gathered, mixed_PD, self, tokens)
+        return apply(_Join, mixed_PD, self, tokens)
 
-    def whole(self, share_PX: torch.Tensor, tokens: int) -> torch.Tensor:
+    def gather_shares(self, share_PX: torch.Tensor, tokens: int) -> torch.Tensor:
         """Gather the shares of all places, `(T, X)`."""
-        size = self._size(tokens)
+        size = self._share_size(tokens)
         room = share_PX.new_zeros((self._places, size, *share_PX.shape[1:]))
         room[self._rank, : len(share_PX)] = share_PX
-        return self._gather(room).flatten(0, 1)[:tokens]
+        return self._all_gather(room).flatten(0, 1)[:tokens]
 
-    def _size(self, tokens: int) -> int:
+    def _share_size(self, tokens: int) -> int:
         """Return how many tokens a share has, but for the last ones, which may have fewer."""
         return -(-tokens // self._places)
 
-    def _gather(self, room: torch.Tensor) -> torch.Tensor:
+    def _all_gather(self, room: torch.Tensor) -> torch.Tensor:
         """Fill room for what all places have, where there is what this one has."""
         if room.numel():
             self._group.all_gather_single(room, room[self._rank]).wait()
         return room
 
 
-def check_here(tokens: torch.Tensor) -> None:
+def check_no_dtensor(tokens: torch.Tensor) -> None:
     """Refuse tokens that are spread over the places of a unit: what goes to an expert is a row of numbers.
 
     Raises:
@@ -115,13 +115,13 @@ def check_here(tokens: torch.Tensor) -> None:
         )
 
 
-class _Share(torch.autograd.Function):
+class _Split(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tokens_TD: torch.Tensor, weights_TK: torch.Tensor, places: SameTokens
+        ctx: Any, tokens_TD: torch.Tensor, weights_TK: torch.Tensor, places: TokenSplit
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.places, ctx.tokens = places, len(tokens_TD)
-        mine = places.mine(len(tokens_TD))
+        mine = places.own_slice(len(tokens_TD))
         return tokens_TD[mine].clone(), weights_TK[mine].clone()
 
     @staticmethod
@@ -129,15 +129,15 @@ class _Share(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - one gradient for each result
         ctx: Any, grad_PD: torch.Tensor, grad_PK: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        places: SameTokens = ctx.places
-        return places.whole(grad_PD, ctx.tokens), places.whole(grad_PK, ctx.tokens), None
+        places: TokenSplit = ctx.places
+        return places.gather_shares(grad_PD, ctx.tokens), places.gather_shares(grad_PK, ctx.tokens), None
 
 
-class _Gathered(torch.autograd.Function):
+class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mixed_PD: torch.Tensor, places: SameTokens, tokens: int) -> torch.Tensor:
-        ctx.mine = places.mine(tokens)
-        return places.whole(mixed_PD, tokens)
+    def forward(ctx: Any, mixed_PD: torch.Tensor, places: TokenSplit, tokens: int) -> torch.Tensor:
+        ctx.mine = places.own_slice(tokens)
+        return places.gather_shares(mixed_PD, tokens)
 
     @staticmethod
     @once_differentiable

@@ -35,14 +35,14 @@ class Channel:
         """How many ranks the group has."""
         return self.comm.size
 
-    def enter(self, layer: int) -> None:
+    def enter_layer(self, layer: int) -> None:
         """A layer's forward begins.
 
         Raises:
             BadInputError: other ranks take part, and it is not this layer's turn.
         """
         if self.size > 1:
-            self.state.enter(layer)
+            self.state.enter_layer(layer)
 
     def all_gather(self, mine_X: torch.Tensor) -> torch.Tensor | None:
         """Return all ranks' `(X,)` tensors as `(N, X)`; None where the step is void."""
@@ -52,7 +52,7 @@ class Channel:
         try:
             self.comm.wait(self.comm.start_all_gather(gathered, mine_X))
         except (HaltedError, PeerLostError) as error:
-            self.state.spoil(error)
+            self.state.mark_void(error)
             return None
         return gathered.view(self.comm.size, -1)
 
@@ -73,7 +73,7 @@ class Channel:
                 return output
             except (HaltedError, PeerLostError) as error:
                 # The abandoned operation may still write to `output`: it is never looked at again.
-                self.state.spoil(error)
+                self.state.mark_void(error)
         return rows_AD.new_zeros(shape)
 
 
@@ -94,7 +94,7 @@ class Route:
     def by_source(self, rows_AD: torch.Tensor) -> torch.Tensor:
         """Return what lies in the order of the stacked rows in that in which it came."""
         move = self.movement
-        return rows_AD if move.in_order else self.kernels.gather(rows_AD, move.unreceive)
+        return rows_AD if move.in_order else self.kernels.gather(rows_AD, move.receive_inverse)
 
 
 class _ToExperts(torch.autograd.Function):
@@ -115,7 +115,7 @@ class _ToExperts(torch.autograd.Function):
         move, kernels = route.movement, route.kernels
         leaving_AD = route.by_source(grad_AD)
         back_AD = route.channel.all_to_all(leaving_AD, move.receive, move.send)
-        return kernels.gather_sum(back_AD, move.unsend, route.top_k), None
+        return kernels.gather_sum(back_AD, move.send_inverse, route.top_k), None
 
 
 class _FromExperts(torch.autograd.Function):
@@ -128,7 +128,7 @@ class _FromExperts(torch.autograd.Function):
         leaving_AD = route.by_source(done_AD)
         back_AD = route.channel.all_to_all(leaving_AD, move.receive, move.send)
         ctx.save_for_backward(back_AD, weights_TK)
-        return kernels.combine(back_AD, weights_TK, move.unsend, dtype)
+        return kernels.combine(back_AD, weights_TK, move.send_inverse, dtype)
 
     @staticmethod
     @once_differentiable
@@ -138,7 +138,7 @@ class _FromExperts(torch.autograd.Function):
         route: Route = ctx.route
         move, kernels = route.movement, route.kernels
         back_AD, weights_TK = ctx.saved_tensors
-        grad_AD, grad_TK = kernels.combine_backward(grad_TD, back_AD, weights_TK, move.send_order, move.unsend)
+        grad_AD, grad_TK = kernels.combine_backward(grad_TD, back_AD, weights_TK, move.send_order, move.send_inverse)
         if route.channel.state.skipping:
             grad_AD = torch.zeros_like(grad_AD)  # Also where it is not a number.
         arrived_AD = route.channel.all_to_all(grad_AD, move.send, move.receive)
