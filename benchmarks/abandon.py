@@ -24,7 +24,7 @@ from standstill import Watch
 
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
-from holdfast.runtime.reduction.reduction import NO_LANES
+from holdfast.runtime.reduction.reduction import EMPTY_RESULT
 from tests.harness.local_world import Seat, run_world
 
 TARGET_S = 0.050
@@ -53,7 +53,7 @@ def all_gather(comm: Communicator) -> None:
 
 
 def commit(comm: Communicator) -> None:
-    finish(start_commit(comm), NO_LANES)
+    finish(start_commit(comm), EMPTY_RESULT)
 
 
 KINDS: dict[str, Operation] = {

@@ -25,7 +25,7 @@ from torch import nn
 from holdfast.planning.levels import FAN_OUT, levels_of
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.reduction.reduction import NO_LANES, GradientBuckets, reduce_gradients
+from holdfast.runtime.reduction.reduction import EMPTY_RESULT, GradientBuckets, reduce_gradients
 from tests.harness.local_world import Seat, run_world
 
 WARM_UP = 3
@@ -41,7 +41,7 @@ class Spent:
 
 
 def commit(comm: Communicator) -> None:
-    finish(start_commit(comm), NO_LANES)
+    finish(start_commit(comm), EMPTY_RESULT)
 
 
 def timed(seat: Seat, rounds: int, work: Callable[[], None]) -> list[tuple[float, float]]:

@@ -19,9 +19,9 @@ import torch
 
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import LiveSource, StateSource
-from holdfast.runtime.state.receive import Receipt, StateInbox
+from holdfast.runtime.state.receive import StateInbox, StateReceiver
 from holdfast.runtime.state.state import TrainingState
-from holdfast.runtime.state.transfer import Push
+from holdfast.runtime.state.transfer import StateSender
 from holdfast.runtime.state.wire import Offer, Ticket
 
 SENDER, RECEIVER = "n1/0/a", "n2/0/b"
@@ -53,27 +53,27 @@ def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
     """The joiner: one receipt per generation; then the same bytes over one raw stream."""
     torch.set_num_threads(1)
     state = make(megabytes)
-    receipts: dict[int, Receipt] = {}
+    receipts: dict[int, StateReceiver] = {}
     lock = threading.Lock()
     ended: queue.Queue[int] = queue.Queue()
 
     def admit(offer: Offer, wait_s: float) -> Ticket:
         return Ticket(plan=plan_of(offer.generation, inbox_port), sender=SENDER, receiver=RECEIVER)
 
-    def open_receipt(ticket: Ticket) -> Receipt:
+    def open_receipt(ticket: Ticket) -> StateReceiver:
         generation = ticket.plan.generation
         with lock:
             if generation not in receipts:
-                receipts[generation] = Receipt(
+                receipts[generation] = StateReceiver(
                     ticket=ticket, prepare=state.prepare, on_end=lambda: ended.put(generation)
                 )
             return receipts[generation]
 
-    inbox = StateInbox("127.0.0.1", admit=admit, open_receipt=open_receipt)
+    inbox = StateInbox("127.0.0.1", admit=admit, open_receiver=open_receipt)
     inbox_port = inbox.start()
     pipe.send(inbox_port)
     for generation in range(1, repeats + 2):
-        while not (generation in receipts and receipts[generation].ended):
+        while not (generation in receipts and receipts[generation].has_ended):
             ended.get()
         header = receipts[generation].result()
         state.adopt(header.manifest, receipts[generation].tensors)
@@ -103,7 +103,7 @@ def measure(megabytes: int, repeats: int) -> tuple[list[float], list[float]]:
     for generation in range(1, repeats + 2):
         outcome: queue.Queue[str] = queue.Queue()
         started = time.perf_counter()
-        Push(
+        StateSender(
             plan=plan_of(generation, port),
             sender=SENDER,
             receivers=(RECEIVER,),

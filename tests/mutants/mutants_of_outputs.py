@@ -8,7 +8,7 @@ OUTPUT_MUTANTS = (
     Mutant(
         name="notes_are_not_restarted",
         module="runtime.gradients.workload",
-        qualname="Workload.begin",
+        qualname="Workload.start_step",
         old="self._notes.restart()",
         new="pass",
         why="values that were logged in an attempt that was left count again",

@@ -20,7 +20,7 @@ _LISTED_CHARACTERS = 8000
 def in_common(workload: Workload, device: torch.device, *, checkpoint_every: int | str) -> dict[str, str]:
     """Return it by name; of a model that is spread over a unit's places it says the same in all of them."""
     software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": _scipy_version()}
-    state, order = workload.state.capture().manifest.in_all_places, workload.loader.order
+    state, order = workload.state.capture().manifest.global_manifest, workload.loader.order
     everything = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=16).hexdigest()
     tensors = ", ".join(
         f"{t.name} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}{t.placed and f' ({t.placed})'}"

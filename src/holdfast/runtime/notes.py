@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.gathering import gather_bytes
 
@@ -79,7 +79,9 @@ _decoder = msgspec.msgpack.Decoder(_Share)
 class Notes:
     """All sources of notes of a job, and the way of their notes to all ranks."""
 
-    def __init__(self, sources: Sequence[NoteSource], micro_batches: int, place: PlaceInUnit = WHOLE_UNIT) -> None:
+    def __init__(
+        self, sources: Sequence[NoteSource], micro_batches: int, place: ReplicaPosition = WHOLE_REPLICA
+    ) -> None:
         """Gather the notes of these sources, the same in number and order on all ranks, of M micro-batches a step.
 
         Args:

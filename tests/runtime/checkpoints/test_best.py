@@ -32,7 +32,7 @@ def rated(
     keep: int = 2,
     monitor: str = "loss",
 ) -> None:
-    best.rate(
+    best.add_rating(
         Rating(evaluation="eval", step=step, monitor=monitor, value=value),
         BestChoice(monitor=monitor, mode=mode, keep=keep),
     )
@@ -64,7 +64,7 @@ def test_a_state_is_kept_once_its_checkpoint_is_there(tmp_path: Path) -> None:
     rated(best, 3, 1.0)
     assert kept(tmp_path) == {}
     path = written(tmp_path, 3)
-    best.look(3)
+    best.keep_rated(3)
     assert kept(tmp_path) == {3: "state 3"}
     assert os.stat(path / "data").st_ino == os.stat(tmp_path / "best-eval-00000003" / "data").st_ino, "takes no room"
 
@@ -74,11 +74,11 @@ def test_a_state_whose_checkpoint_was_overtaken_is_told_of_once(
 ) -> None:
     best = BestStates(LocalStorage(tmp_path))
     rated(best, 3, 1.0)
-    best.counts(2)
+    best.on_complete(2)
     assert caplog.messages == []
     written(tmp_path, 5)
-    best.counts(5)
-    best.counts(6)
+    best.on_complete(5)
+    best.on_complete(6)
     told = "the state of step 3, one of the best of eval, is not kept: the checkpoint of step 5 was complete before its"
     assert caplog.messages == [f"{told} own"]
     assert kept(tmp_path) == {}

@@ -70,21 +70,23 @@ def saver_of(
 ) -> CheckpointSaver:
     tell = told.messages.put
     store = CheckpointStore(storage, tell, worker="n/0/a", at_disk=at_disk)
-    return CheckpointSaver(storage=storage, worker="n/0/a", every=every, sink=store, tell=tell, obey=store.obey)
+    return CheckpointSaver(
+        storage=storage, worker="n/0/a", every=every, sink=store, send=tell, forward_order=store.obey
+    )
 
 
 def save(directory: Path, state: TrainingState, step: int, share: PartShare = ORIGIN) -> str:
     told = Told()
     saver = saver_of(LocalStorage(directory), told)
-    assert saver.offer(state, step, share)
+    assert saver.save_if_due(state, step, share)
     written = told.next(CheckpointWritten)
     assert (written.step, written.term, written.generation) == (step, share.term, share.generation)
-    saver.obey(accepted(written))
+    saver.on_order(accepted(written))
     kept = told.next(CheckpointKept)
-    assert not saver.idle
-    saver.obey(settled(written))
+    assert not saver.is_idle
+    saver.on_order(settled(written))
     saver.close()
-    assert saver.idle
+    assert saver.is_idle
     assert saver.saved_step == step
     assert kept.bytes == sum(file.bytes for file in written.files) > 0
     return kept.name
@@ -120,7 +122,7 @@ def test_a_checkpoint_counts_even_if_the_best_states_cannot_be_kept(
     def fail(_best: BestStates, _step: int) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(BestStates, "counts", fail)
+    monkeypatch.setattr(BestStates, "on_complete", fail)
     save(tmp_path, make(3), 3)
 
 
@@ -141,11 +143,11 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
     source, target, told = make(3), make(0), Told()
     before, storage = state_hash(source.capture()), HeldStorage(tmp_path)
     saver = saver_of(storage, told)
-    assert saver.offer(source, 3, ORIGIN)
+    assert saver.save_if_due(source, 3, ORIGIN)
     train(source.model, source.optimizers.by_name[""])
     assert state_hash(source.capture()) != before
     storage.release.set()
-    saver.obey(accepted(told.next(CheckpointWritten)))
+    saver.on_order(accepted(told.next(CheckpointWritten)))
     name = told.next(CheckpointKept).name
     saver.close()
     load_checkpoint(LocalStorage(tmp_path), name, target)
@@ -164,14 +166,14 @@ def test_an_expelled_writer_that_wakes_up_harms_nobody(tmp_path: Path, *, wakes_
     """Reproducer fence.py: AcceptCheckpoint of the abandoned lineage lay in its socket."""
     told, decided, target = Told(), make(3), make(0)
     old = saver_of(LocalStorage(tmp_path), told)
-    assert old.offer(make(1), 3, PartShare(term=1, generation=1, seal="cd"))
+    assert old.save_if_due(make(1), 3, PartShare(term=1, generation=1, seal="cd"))
     order = accepted(told.next(CheckpointWritten))
     if wakes_first:
-        old.obey(order)
+        old.on_order(order)
         told.next(CheckpointKept)
     name = save(tmp_path, decided, 3)
     if not wakes_first:
-        old.obey(order)
+        old.on_order(order)
     old.close()
     load_checkpoint(LocalStorage(tmp_path), name, target)
     assert state_hash(target.capture()) == state_hash(decided.capture())
@@ -182,17 +184,17 @@ def test_four_workers_write_a_checkpoint_that_any_other_reads(tmp_path: Path) ->
     state, target, told = make(3), make(0), Told()
     savers = [saver_of(LocalStorage(tmp_path), told) for _ in range(4)]
     for rank, saver in enumerate(savers):
-        assert saver.offer(state, 3, PartShare(term=1, generation=1, rank=rank, world=4, seal="ab"))
+        assert saver.save_if_due(state, 3, PartShare(term=1, generation=1, rank=rank, world=4, seal="ab"))
     written = [told.next(CheckpointWritten) for _ in savers]
     assert sorted(part.part for part in written) == [0, 1, 2, 3]
     files = tuple(file for part in written for file in part.files)
     assert checkpoint_dir.find_checkpoints(LocalStorage(tmp_path)) == []
-    savers[2].obey(msgspec.structs.replace(accepted(written[0]), files=files))
+    savers[2].on_order(msgspec.structs.replace(accepted(written[0]), files=files))
     name = told.next(CheckpointKept).name
     for saver in savers:
-        saver.obey(settled(written[0]))
+        saver.on_order(settled(written[0]))
         saver.close()
-        assert saver.idle
+        assert saver.is_idle
     assert load_checkpoint(LocalStorage(tmp_path), name, target) == 3
     assert state_hash(target.capture()) == state_hash(state.capture())
 
@@ -200,8 +202,8 @@ def test_four_workers_write_a_checkpoint_that_any_other_reads(tmp_path: Path) ->
 def test_only_what_the_coordinator_names_is_removed(tmp_path: Path) -> None:
     names = [save(tmp_path, make(step), step) for step in (1, 2, 3)]
     saver = saver_of(LocalStorage(tmp_path), Told())
-    saver.obey(PruneCheckpoints(term=1, names=(names[0],), remove=False))
-    saver.obey(PruneCheckpoints(term=1, names=(names[1],)))
+    saver.on_order(PruneCheckpoints(term=1, names=(names[0],), remove=False))
+    saver.on_order(PruneCheckpoints(term=1, names=(names[1],)))
     saver.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [names[0], names[2]]
 
@@ -210,10 +212,10 @@ def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
     """A coordinator that took over does not know what the one before it has heard."""
     told = Told()
     saver = saver_of(LocalStorage(tmp_path), told)
-    assert saver.offer(make(1), 1, ORIGIN)
+    assert saver.save_if_due(make(1), 1, ORIGIN)
     order = accepted(told.next(CheckpointWritten))
-    saver.obey(order)
-    saver.obey(order)
+    saver.on_order(order)
+    saver.on_order(order)
     assert told.next(CheckpointKept) == told.next(CheckpointKept)
     saver.close()
 
@@ -221,24 +223,24 @@ def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
 def test_what_was_written_before_a_roll_back_is_waited_for_no_longer(tmp_path: Path) -> None:
     told = Told()
     saver = saver_of(LocalStorage(tmp_path), told)
-    assert saver.offer(make(1), 1, ORIGIN)
+    assert saver.save_if_due(make(1), 1, ORIGIN)
     told.next(CheckpointWritten)
-    assert not saver.idle
-    saver.loaded("")
-    assert saver.idle
-    assert not saver.saved(1, ORIGIN)
+    assert not saver.is_idle
+    saver.on_loaded("")
+    assert saver.is_idle
+    assert not saver.has_saved(1, ORIGIN)
     saver.close()
 
 
 def test_what_is_pruned_is_waited_for_no_longer(tmp_path: Path) -> None:
     told = Told()
     saver = saver_of(LocalStorage(tmp_path), told)
-    assert saver.offer(make(1), 1, ORIGIN)
+    assert saver.save_if_due(make(1), 1, ORIGIN)
     written = told.next(CheckpointWritten)
-    assert saver.saved(1, ORIGIN)
-    saver.obey(PruneCheckpoints(term=1, names=(written.name,)))
-    assert saver.idle
-    assert not saver.saved(1, ORIGIN)
+    assert saver.has_saved(1, ORIGIN)
+    saver.on_order(PruneCheckpoints(term=1, names=(written.name,)))
+    assert saver.is_idle
+    assert not saver.has_saved(1, ORIGIN)
     saver.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -247,12 +249,12 @@ def test_what_others_have_found_damaged_is_written_again(tmp_path: Path) -> None
     """It was loaded here without trouble, and the others have its step from here: nothing else holds it."""
     name = save(tmp_path, make(1), 1)
     saver = saver_of(LocalStorage(tmp_path), Told())
-    saver.loaded(name)
+    saver.on_loaded(name)
     again = PartShare(term=2, generation=2, seal="cd")
-    saver.obey(PruneCheckpoints(term=2, names=(ORIGIN.name(9).folder,), remove=False))
-    assert saver.saved(1, again)
-    saver.obey(PruneCheckpoints(term=2, names=(name,), remove=False))
-    assert not saver.saved(1, again)
+    saver.on_order(PruneCheckpoints(term=2, names=(ORIGIN.checkpoint_name(9).folder,), remove=False))
+    assert saver.has_saved(1, again)
+    saver.on_order(PruneCheckpoints(term=2, names=(name,), remove=False))
+    assert not saver.has_saved(1, again)
     assert saver.saved_step == 0
     saver.close()
     assert (tmp_path / name).is_dir(), "what is wrong with it is for a person to see"
@@ -261,12 +263,12 @@ def test_what_others_have_found_damaged_is_written_again(tmp_path: Path) -> None
 def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
     told, storage = Told(), HeldStorage(tmp_path)
     store = CheckpointStore(storage, told.messages.put, worker="n/0/a", stalled_s=0.05)
-    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, tell=told.messages.put)
-    assert saver.offer(make(1), 1, ORIGIN)
+    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, send=told.messages.put)
+    assert saver.save_if_due(make(1), 1, ORIGIN)
     unwritten = told.next(CheckpointUnwritten)
     assert "has not answered for 0.05 s" in unwritten.why
     assert saver.is_still_saving(2)
-    assert not saver.offer(make(1), 2, ORIGIN, (Wish.STILL_SAVING,)), "left out, not queued"
+    assert not saver.save_if_due(make(1), 2, ORIGIN, (Wish.STILL_SAVING,)), "left out, not queued"
     saver.close()
     storage.release.set()
 
@@ -274,7 +276,7 @@ def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
 def test_what_waits_behind_one_that_hangs_is_told_as_well(tmp_path: Path) -> None:
     told, storage = Told(), HeldStorage(tmp_path)
     store = CheckpointStore(storage, told.messages.put, worker="n/0/a", stalled_s=0.05)
-    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, tell=told.messages.put)
+    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, send=told.messages.put)
     assert saver.save(make(1), 1, ORIGIN)
     assert told.next(CheckpointUnwritten).step == 1
     assert saver.save(make(1), 2, ORIGIN), "a job's last one, for which all workers wait"
@@ -304,12 +306,12 @@ def test_a_removal_that_hangs_is_said_once_although_nobody_waits_for_it(tmp_path
     log.addHandler(handler)
     try:
         store = CheckpointStore(Held(tmp_path), told.messages.put, worker="n/0/a", stalled_s=0.05)
-        store.obey(PruneCheckpoints(term=1, names=(ORIGIN.name(1).folder,)))
+        store.obey(PruneCheckpoints(term=1, names=(ORIGIN.checkpoint_name(1).folder,)))
         assert removes.wait(DEADLINE_S)
         assert lines.get(timeout=DEADLINE_S).startswith(
             f"{tmp_path} has not answered for 0.05 s, asked to list or remove"
         )
-        store.write(PartToWrite(name=ORIGIN.name(2), worker="n/0/a", files={"a": lambda: [b"x"]}))
+        store.write(PartToWrite(name=ORIGIN.checkpoint_name(2), worker="n/0/a", files={"a": lambda: [b"x"]}))
         assert told.next(CheckpointUnwritten).step == 2
         go.set()
         store.close()
@@ -342,7 +344,7 @@ class SlowStorage(LocalStorage):
 def test_a_checkpoint_that_takes_long_to_be_read_again_is_kept(tmp_path: Path) -> None:
     told, storage = Told(), SlowStorage(tmp_path)
     store = CheckpointStore(storage, told.messages.put, worker="n/0/a", stalled_s=1.0)
-    name = ORIGIN.name(1)
+    name = ORIGIN.checkpoint_name(1)
     store.write(PartToWrite(name=name, worker="n/0/a", files={"a": lambda: [b"x" * 30]}))
     written = told.next(CheckpointWritten)
     storage.pause_s = 0.05
@@ -357,10 +359,10 @@ def test_no_error_is_logged_when_an_overtaken_checkpoint_cannot_be_kept(
 ) -> None:
     told, storage = Told(), LocalStorage(tmp_path)
     store = CheckpointStore(storage, told.messages.put, worker="n/0/a")
-    store.write(PartToWrite(name=ORIGIN.name(1), worker="n/0/a", files={"a": lambda: [b"x"]}))
+    store.write(PartToWrite(name=ORIGIN.checkpoint_name(1), worker="n/0/a", files={"a": lambda: [b"x"]}))
     written = told.next(CheckpointWritten)
     if overtaken:
-        store.give_up_before(ORIGIN.name(2))
+        store.give_up_before(ORIGIN.checkpoint_name(2))
     storage.remove(written.name)
     store.obey(accepted(written))
     assert told.next(CheckpointUnwritten).step == 1
@@ -378,7 +380,7 @@ def test_no_room_for_a_copy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("holdfast.runtime.checkpoints.saver.copy_part", no_room)
     assert not saver.save(make(1), 1, ORIGIN)
     unwritten = told.next(CheckpointUnwritten)
-    assert (unwritten.step, unwritten.name) == (1, ORIGIN.name(1).folder)
+    assert (unwritten.step, unwritten.name) == (1, ORIGIN.checkpoint_name(1).folder)
     assert "no room for a copy" in unwritten.why
     saver.close()
 
@@ -416,15 +418,15 @@ def test_one_at_a_time_and_only_when_due(tmp_path: Path) -> None:
     told, storage = Told(), HeldStorage(tmp_path)
     saver = saver_of(storage, told, every=2)
     state = make(1)
-    assert saver.idle
-    assert not saver.offer(state, 1, ORIGIN)
+    assert saver.is_idle
+    assert not saver.save_if_due(state, 1, ORIGIN)
     assert not saver.is_still_saving(2)
-    assert saver.offer(state, 2, ORIGIN)
+    assert saver.save_if_due(state, 2, ORIGIN)
     assert [saver.is_still_saving(step) for step in (3, 4)] == [False, True], "nothing is due after step 3"
-    assert not saver.offer(state, 4, ORIGIN, (Wish.STILL_SAVING,))
-    assert not saver.offer(state, 5, ORIGIN, (Wish.SAVE_IF_FREE, Wish.STILL_SAVING))
-    assert not saver.idle
-    assert saver.offer(state, 5, ORIGIN, (Wish.SAVE, Wish.STILL_SAVING)), "a requested save is not left out"
+    assert not saver.save_if_due(state, 4, ORIGIN, (Wish.STILL_SAVING,))
+    assert not saver.save_if_due(state, 5, ORIGIN, (Wish.SAVE_IF_FREE, Wish.STILL_SAVING))
+    assert not saver.is_idle
+    assert saver.save_if_due(state, 5, ORIGIN, (Wish.SAVE, Wish.STILL_SAVING)), "a requested save is not left out"
     storage.release.set()
     assert [told.next(CheckpointWritten).step for _ in range(2)] == [2, 5]
     assert not saver.is_still_saving(6)
@@ -438,10 +440,10 @@ def test_a_failed_save_is_logged_and_told(tmp_path: Path, caplog: pytest.LogCapt
     directory.rmdir()
     directory.write_text("in the way")
     with caplog.at_level(logging.ERROR):
-        assert saver.offer(make(1), 1, ORIGIN)
+        assert saver.save_if_due(make(1), 1, ORIGIN)
         files = (StoredFile(name="a", bytes=1, sha256="0" * 64),)
-        saver.obey(AcceptCheckpoint(term=1, generation=1, step=1, name="../../etc", files=files))
-        saver.obey(PruneCheckpoints(term=1, names=("../../etc",)))
+        saver.on_order(AcceptCheckpoint(term=1, generation=1, step=1, name="../../etc", files=files))
+        saver.on_order(PruneCheckpoints(term=1, names=("../../etc",)))
         saver.close()
     said = [record.getMessage() for record in caplog.records]
     assert [next(words for words in ("failed", "is not kept", "not removed") if words in line) for line in said] == [
@@ -480,9 +482,9 @@ def test_a_full_disk_ends_no_training_and_nothing_half_written_counts(
     if room == "injected":
         faults.order(Inject(fault="disk-full"))
     with caplog.at_level(logging.ERROR):
-        assert saver.offer(make(1), 1, ORIGIN)
+        assert saver.save_if_due(make(1), 1, ORIGIN)
         if room == "manifest":
-            saver.obey(accepted(told.next(CheckpointWritten)))
+            saver.on_order(accepted(told.next(CheckpointWritten)))
         unwritten = told.next(CheckpointUnwritten)
     (record,) = (record for record in caplog.records if record.name.startswith("holdfast"))
     assert record.getMessage().endswith("No space left on device")
@@ -490,9 +492,9 @@ def test_a_full_disk_ends_no_training_and_nothing_half_written_counts(
     assert unwritten.why.endswith("No space left on device")
     assert told.messages.empty()
     assert checkpoint_dir.find_checkpoints(storage) == []
-    saver.obey(PruneCheckpoints(term=1, names=(unwritten.name,)))  # (as the coordinator answers)
+    saver.on_order(PruneCheckpoints(term=1, names=(unwritten.name,)))  # (as the coordinator answers)
     saver.close()
-    assert saver.idle
+    assert saver.is_idle
     assert list(tmp_path.iterdir()) == []
 
 

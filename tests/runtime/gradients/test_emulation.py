@@ -7,7 +7,7 @@ import torch
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import ExperimentSpec
-from holdfast.runtime.gradients.emulation import MicroBatchTime, emulate
+from holdfast.runtime.gradients.emulation import MicroBatchDelay, set_up_emulation
 from holdfast.runtime.moe.layer.moe_layer import MoE
 
 
@@ -28,21 +28,21 @@ class Time:
 
 def test_a_micro_batch_takes_its_time_and_what_it_really_takes_is_part_of_it() -> None:
     time = Time()
-    micro_batch = MicroBatchTime(2.0, time.now, time.sleep)
+    micro_batch = MicroBatchDelay(2.0, time.now, time.sleep)
     for work in (0.5, 0.0, 3.0):
-        micro_batch.begin()
+        micro_batch.start()
         time.at += work
-        micro_batch.rest()
+        micro_batch.sleep_remaining()
         time.at += 10.0  # (what is between two is no part of either)
     assert time.slept == [1.5, 2.0]
 
 
 def test_dense_models_have_micro_batches_and_experts_have_tokens() -> None:
     dense, experts = torch.nn.Linear(2, 2), MoE(8, 8, 4, 2, seed=1)
-    assert emulate(ExperimentSpec(), dense) is None
-    assert emulate(ExperimentSpec(emulate_compute="0.1/micro-batch"), dense) is not None
+    assert set_up_emulation(ExperimentSpec(), dense) is None
+    assert set_up_emulation(ExperimentSpec(emulate_compute="0.1/micro-batch"), dense) is not None
     with pytest.raises(BadInputError, match=r"the model has none: give the time of a micro-batch, such as 0\.1/micro"):
-        emulate(ExperimentSpec(emulate_compute="0.1/token"), dense)
-    assert emulate(ExperimentSpec(emulate_compute="0.5/token"), experts) is None
+        set_up_emulation(ExperimentSpec(emulate_compute="0.1/token"), dense)
+    assert set_up_emulation(ExperimentSpec(emulate_compute="0.5/token"), experts) is None
     assert experts.emulation is not None
     assert experts.emulation.seconds_per_token == 0.5

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.flop_counter import FlopCounterMode
 
 from holdfast.runtime.gradients import flop_count
-from holdfast.runtime.gradients.flop_count import FirstRound, FlopCount
+from holdfast.runtime.gradients.flop_count import FirstRoundCounter, FlopCounter
 from holdfast.runtime.moe.layer.moe_layer import MoE
 
 Gradients = list[torch.Tensor]
@@ -59,9 +59,9 @@ def computed(make: Callable[[], nn.Module], shape: tuple[int, ...], begin: Calla
 def test_no_bit_is_another_where_flop_are_counted(name: str) -> None:
     make, shape = MODELS[name]
     plain = computed(make, shape, lambda: None)
-    count = FlopCount()
-    counted = computed(make, shape, count.begin)
-    assert (count.end() or 0) > 0
+    count = FlopCounter()
+    counted = computed(make, shape, count.start)
+    assert (count.stop() or 0) > 0
     assert len(plain) == len(counted)
     assert all(torch.equal(one, other) for one, other in zip(plain, counted, strict=True))
 
@@ -69,30 +69,30 @@ def test_no_bit_is_another_where_flop_are_counted(name: str) -> None:
 @pytest.mark.parametrize("name", ["layers", "convolutions", "encoder", "recurrent"])
 def test_it_is_what_torch_counts(name: str) -> None:
     make, shape = MODELS[name]
-    count, torchs = FlopCount(), FlopCounterMode(display=False)
-    computed(make, shape, count.begin)
-    found = count.end()
+    count, torchs = FlopCounter(), FlopCounterMode(display=False)
+    computed(make, shape, count.start)
+    found = count.stop()
     computed(make, shape, torchs.__enter__)
     torchs.__exit__(None, None, None)
     assert found == torchs.get_total_flops()
 
 
 def test_attention_on_this_machine_is_what_its_products_take() -> None:
-    count = FlopCount()
-    computed(*MODELS["attention"], count.begin)
+    count = FlopCounter()
+    computed(*MODELS["attention"], count.start)
     tokens, score = 4 * 24, 2 * 4 * 4 * 24 * 24 * 8
     # (the projection's input needs no gradient: two products of three; attention: two forward, five backward)
-    assert count.end() == 2 * (2 * tokens * 32 * 96) + 3 * (2 * tokens * 32 * 32) + 7 * score
+    assert count.stop() == 2 * (2 * tokens * 32 * 96) + 3 * (2 * tokens * 32 * 32) + 7 * score
 
 
 def test_experts_are_what_each_tokens_experts_take() -> None:
-    count = FlopCount()
-    computed(*MODELS["experts"], count.begin)
+    count = FlopCounter()
+    computed(*MODELS["experts"], count.start)
     tokens, router = 16, 2 * 16 * 32 * 4
     matrix = 2 * (2 * tokens) * 32 * 64
     # (the layer's input needs no gradient: the router takes two products; that of the experts' rows is made; last the
     # gradient of the weights by which each token's experts count)
-    assert count.end() == 3 * 2 * matrix + 2 * router + 2 * (2 * tokens) * 32
+    assert count.stop() == 3 * 2 * matrix + 2 * router + 2 * (2 * tokens) * 32
 
 
 @pytest.mark.parametrize(
@@ -106,28 +106,28 @@ def test_experts_are_what_each_tokens_experts_take() -> None:
     ],
 )
 def test_nothing_is_said_where_an_operation_is_not_known(compute: Callable[[], object]) -> None:
-    count = FlopCount()
-    count.begin()
+    count = FlopCounter()
+    count.start()
     torch.randn(4, 4) @ torch.randn(4, 4)
     compute()
-    assert count.end() is None
+    assert count.stop() is None
 
 
 def test_nothing_is_said_of_an_operation_that_is_not_torchs() -> None:
     library = torch.library.Library("holdfast_tests", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")
-    count = FlopCount()
-    count.begin()
+    count = FlopCounter()
+    count.start()
     torch.ops.holdfast_tests.twice(torch.ones(3))
-    assert count.end() is None
+    assert count.stop() is None
 
 
 def test_nothing_is_counted_where_something_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flop_count, "may_be_compiled", lambda: True)
-    count = FlopCount()
-    count.begin()
-    assert not count.under_way
+    count = FlopCounter()
+    count.start()
+    assert not count.is_counting
     assert _get_current_dispatch_mode() is None
 
 
@@ -151,51 +151,51 @@ class Own(TorchDispatchMode):
 
 
 def test_a_mode_of_the_scripts_own_is_left_where_it_is() -> None:
-    count, own = FlopCount(), Own()
+    count, own = FlopCounter(), Own()
     with own:
-        count.begin()
+        count.start()
         torch.randn(4, 4) @ torch.randn(4, 4)
-        assert count.end() == 128
+        assert count.stop() == 128
         assert _get_current_dispatch_mode() is own
-    count.begin()
+    count.start()
     ours = _get_current_dispatch_mode()
     with own:
-        assert count.end() is None, "it cannot be taken from below the other"
+        assert count.stop() is None, "it cannot be taken from below the other"
         assert _get_current_dispatch_mode() is own
     assert _get_current_dispatch_mode() is ours
     assert ours is not None
     ours.__exit__(None, None, None)
 
 
-def counted_in(first: FirstRound) -> list[bool]:
+def counted_in(first: FirstRoundCounter) -> list[bool]:
     """Go through two rounds; tell in which of them FLOP were counted."""
     found: list[bool] = []
     for _ in range(2):
-        first.begin()
+        first.start_round()
         torch.randn(4, 4) @ torch.randn(4, 4)
-        found.append(first.end() is not None)
+        found.append(first.stop_round() is not None)
     return found
 
 
 def test_only_the_first_round_of_a_generations_second_step_is_counted() -> None:
-    first = FirstRound()
-    first.attempt(1, 5, asked=True)
+    first = FirstRoundCounter()
+    first.start_attempt(1, 5, asked=True)
     assert counted_in(first) == [False, False]
-    first.attempt(1, 6, asked=True)
+    first.start_attempt(1, 6, asked=True)
     assert counted_in(first) == [True, False]
-    first.attempt(1, 7, asked=True)
+    first.start_attempt(1, 7, asked=True)
     assert counted_in(first) == [False, False]
-    first.attempt(2, 7, asked=True)
+    first.start_attempt(2, 7, asked=True)
     assert counted_in(first) == [False, False]
-    first.attempt(2, 8, asked=False)
+    first.start_attempt(2, 8, asked=False)
     assert counted_in(first) == [False, False]
 
 
 def test_a_round_that_was_left_in_the_middle_is_counted_no_further() -> None:
-    first = FirstRound()
-    first.attempt(1, 1, asked=True)
-    first.attempt(1, 2, asked=True)
-    first.begin()
-    first.attempt(2, 2, asked=True)
+    first = FirstRoundCounter()
+    first.start_attempt(1, 1, asked=True)
+    first.start_attempt(1, 2, asked=True)
+    first.start_round()
+    first.start_attempt(2, 2, asked=True)
     assert _get_current_dispatch_mode() is None
-    assert first.end() is None
+    assert first.stop_round() is None

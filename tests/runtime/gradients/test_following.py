@@ -63,7 +63,7 @@ def test_they_are_what_a_plain_loop_makes_them() -> None:
             optimizer.zero_grad()
         losses = []
         for number in range(6):
-            (real,) = workload.load(number)
+            (real,) = workload.load_micro_batch(number)
             loss = plain.loss(step.update, real)
             (loss / 6).backward()
             losses.append(float(loss.detach()))
@@ -118,7 +118,7 @@ def test_weights_are_averaged_with_a_rate_of_their_own() -> None:
         for x, y in step.micro_batches():
             step.backward(torch.nn.functional.mse_loss(model(x), y))
         assert step.apply()
-        x, y = workload.load(0)
+        x, y = workload.load_micro_batch(0)
         their_optimizer.zero_grad()
         torch.nn.functional.mse_loss(plain(x), y).backward()
         their_optimizer.step()

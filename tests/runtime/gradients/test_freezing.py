@@ -143,7 +143,7 @@ def test_a_state_from_before_a_group_was_added_takes_the_group_away_again() -> N
     after.optimizer.param_groups[0]["own"] = True
     for parameter in after.model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    with newer.workload.update._guard.stepping():
+    with newer.workload.update._guard.allow_steps():
         after.optimizer.step()
     adopt(newer.workload.state, older.workload.state)
     assert len(after.optimizer.param_groups) == 1

@@ -41,7 +41,7 @@ def test_the_scale_moves_as_torchs_own(skipped: list[bool], scale: float, growth
         parameter.grad = torch.full((1,), math.inf if skip else 0.0)
         theirs.step(optimizer)
         theirs.update()
-        ours.advance(skipped=skip)
+        ours.update(skipped=skip)
         assert mine.state_dict() == theirs.state_dict()
         assert ours.value == theirs.get_scale()
 
@@ -62,7 +62,7 @@ def test_a_scale_explains_a_skipped_step_only_while_it_can_be_lowered_and_the_lo
 ) -> None:
     scaler = GradScaler("cpu", init_scale=scale) if scale is not None else None
     v = Commit(grad_square=1.0, loss_sum=loss, samples=1, nonfinite=nonfinite)
-    assert LossScale(scaler, [], CPU).overflowed(v) == explained
+    assert LossScale(scaler, [], CPU).has_overflowed(v) == explained
 
 
 class Trained:

@@ -56,7 +56,7 @@ def test_it_trains_as_plain_pytorch_does(norms: float | dict[str, float] | None)
         for each in plain.optimizers.values():
             each.zero_grad()
         for number in range(6):
-            (real,) = workload.load(number)  # (seeds the micro-batch, too)
+            (real,) = workload.load_micro_batch(number)  # (seeds the micro-batch, too)
             (plain.loss(step.update, real) / 6).backward()
         norm = norms.get(step.update) if isinstance(norms, dict) else norms
         parameters = list(plain.model[step.update].parameters())

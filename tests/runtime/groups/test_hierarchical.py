@@ -25,7 +25,7 @@ from holdfast.runtime.groups.communicator import Communicator, HaltedError, Peer
 from holdfast.runtime.groups.hierarchical import build_hierarchical
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.sums import finish_sums, start_sums
-from holdfast.runtime.reduction.reduction import NO_LANES, GradientBuckets, reduce_gradients
+from holdfast.runtime.reduction.reduction import EMPTY_RESULT, GradientBuckets, reduce_gradients
 from tests.harness.local_world import LocalWorld, Seat, run_world
 
 
@@ -63,7 +63,7 @@ def test_sums_are_those_of_the_plan_whoever_is_late(shape: tuple[list[str], int,
     def body(comm: Communicator) -> tuple[list[float], Commit]:
         sums = finish_sums(start_sums(comm, draws[comm.rank].tolist(), "sums"))
         flags = () if comm.rank == seed % (2 * comm.size) else (Flag.SWAP,)
-        return sums, finish(start_commit(comm, flags), NO_LANES)
+        return sums, finish(start_commit(comm, flags), EMPTY_RESULT)
 
     outcomes = run_threads(nodes, body, seed=seed, flat_up_to=flat_up_to, fan_out=fan_out)
     expected = level_sums(nodes, flat_up_to, fan_out, list(draws))
@@ -99,7 +99,7 @@ def test_gradients_are_those_of_the_plan_whoever_is_late(
 
     def body(comm: Communicator) -> tuple[list[torch.Tensor], Commit]:
         buckets = buckets_of(comm.rank, dtype, numel, bucket_bytes)
-        own = replace(NO_LANES, samples=2**40 + comm.rank, loss_sum=0.1 * comm.rank)
+        own = replace(EMPTY_RESULT, samples=2**40 + comm.rank, loss_sum=0.1 * comm.rank)
         for _ in range(2):  # the second time over what the first left behind
             v = reduce_gradients([buckets], comm, 0.5, own=own)
         buckets.use_reduced()
@@ -157,7 +157,7 @@ def real_body(seat: Seat) -> dict[str, Any]:
     comm = seat.connect(1, nodes=NODES, any_to_any=False, flat_up_to=1, fan_out=2)
     outcome["owners"] = comm.owners
     outcome["sums"] = finish_sums(start_sums(comm, [0.1 * (seat.rank + 1), 1 / 3, 1.0], "sums"))
-    outcome["v"] = finish(start_commit(comm, (Flag.SWAP,)), NO_LANES)
+    outcome["v"] = finish(start_commit(comm, (Flag.SWAP,)), EMPTY_RESULT)
     for dtype in (torch.float32, torch.bfloat16):
         for bucket_bytes, numel in ((64, 50), (1 << 22, 300_000)):  # both ways to spread
             buckets = buckets_of(seat.rank, dtype, numel, bucket_bytes)

@@ -175,7 +175,7 @@ def test_survivors_of_a_death_on_any_level_reduce_again_what_they_have(
 
     def again(comm: Communicator) -> list[torch.Tensor | None]:
         mine = buckets[survivors[comm.rank]]
-        mine.hide()
+        mine.hide_sums()
         mine.collect()
         reduce_gradients([mine], comm, 1 / len(left))
         return reduced_gradients(mine)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from holdfast.runtime.dtensor.local import counts_here, local_of
+from holdfast.runtime.dtensor.local import is_counted_here, local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.tensors import named_modules, row_norms
 
@@ -20,7 +20,7 @@ def replica_norm(tensors: Iterable[torch.Tensor], replica: ReplicaMesh) -> float
     here = [
         float(row_norms(local_of(tensor).reshape(1, -1), torch.float64)) ** 2
         for tensor in tensors
-        if counts_here(tensor, at)
+        if is_counted_here(tensor, at)
     ]
     total = torch.tensor([sum(here)], dtype=torch.float64)
     for group in replica.groups.values():

@@ -15,8 +15,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.runtime.dtensor.local import as_spread, is_spread, local_of
-from holdfast.runtime.dtensor.place import PlaceInUnit
+from holdfast.runtime.dtensor.local import is_dtensor, local_of, wrap_like
+from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.state.state import TrainingState
 
@@ -62,7 +62,7 @@ class Rows(torch.optim.Optimizer):
             rows = parameter.new_zeros((parameter.shape[0], 1, 2))
             local_of(rows).copy_(torch.arange(rows.numel()).view(rows.shape) + number)
             self.state[parameter] = {"step": torch.tensor(1.0), "rows": rows}
-            if is_spread(parameter):
+            if is_dtensor(parameter):
                 self.state[parameter]["seen"] = torch.arange(9.0)
 
 
@@ -85,7 +85,7 @@ class SpreadState:
     def __init__(self, layout: Layout, place: int) -> None:
         """Spread a new model as a script would: matrix products first."""
         torch.manual_seed(7)
-        self.place = PlaceInUnit(layout=layout, place=place, spread=layout.places > 1)
+        self.place = ReplicaPosition(layout=layout, local_rank=place, has_layout=layout.places > 1)
         self.model = Model()
         self.whole = {name: tensor.clone() for name, tensor in self.model.named_parameters()}
         with connected_to_nobody(layout.places, place):
@@ -109,7 +109,7 @@ class SpreadState:
         for step in range(steps):
             torch.manual_seed(step)
             for name, parameter in self.model.named_parameters():
-                parameter.grad = as_spread(self.here(name, torch.randn(parameter.shape)), parameter)
+                parameter.grad = wrap_like(self.here(name, torch.randn(parameter.shape)), parameter)
             self.optimizer.step()
             self.average.update(self.model)
         self.model.get_buffer("seen").mul_(2)
@@ -117,7 +117,7 @@ class SpreadState:
     @torch.no_grad()
     def forget(self) -> None:
         """Let nothing be here of what a checkpoint brings."""
-        for _, tensor in self.state.own():
+        for _, tensor in self.state.model_tensors():
             local_of(tensor).fill_(-1)
         self.optimizer.state.clear()
         self.average.state |= {"decay": 0.0, "updates": torch.tensor(-1)}

@@ -27,7 +27,7 @@ from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotTaken
 from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan, Member, Role
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
 from holdfast.runtime.dtensor.local import local_of
-from holdfast.runtime.dtensor.place import PlaceInUnit
+from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.groups.communicator import HaltedError
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.layouts.sharded import check_spread, share_tokens
@@ -152,9 +152,9 @@ class _Holder:
 
     def __init__(self, rank: int, plan: GenerationPlan, seed: int, layout: Layout = LAYOUT) -> None:
         torch.manual_seed(seed)
-        self.place = PlaceInUnit(layout=layout, place=rank % layout.places, spread=True)
+        self.place = ReplicaPosition(layout=layout, local_rank=rank % layout.places, has_layout=True)
         model = torch.nn.Sequential(torch.nn.Linear(5, 3), holdfast.MoE(3, 4, EXPERTS))
-        with connected_to_nobody(layout.places, self.place.place):
+        with connected_to_nobody(layout.places, self.place.local_rank):
             mesh = init_device_mesh("cpu", (layout.shard,), mesh_dim_names=("shard",))
             fully_shard(model, mesh=mesh, ignored_params=set(model[1].experts.parameters()))
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
@@ -185,7 +185,7 @@ def _snapshots(folder: Path, rank: int, one: _Holder, told: list[object]) -> Sna
         worker=MEMBERS[rank].worker,
         every=1,
         state=one.state,
-        tell=untyped,
+        send=untyped,
         experts=one.experts,
         place=one.place,
     )
@@ -197,8 +197,8 @@ def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
     holders = [_Holder(rank, apart, rank) for rank in range(EXPERTS)]
     for rank, one in enumerate(holders):
         taker = _snapshots(tmp_path, rank, one, told)
-        taker.applied(apart, 3)
-        taker.settle()
+        taker.on_step_applied(apart, 3)
+        taker.wait_copied()
         taker.close()
     assert [type(one) for one in told] == [SnapshotTaken] * EXPERTS
     saved = {name: row for one in holders for name, row in one.rows().items()}
@@ -231,7 +231,7 @@ def _put_away(folder: Path) -> tuple[list[_Holder], SnapshotSource, GenerationPl
         for name, row in named_rows(one.experts.shards, hosted_pairs(one.experts.shards)).items():
             row.normal_(generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))  # (copies are equal)
         keeper = _snapshots(folder, rank, one, told)
-        keeper.put_away(plan, STEP)
+        keeper.stash(plan, STEP)
         keeper.close()
     assert [type(one) for one in told] == [SnapshotTaken] * 6, "two places of a unit, and four workers with experts"
     assert plan.expert_plan is not None

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from holdfast.runtime.dtensor.local import as_spread, local_of
+from holdfast.runtime.dtensor.local import local_of, wrap_like
 from holdfast.runtime.warming.spread_steps import foresee_steps
 
 untyped: Any = DTensor
@@ -28,7 +28,7 @@ def _model(width: int) -> torch.nn.Module:
 
 def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for parameter in model.parameters():
-        parameter.grad = as_spread(torch.ones_like(local_of(parameter)), parameter)
+        parameter.grad = wrap_like(torch.ones_like(local_of(parameter)), parameter)
     optimizer.step()
 
 

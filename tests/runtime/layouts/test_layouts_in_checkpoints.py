@@ -24,8 +24,8 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.checkpoints.global_terms import encode_manifest
 from holdfast.runtime.checkpoints.parts import part_name, stored_names
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare, load_checkpoint
-from holdfast.runtime.checkpoints.torch_file import state_of
-from holdfast.runtime.dtensor.local import local_of, spread_of
+from holdfast.runtime.checkpoints.torch_file import read_state
+from holdfast.runtime.dtensor.local import local_of, placement_of
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.state.state import TrainingState
 from holdfast.storage import LocalStorage
@@ -65,7 +65,7 @@ def saver_of(storage: LocalStorage, one: SpreadState, sink: Sink | None = None) 
         pytest.fail(f"nothing is to be told: {message}")
 
     sink = sink or Sink(storage)
-    return CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=sink, tell=tell, place=one.place)
+    return CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=sink, send=tell, place=one.place)
 
 
 def write(folder: Path, places: list[SpreadState], units: int = UNITS) -> LocalStorage:
@@ -156,7 +156,7 @@ def test_what_is_written_is_the_same_state_whatever_the_layout(
     """As one file, made without torch; as torch's own, but for the order in which pickles say things."""
     files = [b"".join(join_into_file(written[name], NAME.folder, lambda _: True)[1]) for name in ("whole", writer)]
     assert files[0] == files[1]
-    one, other = (state_of(written[name], NAME.folder, model_only=False) for name in ("whole", writer))
+    one, other = (read_state(written[name], NAME.folder, model_only=False) for name in ("whole", writer))
     torch.testing.assert_close(other, one, rtol=0, atol=0)
     stored = [written[name].folder / NAME.folder for name in ("whole", writer)]
     assert (stored[0] / "state.msgpack").read_bytes() == (stored[1] / "state.msgpack").read_bytes()
@@ -207,7 +207,7 @@ def test_an_average_that_was_made_late_is_read_under_its_own_layout(layout: str,
         for one, average, wanted in zip(*averaged_late(LAYOUTS[layout]), copies, strict=True):
             read(storage, one)
             (copy,), (made,) = average.copies, wanted.copies
-            assert spread_of(copy) == spread_of(made)
+            assert placement_of(copy) == placement_of(made)
             assert torch.equal(local_of(copy), local_of(made))
 
 

@@ -13,8 +13,8 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
-from holdfast.runtime.dtensor.local import SpreadAs, as_spread, local_of, spread_of
-from holdfast.runtime.dtensor.place import PlaceInUnit
+from holdfast.runtime.dtensor.local import TensorPlacement, local_of, placement_of, wrap_like
+from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.snapshots.cutting import ALIGNMENT
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots
@@ -34,11 +34,11 @@ Told = list[SnapshotTaken | SnapshotDamaged]
 
 
 def snapshots_of_one(
-    folder: Path, rank: int, state: TrainingState, place: PlaceInUnit, told: Told | None = None
+    folder: Path, rank: int, state: TrainingState, place: ReplicaPosition, told: Told | None = None
 ) -> Snapshots:
     tell = (told if told is not None else []).append
     worker = MEMBERS[rank].worker
-    return Snapshots(folder=folder, job="job", worker=worker, every=1, state=state, tell=tell, place=place)
+    return Snapshots(folder=folder, job="job", worker=worker, every=1, state=state, send=tell, place=place)
 
 
 def source(parts: int) -> SnapshotSource:
@@ -55,8 +55,8 @@ def folder(tmp_path: Path) -> Path:
             one.train()
         told: Told = []
         taker = snapshots_of_one(tmp_path, rank, one.state, one.place, told)
-        taker.applied(PLAN, 3)
-        taker.settle()
+        taker.on_step_applied(PLAN, 3)
+        taker.wait_copied()
         taker.close()
         (taken,) = told
         assert isinstance(taken, SnapshotTaken)
@@ -111,13 +111,13 @@ def test_what_an_extra_has_spread_by_itself_is_so_again() -> None:
     """Of a shape that nothing of the model has: who joins would refuse it, or begin with plain tensors."""
     for place, one in enumerate(unit(Layout(shard=2))):
         like = next(one.model.parameters())
-        one.average.state["sums"] = as_spread(torch.arange(3.0) + place, like, (6,))
+        one.average.state["sums"] = wrap_like(torch.arange(3.0) + place, like, (6,))
         view = one.state.capture()
         tensors = [tensor.clone() for tensor in view.tensors]
-        one.average.state["sums"] = as_spread(torch.zeros(3), like, (6,))
+        one.average.state["sums"] = wrap_like(torch.zeros(3), like, (6,))
         one.state.adopt(view.manifest, tensors)
         sums = one.average.state["sums"]
-        assert spread_of(sums) == SpreadAs((6,), spread_of(like).placed)
+        assert placement_of(sums) == TensorPlacement((6,), placement_of(like).placed)
         assert local_of(sums).tolist() == [place, place + 1.0, place + 2.0]
 
 
@@ -128,10 +128,10 @@ def test_what_could_be_put_away_never_is_told_as_such(tmp_path: Path) -> None:
     late.copies = [one.model.up.weight.detach().clone()]
     told: list[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged] = []
     kept = Snapshots(
-        folder=tmp_path, job="job", worker=MEMBERS[0].worker, every=0, state=state, tell=told.append, place=one.place
+        folder=tmp_path, job="job", worker=MEMBERS[0].worker, every=0, state=state, send=told.append, place=one.place
     )
-    kept.put_away(PLAN, 3)
+    kept.stash(PLAN, 3)
     late.copies = []
     tmp_path.rmdir()
-    kept.put_away(PLAN, 4)
+    kept.stash(PLAN, 4)
     assert [(said.step, said.lasting) for said in told if isinstance(said, SnapshotLeftOut)] == [(3, True), (4, False)]

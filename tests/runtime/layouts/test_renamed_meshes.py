@@ -13,8 +13,8 @@ import holdfast
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.plan import Role
-from holdfast.runtime.dtensor.local import dimensions_of
-from holdfast.runtime.dtensor.place import PlaceInUnit
+from holdfast.runtime.dtensor.local import layout_dimensions
+from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.tensors import uncompiled
@@ -37,10 +37,10 @@ def test_other_names_for_the_same_groups(replica: ReplicaMesh) -> None:
     assert list(mesh.get_coordinate() or ()) == [0, 1, 0, 0]
     assert mesh.get_group("fsdp") is replica.groups["shard"]
     assert mesh["tp"].get_group() is replica.groups["tensor"]
-    assert dimensions_of(mesh) == ("single", "shard", "single", "tensor")
+    assert layout_dimensions(mesh) == ("single", "shard", "single", "tensor")
     alone = replica.named({"tp": "tensor"})
     assert alone.mesh.tolist() == [2, 3]
-    assert dimensions_of(alone) == ("tensor",)
+    assert layout_dimensions(alone) == ("tensor",)
 
 
 @pytest.mark.parametrize("names", [{}, {"a": "tensor", "b": "shard"}, {"a": "shard", "b": "shard"}, {"a": "pipeline"}])
@@ -50,16 +50,16 @@ def test_names_that_make_no_mesh_are_refused(replica: ReplicaMesh, names: dict[s
 
 
 def test_what_is_here_of_a_tensor_does_not_depend_on_the_names(replica: ReplicaMesh) -> None:
-    place = PlaceInUnit(layout=LAYOUT, place=PLACE, spread=True)
+    place = ReplicaPosition(layout=LAYOUT, local_rank=PLACE, has_layout=True)
     cut = torch.zeros(3, 4)
     for names in ({"shard": "shard", "tensor": "tensor"}, {"fsdp": "shard", "tp": "tensor"}):
         mesh = replica.named(names)
         spread = DTensor.from_local(cut, mesh, (Shard(0), Shard(1)), run_check=False, shape=(6, 8), stride=(8, 1))
         box = box_of("weight", spread, place)
         assert (box.offset, box.shape) == ((3, 0), (3, 4))
-        assert place.counts(spread)
+        assert place.is_counted_here(spread)
         everywhere = DTensor.from_local(cut, mesh, (Replicate(), Shard(1)), run_check=False)
-        assert not place.counts(everywhere)  # (the first shard counts it)
+        assert not place.is_counted_here(everywhere)  # (the first shard counts it)
 
 
 def test_a_job_without_a_layout_has_no_mesh() -> None:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.dtensor.local import local_of
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.starting import materialize
 
@@ -34,7 +34,7 @@ def test_all_places_begin_with_their_parts_of_what_the_whole_begins_with(layout:
     serial = GPT().apply(start).to(torch.float64)
     drawn = torch.get_rng_state()
     for number in range(layout.places):
-        place = PlaceInUnit(layout=layout, place=number, spread=True)
+        place = ReplicaPosition(layout=layout, local_rank=number, has_layout=True)
         with connected_to_nobody(layout.places, number):
             mesh = init_device_mesh("cpu", (layout.shard, layout.tensor), mesh_dim_names=("shard", "tensor"))
             with torch.device("meta"):
@@ -69,7 +69,7 @@ def test_what_is_tied_stays_tied(layout: Layout):
     torch.manual_seed(4)
     serial = Tied().apply(start)
     for number in range(layout.places):
-        place = PlaceInUnit(layout=layout, place=number, spread=True)
+        place = ReplicaPosition(layout=layout, local_rank=number, has_layout=True)
         with connected_to_nobody(layout.places, number):
             mesh = init_device_mesh("cpu", (layout.shard, 1), mesh_dim_names=("shard", "tensor"))
             with torch.device("meta"):
@@ -101,7 +101,7 @@ def test_what_nothing_has_filled_is_named():
     with pytest.raises(
         BadInputError, match=r"nothing has given 'scale', 'angles' a value: give a function of a module"
     ):
-        materialize(model, [], CPU, WHOLE_UNIT)
+        materialize(model, [], CPU, WHOLE_REPLICA)
 
     def filled(module: nn.Module) -> None:
         if isinstance(module, Scaled):
@@ -109,14 +109,14 @@ def test_what_nothing_has_filled_is_named():
             module.scale = nn.Parameter(torch.full((3,), 2.0))
 
     kept = model.scale
-    materialize(model, [filled], CPU, WHOLE_UNIT)
+    materialize(model, [filled], CPU, WHOLE_REPLICA)
     assert model.scale is kept
     assert kept.tolist() == [2.0] * 3
     assert model.angles.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_parameter_that_is_spread_is_filled_as_a_whole():
-    place = PlaceInUnit(layout=Layout(shard=2), place=0, spread=True)
+    place = ReplicaPosition(layout=Layout(shard=2), local_rank=0, has_layout=True)
     with connected_to_nobody(2, 0):
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("shard", "tensor"))
         with torch.device("meta"):

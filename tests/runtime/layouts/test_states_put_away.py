@@ -15,9 +15,9 @@ from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
 from holdfast.runtime.checkpoints.parts import stored_names
-from holdfast.runtime.dtensor.local import is_spread, local_of, spread_of
+from holdfast.runtime.dtensor.local import is_dtensor, local_of, placement_of
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.snapshots.putting_away import KeptFilling, put_away
+from holdfast.runtime.snapshots.putting_away import StashReader, stash_state
 from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer
 from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
@@ -43,7 +43,7 @@ def put_all(folder: Path, layout: Layout) -> list[SpreadState]:
     places = unit(layout)
     for number, one in enumerate(places):
         one.train()
-        put_away(one.state, one.place, folder, "job", part_of(number, len(places)))
+        stash_state(one.state, one.place, folder, "job", part_of(number, len(places)))
     return places
 
 
@@ -100,12 +100,12 @@ def test_a_part_that_is_damaged_is_told_and_the_state_lost(tmp_path: Path) -> No
 def test_parts_of_two_states_are_not_put_together(tmp_path: Path) -> None:
     places = put_all(tmp_path, Layout(shard=2))
     places[1].average.state["decay"] = 0.5
-    put_away(places[1].state, places[1].place, tmp_path, "job", part_of(1, 2))
-    filling = KeptFilling(unit(Layout())[0].state, unit(Layout())[0].place)
+    stash_state(places[1].state, places[1].place, tmp_path, "job", part_of(1, 2))
+    filling = StashReader(unit(Layout())[0].state, unit(Layout())[0].place)
     first, second = (StoredPart(path_of(tmp_path, part_of(number, 2)), "job") for number in range(2))
-    filling.take(first)
+    filling.read_part(first)
     with pytest.raises(DamagedPartError, match="another state than the other parts"):
-        filling.take(second)
+        filling.read_part(second)
     first.close()
     second.close()
 
@@ -128,7 +128,7 @@ def test_what_an_optimizer_keeps_in_another_shape_is_spread_over_its_parameters_
     there = with_rows(LAYOUTS[writer])
     for number, one in enumerate(there):
         one.optimizer.step()
-        put_away(one.state, one.place, tmp_path / "here", "job", part_of(number, len(there)))
+        stash_state(one.state, one.place, tmp_path / "here", "job", part_of(number, len(there)))
     for rank, one in enumerate(with_rows(LAYOUTS[reader])):
         SnapshotRestorer(tmp_path / "here", "job", "n0/0/a", complain, one.place).restore(
             source_of(len(there)), one.state, rank
@@ -137,33 +137,33 @@ def test_what_an_optimizer_keeps_in_another_shape_is_spread_over_its_parameters_
         again.optimizer.step()
         pairs = zip(one.model.parameters(), again.model.parameters(), strict=True)
         for kept, made in ((one.optimizer.state[p], again.optimizer.state[q]) for p, q in pairs):
-            assert spread_of(kept["rows"]) == spread_of(made["rows"])
+            assert placement_of(kept["rows"]) == placement_of(made["rows"])
             assert torch.equal(local_of(kept["rows"]), local_of(made["rows"]))
-            assert not is_spread(kept["step"])
-            assert not is_spread(kept.get("seen", kept["step"])), "it was plain where its parameter was not"
+            assert not is_dtensor(kept["step"])
+            assert not is_dtensor(kept.get("seen", kept["step"])), "it was plain where its parameter was not"
         joiner = with_rows(LAYOUTS[reader])[rank]  # (who is sent the state has nothing that is spread so)
         view = one.state.capture()
         joiner.state.adopt(view.manifest, [tensor.clone() for tensor in view.tensors])
         kept = joiner.optimizer.state[joiner.model.up.weight]["rows"]
-        assert spread_of(kept) == spread_of(one.optimizer.state[one.model.up.weight]["rows"])
+        assert placement_of(kept) == placement_of(one.optimizer.state[one.model.up.weight]["rows"])
 
 
 def test_an_average_that_was_made_late_stays_what_it_is_and_keeps_the_layout(tmp_path: Path) -> None:
     place = unit(Layout(shard=2))[0]
     late = Late()
     state = TrainingState(place.model, place.optimizer, {"late": late})
-    assert state.made_late() == ""
+    assert state.find_late_tensor() == ""
     late.copies = [place.model.up.weight.detach().clone()]
     with pytest.raises(BadInputError, match=r"extra\['late'\]: copies\.0 was made after job\.protect\(\)"):
-        put_away(state, place.place, tmp_path, "job", part_of(0, 2))
+        stash_state(state, place.place, tmp_path, "job", part_of(0, 2))
     assert not list(tmp_path.iterdir())
     plain = unit(Layout())[0]
     average = Late()
     whole = TrainingState(plain.model, plain.optimizer, {"late": average})
     average.copies = [torch.zeros(4)]
-    assert whole.made_late() == "", "it is no parameter's like"
+    assert whole.find_late_tensor() == "", "it is no parameter's like"
     average.copies = [plain.model.up.weight.detach().clone()]
-    assert whole.made_late() == "extra['late']: copies.0"
+    assert whole.find_late_tensor() == "extra['late']: copies.0"
 
 
 def test_another_model_is_told_in_words() -> None:

@@ -16,7 +16,7 @@ from holdfast.errors import StepUseError
 from holdfast.planning.levels import BLOCK
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator
 from holdfast.runtime.reduction import bucket as bucket_module
-from holdfast.runtime.reduction.bucket import add_up
+from holdfast.runtime.reduction.bucket import sum_versions
 from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
 from tests.harness.local_world import Seat, run_world
 
@@ -127,10 +127,10 @@ def test_gradients_that_other_hands_make_or_change_are_refused(change: str):
     buckets = GradientBuckets(ours.parameters())
     buckets.zero()
     if change != "made":
-        buckets.check()
+        buckets.check_gradients()
         ours(inputs(0, 0)).backward()
         buckets.collect()
-        buckets.check()
+        buckets.check_gradients()
     if change.startswith("made"):
         ours(inputs(0, 1)).backward()
     elif change == "zeroed":
@@ -138,7 +138,7 @@ def test_gradients_that_other_hands_make_or_change_are_refused(change: str):
     else:
         torch.nn.utils.clip_grad_norm_(ours.parameters(), 1e-6)
     with pytest.raises(StepUseError, match=r"made or changed outside of step\.backward"):
-        buckets.check()
+        buckets.check_gradients()
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -146,9 +146,9 @@ def test_sums_that_are_gone_on_from_are_out_of_reach_of_zero_grad(set_to_none: b
     plain, ours = model(), model()
     buckets = GradientBuckets(ours.parameters())
     for micro_batch in range(2):
-        buckets.hide()
+        buckets.hide_sums()
         ours.zero_grad(set_to_none=set_to_none)
-        buckets.check()
+        buckets.check_gradients()
         ours(inputs(0, micro_batch)).backward()
         buckets.collect()
         plain(inputs(0, micro_batch)).backward()
@@ -162,9 +162,9 @@ def test_a_backward_adds_to_sums_that_were_hidden_in_place():
     ours(inputs(0, 0)).backward()
     buckets.collect()
     sums = {id(parameter): parameter.grad for parameter in buckets.parameters}
-    buckets.hide()
-    buckets.check()
-    buckets.show()
+    buckets.hide_sums()
+    buckets.check_gradients()
+    buckets.show_sums()
     ours(inputs(0, 1)).backward()
     touched = [parameter for parameter in buckets.parameters if parameter is not ours.unused]
     assert touched
@@ -199,7 +199,7 @@ def test_local_gradients_stay_when_reduced_ones_are_used_and_changed():
     reduce_gradients([buckets], LocalCommunicator(), 1.0, max_norm=0.25 * norm)
     buckets.use_reduced()
     assert_close(gradients(ours), before, 0.25)
-    buckets.hide()
+    buckets.hide_sums()
     assert all(parameter.grad is None for parameter in ours.parameters())
     buckets.collect()
     torch.testing.assert_close(gradients(ours), before, rtol=0, atol=0)
@@ -258,9 +258,9 @@ def test_large_finite_doubles_are_not_called_nonfinite():
 def test_where_nothing_is_trained_notes_travel_all_the_same():
     buckets = GradientBuckets([nn.Parameter(torch.zeros(2), requires_grad=False)])
     for noted in (True, False):
-        buckets.say_noted(noted)
+        buckets.set_has_notes(noted)
         reduced = reduce_gradients([buckets], LocalCommunicator(), 0.5, 1.0)
-        assert (reduced.grad_square, reduced.nonfinite, buckets.any_noted()) == (0.0, 0, noted)
+        assert (reduced.grad_square, reduced.nonfinite, buckets.any_rank_has_notes()) == (0.0, 0, noted)
 
 
 @settings(max_examples=50, deadline=None)
@@ -274,7 +274,7 @@ def test_shards_cover_every_bucket_for_every_world(sizes: list[int], world: int,
     assert {id(p) for p in members} == {id(p) for p in parameters}
     assert len(members) == len(parameters)
     for bucket in buckets._buckets:
-        bucket.fill(communicator)
+        bucket.fill_buffer(communicator)
         (_, whole), (_, shard) = bucket._spans
         assert bucket.used <= world * shard == whole <= bucket.flat.numel()
         shared = bucket.flat.untyped_storage().data_ptr()
@@ -405,17 +405,17 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype):
     # Rounded after each addition, the small ones would all be lost.
     versions = [torch.tensor([256.0], dtype=dtype), *(torch.tensor([0.5], dtype=dtype) for _ in range(8))]
     out = torch.empty(1, dtype=dtype)
-    add_up(versions, out)
+    sum_versions(versions, out)
     assert out.item() == 260.0
     # A third of 261: rounded before it is scaled, the sum of bfloat16 would be 260, and its third 86.5.
-    add_up([*versions, torch.tensor([1.0], dtype=dtype)], out, 1 / 3)
+    sum_versions([*versions, torch.tensor([1.0], dtype=dtype)], out, 1 / 3)
     assert out.item() == 87.0
 
 
 def test_a_mean_that_half_precision_holds_comes_out_where_the_sum_is_more_than_it_holds():
     versions = [torch.tensor([30_000.0], dtype=torch.float16) for _ in range(9)]
     out = torch.empty(1, dtype=torch.float16)
-    add_up(versions, out, 1 / 9)
+    sum_versions(versions, out, 1 / 9)
     assert out.item() == 30_000.0
 
 
@@ -444,7 +444,7 @@ def redone_body(seat: Seat) -> str:
             expected(inputs_of(rank)).sum().backward()
         assert_close(gradients(module), gradients(expected), 1.0)
         outcome = digest(module)
-        buckets.hide()
+        buckets.hide_sums()
         buckets.collect()
         assert_close(gradients(module), local, 1.0)
     seat.meet()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.reduction.squares import DIGITS, Reduced, block_squares, digits_of, number_of
+from holdfast.runtime.reduction.squares import DIGITS, GradientSummary, block_squares, digits_to_number, sum_to_digits
 
 _numbers = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False, max_value=1e300)
 
@@ -23,17 +23,17 @@ def _added(parts: list[list[float]]) -> list[float]:
 
 @given(st.lists(st.lists(_numbers, max_size=9), min_size=1, max_size=5))
 def test_a_sum_in_digits_is_exact_and_rounded_once(parts: list[list[float]]) -> None:
-    digits = [digits_of([torch.tensor(part, dtype=torch.float64)]) for part in parts]
+    digits = [sum_to_digits([torch.tensor(part, dtype=torch.float64)]) for part in parts]
     exact = sum(Fraction(number) for part in parts for number in part)
-    assert number_of(_added(digits)) == exact.numerator / exact.denominator
+    assert digits_to_number(_added(digits)) == exact.numerator / exact.denominator
 
 
 def test_the_smallest_and_the_largest_numbers_are_exact_too() -> None:
     ends = [5e-324, 2.2250738585072014e-308, 1.7976931348623157e308]
     for number in ends:
-        assert number_of(digits_of([torch.tensor([number], dtype=torch.float64)])) == number
-    assert number_of(_added([digits_of([torch.tensor([ends[-1]], dtype=torch.float64)])] * 3)) == math.inf
-    assert digits_of([]) == [0.0] * DIGITS
+        assert digits_to_number(sum_to_digits([torch.tensor([number], dtype=torch.float64)])) == number
+    assert digits_to_number(_added([sum_to_digits([torch.tensor([ends[-1]], dtype=torch.float64)])] * 3)) == math.inf
+    assert sum_to_digits([]) == [0.0] * DIGITS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -46,19 +46,19 @@ def test_wherever_a_vector_is_cut_its_norm_is_the_same(
     vector = torch.randn(blocks * BLOCK + tail, generator=generator, dtype=torch.float64).to(dtype)
     cuts = sorted(data.draw(st.sets(st.integers(0, blocks), max_size=6)))
     ends = [0, *(cut * BLOCK for cut in cuts), vector.numel()]
-    shards = [Reduced.of([block_squares(vector[a:b])], vector[a:b]) for a, b in pairwise(ends)]
+    shards = [GradientSummary.from_blocks([block_squares(vector[a:b])], vector[a:b]) for a, b in pairwise(ends)]
     norms = {
-        number_of(_added([digits_of(shard.squares) for shard in order]))
+        digits_to_number(_added([sum_to_digits(shard.squares) for shard in order]))
         for order in (shards, shards[::-1], shards[1:] + shards[:1])
     }
-    norms.add(number_of(digits_of([block_squares(vector)])))
+    norms.add(digits_to_number(sum_to_digits([block_squares(vector)])))
     assert len(norms) == 1
     assert norms.pop() == pytest.approx(float(vector.to(torch.float64).square().sum()), rel=1e-14)
 
 
 def test_pieces_that_end_within_a_block_have_blocks_of_their_own() -> None:
     pieces = [torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (BLOCK + 3, 2 * BLOCK, 5)]
-    together = Reduced.of_pieces(torch.cat(pieces), [piece.numel() for piece in pieces])
+    together = GradientSummary.from_pieces(torch.cat(pieces), [piece.numel() for piece in pieces])
     alone = [block_squares(piece) for piece in pieces]
     assert torch.equal(together.squares[0], torch.cat(alone))
 
@@ -66,6 +66,6 @@ def test_pieces_that_end_within_a_block_have_blocks_of_their_own() -> None:
 def test_what_is_not_finite_is_counted() -> None:
     vector = torch.ones(3 * BLOCK)
     vector[5], vector[2 * BLOCK] = math.inf, math.nan
-    shard = Reduced.of([block_squares(vector)], vector)
+    shard = GradientSummary.from_blocks([block_squares(vector)], vector)
     assert shard.nonfinite == 2
     assert not math.isfinite(shard.square)

@@ -113,9 +113,9 @@ def test_reasons_are_bounded_and_decisions_too() -> None:
     for step in range(2, MAX_DECISIONS + 10):
         source.begin(step, 3)
         source.skip("bad")
-    assert source.decision(1, 0) == ""
-    assert source.decision(MAX_DECISIONS, 3) == "bad"
-    assert source.decision(MAX_DECISIONS, 4) == ""
+    assert source.find_decision(1, 0) == ""
+    assert source.find_decision(MAX_DECISIONS, 3) == "bad"
+    assert source.find_decision(MAX_DECISIONS, 4) == ""
     v = Commit(grad_square=0.0, loss_sum=0.0, samples=1, nonfinite=0)
     many = tuple(MicroBatchSkip(micro_batch=number, reason="r" * 100) for number in range(20))
     assert step_weight(v) == 1

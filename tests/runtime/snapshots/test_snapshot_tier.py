@@ -19,7 +19,7 @@ from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
 from holdfast.runtime.moe.holding.job_experts import JobExperts, make_job_experts
 from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows
 from holdfast.runtime.snapshots import taking
-from holdfast.runtime.snapshots.cutting import copy_range, cut
+from holdfast.runtime.snapshots.cutting import copy_range, part_range
 from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.hashing import state_hash
@@ -56,7 +56,7 @@ class Node:
             worker=self.worker,
             every=every,
             state=state,
-            tell=self.told.append,
+            send=self.told.append,
             experts=experts,
         )
         self.door = SnapshotServer("127.0.0.1", folder, "job", lambda: KEY)
@@ -75,8 +75,8 @@ class Job:
         members = tuple(Member(worker=node.worker, host="127.0.0.1", state_port=1) for node in self.nodes)
         self.plan = GenerationPlan(term=1, generation=2, members=members, secret=SECRET)
         for node in self.nodes:
-            node.snapshots.applied(self.plan, 10)
-            node.snapshots.settle()
+            node.snapshots.on_step_applied(self.plan, 10)
+            node.snapshots.wait_copied()
             node.snapshots.close()
 
     def source(self, *places: tuple[int, ...]) -> SnapshotSource:
@@ -118,7 +118,7 @@ def job(tmp_path: Path) -> Callable[[int], Job]:
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 1000, 4096])
 def test_each_byte_is_in_one_part(parts: int, nbytes: int) -> None:
-    ranges = [cut(nbytes, part, parts) for part in range(parts)]
+    ranges = [part_range(nbytes, part, parts) for part in range(parts)]
     assert [byte for first, last in ranges for byte in range(first, last)] == list(range(nbytes))
 
 
@@ -209,14 +209,14 @@ def test_where_there_is_no_room_it_is_said_once(tmp_path: Path) -> None:
     )
     node.folder.rmdir()
     for step in (1, 2):
-        node.snapshots.applied(plan, step)
-        node.snapshots.settle()
+        node.snapshots.on_step_applied(plan, step)
+        node.snapshots.wait_copied()
         node.snapshots.wait()
     (told,) = node.told
     assert isinstance(told, SnapshotLeftOut)
     assert told.step == 1
     node.folder.mkdir()
-    node.snapshots.applied(plan, 3)
+    node.snapshots.on_step_applied(plan, 3)
     node.snapshots.close()
     assert isinstance(node.told[-1], SnapshotTaken)
     node.door.close()
@@ -239,8 +239,8 @@ def test_where_room_runs_out_byte_by_byte_it_is_said_once(tmp_path: Path, monkey
 
     monkeypatch.setattr(taking, "PartFile", no_room)
     for step in (1, 2, 3):
-        node.snapshots.applied(plan, step)
-        node.snapshots.settle()
+        node.snapshots.on_step_applied(plan, step)
+        node.snapshots.wait_copied()
         node.snapshots.wait()
     told = [(told.step, told.why) for told in node.told if isinstance(told, SnapshotLeftOut)]
     assert told == [(1, reasons[0]), (3, "it is read-only")]
@@ -262,12 +262,12 @@ def test_one_that_is_due_while_the_one_before_is_written_is_left_out_and_that_is
 
     monkeypatch.setattr(taking, "copy_range", slowly)
     for step in (1, 2, 3):
-        node.snapshots.applied(plan, step)
+        node.snapshots.on_step_applied(plan, step)
     (told,) = node.told
     assert isinstance(told, SnapshotLeftOut)
     assert (told.step, told.why) == (2, "the one before it is still being written")
     go.set()
-    node.snapshots.settle()
+    node.snapshots.wait_copied()
     node.snapshots.wait()
     assert isinstance(node.told[-1], SnapshotTaken)
     node.close()
@@ -287,13 +287,13 @@ def test_the_state_may_change_once_it_is_copied_and_no_sooner(tmp_path: Path, mo
     monkeypatch.setattr(taking, "copy_range", slowly)
 
     def apply() -> None:
-        node.snapshots.settle()
+        node.snapshots.wait_copied()
         settled.set()
         with torch.no_grad():
             for parameter in node.state.model.parameters():
                 parameter.zero_()
 
-    node.snapshots.applied(plan, 1)
+    node.snapshots.on_step_applied(plan, 1)
     training = threading.Thread(target=apply)
     training.start()
     assert not settled.wait(0.1)
@@ -314,8 +314,8 @@ def test_only_the_steps_that_are_due_are_taken(tmp_path: Path) -> None:
         term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
     )
     for step in range(1, 10):
-        node.snapshots.applied(plan, step)
-        node.snapshots.settle()
+        node.snapshots.on_step_applied(plan, step)
+        node.snapshots.wait_copied()
         node.snapshots.wait()
     node.close()
     assert [told.snapshot.step for told in node.told if isinstance(told, SnapshotTaken)] == [4, 8]
@@ -346,7 +346,7 @@ def test_experts_come_to_whoever_is_to_host_them(tmp_path: Path) -> None:
     plan = GenerationPlan(
         term=1, generation=2, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
     )
-    node.snapshots.applied(plan, 10)
+    node.snapshots.on_step_applied(plan, 10)
     node.snapshots.close()
     expected = rows_by_name(experts)
     other_state, others = with_experts(2)
@@ -418,11 +418,11 @@ def test_the_next_part_finds_its_memory_ready_and_none_is_left(tmp_path: Path) -
     plan = GenerationPlan(
         term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
     )
-    node.snapshots.applied(plan, 1)
+    node.snapshots.on_step_applied(plan, 1)
     node.snapshots.wait()
     (ready,) = node.folder.glob(".writing-*")
     inode = ready.stat().st_ino
-    node.snapshots.applied(plan, 2)
+    node.snapshots.on_step_applied(plan, 2)
     node.snapshots.close()
     (second,) = node.folder.glob("step-00000002-*")
     assert second.stat().st_ino == inode

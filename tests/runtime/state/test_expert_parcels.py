@@ -12,7 +12,7 @@ from holdfast.control.link.wire import TransferError
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.parcels import AT_ONCE, Parcels
-from holdfast.runtime.state.receive import Receipt, StateInbox
+from holdfast.runtime.state.receive import StateInbox, StateReceiver
 from holdfast.runtime.state.state import Manifest, StateMismatchError, StateView, TensorSpec
 from holdfast.runtime.state.wire import PARCEL, STATE, Offer, Ticket
 
@@ -54,7 +54,7 @@ class Crew:
         self.errors: list[str] = []
         self.parcels: list[Parcels] = []
         self.doors = [
-            StateInbox("127.0.0.1", admit=self._admit(rank), open_receipt=self._open(rank)) for rank in range(world)
+            StateInbox("127.0.0.1", admit=self._admit(rank), open_receiver=self._open(rank)) for rank in range(world)
         ]
         members = tuple(
             Member(worker=f"n{rank}/0/a", host="127.0.0.1", state_port=door.start())
@@ -94,12 +94,12 @@ class Crew:
     def _admit(self, rank: int) -> Callable[[Offer, float], Ticket | None]:
         def admit(offer: Offer, _wait_s: float) -> Ticket | None:
             known = offer.kind == PARCEL and offer.generation == self.plan.generation
-            return self.parcels[rank].ticket(offer.sender) if known else None
+            return self.parcels[rank].make_ticket(offer.sender) if known else None
 
         return admit
 
-    def _open(self, rank: int) -> Callable[[Ticket], Receipt | None]:
-        return lambda ticket: self.parcels[rank].receipt(ticket)
+    def _open(self, rank: int) -> Callable[[Ticket], StateReceiver | None]:
+        return lambda ticket: self.parcels[rank].open_receiver(ticket)
 
 
 @pytest.fixture
@@ -114,14 +114,14 @@ def test_everybody_gets_what_all_others_have_for_it(crews: list[Crew]) -> None:
     world = AT_ONCE + 2  # (more receivers than a member sends to at once)
     crew = Crew(world)
     crews.append(crew)
-    assert all(one.awaits and not one.ended and not one.sent for one in crew.parcels)
+    assert all(one.is_receiving and not one.has_ended and not one.sent for one in crew.parcels)
     for one in crew.parcels:
         one.start()
-    crew.wait(lambda: all(one.sent and one.ended for one in crew.parcels) or bool(crew.errors))
+    crew.wait(lambda: all(one.sent and one.has_ended for one in crew.parcels) or bool(crew.errors))
     assert not crew.errors
     for rank, (one, cargo) in enumerate(zip(crew.parcels, crew.cargo, strict=True)):
-        one.take()
-        assert not one.awaits, "it is taken once"
+        one.hand_over()
+        assert not one.is_receiving, "it is taken once"
         assert sorted(cargo.here) == list(cargo.senders)
         assert all((tensor == 100 * source + rank).all() for source, tensor in cargo.here.items())
         assert one.nbytes == (world - 1) * cargo.numbers * 8
@@ -132,9 +132,9 @@ def test_what_is_of_another_step_is_refused(crews: list[Crew]) -> None:
     crews.append(crew)
     for one in crew.parcels:
         one.start()
-    crew.wait(lambda: all(one.ended for one in crew.parcels))
+    crew.wait(lambda: all(one.has_ended for one in crew.parcels))
     with pytest.raises(TransferError, match="step 8, not of 7"):
-        crew.parcels[0].take()
+        crew.parcels[0].hand_over()
     assert not crew.cargo[0].here
 
 
@@ -143,9 +143,9 @@ def test_what_does_not_fit_is_told_by_both_sides(crews: list[Crew]) -> None:
     crews.append(crew)
     crew.cargo[1].manifest = lambda source, to: Cargo.manifest(crew.cargo[0], to, source)  # pyright: ignore
     crew.parcels[0].start()
-    crew.wait(lambda: crew.parcels[1].ended and bool(crew.errors))
+    crew.wait(lambda: crew.parcels[1].has_ended and bool(crew.errors))
     with pytest.raises(TransferError, match="something else was sent"):
-        crew.parcels[1].take()
+        crew.parcels[1].hand_over()
     assert "could not be sent" in crew.errors[0]
 
 
@@ -153,21 +153,21 @@ def test_who_leaves_takes_nothing_more(crews: list[Crew]) -> None:
     crew = Crew(2)
     crews.append(crew)
     crew.parcels[1].abort()
-    assert crew.parcels[1].ended
+    assert crew.parcels[1].has_ended
     crew.parcels[0].start()
     crew.wait(lambda: bool(crew.errors))
     assert not crew.parcels[0].sent
     with pytest.raises(TransferError, match="broken off"):
-        crew.parcels[1].take()
+        crew.parcels[1].hand_over()
 
 
 def test_a_parcel_is_shown_by_another_proof_than_a_state(crews: list[Crew]) -> None:
     crew = Crew(2)
     crews.append(crew)
-    parcel = crew.parcels[0].ticket(1)
+    parcel = crew.parcels[0].make_ticket(1)
     assert parcel is not None
     assert (parcel.sender, parcel.receiver, parcel.kind) == ("n1/0/a", "n0/0/a", PARCEL)
     state = Ticket(plan=parcel.plan, sender=parcel.sender, receiver=parcel.receiver)
     assert state.kind == STATE
-    assert parcel.tag("sender", 0, b"n") != state.tag("sender", 0, b"n")
-    assert crew.parcels[0].ticket(0) is crew.parcels[0].ticket(9) is None, "nobody else has anything for it"
+    assert parcel.make_proof("sender", 0, b"n") != state.make_proof("sender", 0, b"n")
+    assert crew.parcels[0].make_ticket(0) is crew.parcels[0].make_ticket(9) is None, "nobody else has anything for it"

@@ -56,7 +56,7 @@ def test_the_state_of_all_goes_over_in_every_bit(names: Sequence[str]) -> None:
 def test_what_is_kept_for_a_parameter_is_known_by_its_place(names: Sequence[str]) -> None:
     state = make(names, steps=1)
     view = state.capture()
-    found = [(id(parameter), place) for parameter, place in state.optimizers.kept_for(view.manifest.optimizer)]
+    found = [(id(parameter), place) for parameter, place in state.optimizers.match_parameters(view.manifest.optimizer)]
     wanted = [
         (id(parameter), place)
         for one in state.optimizers
@@ -72,7 +72,7 @@ def test_what_is_kept_for_a_parameter_is_known_by_its_place(names: Sequence[str]
 @pytest.mark.parametrize("state", [{}, torch.ones(1), [torch.ones(1)], {"state": torch.ones(1)}, {"a": {"b": {}}}])
 @pytest.mark.parametrize("names", [(), ("a", "b")])
 def test_a_state_that_is_no_optimizers_has_nothing_for_a_parameter(names: Sequence[str], state: Any) -> None:
-    assert list(make(names).optimizers.kept_for(tree.pack(state, lambda tensor: 0, "state"))) == []
+    assert list(make(names).optimizers.match_parameters(tree.pack(state, lambda tensor: 0, "state"))) == []
 
 
 @pytest.mark.parametrize(

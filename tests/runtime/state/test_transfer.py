@@ -25,9 +25,9 @@ from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.state import receive as inbox
 from holdfast.runtime.state import wire
 from holdfast.runtime.state.hashing import state_hash
-from holdfast.runtime.state.receive import Receipt, StateInbox
+from holdfast.runtime.state.receive import StateInbox, StateReceiver
 from holdfast.runtime.state.state import Manifest, TrainingState
-from holdfast.runtime.state.transfer import Push
+from holdfast.runtime.state.transfer import StateSender
 from holdfast.runtime.state.wire import FlatState, Ticket, stream_chunks
 
 SENDER, RECEIVER = "n1/0/a", "n2/0/b"
@@ -53,7 +53,7 @@ class Side:
     state: TrainingState
     secret: bytes = b"k" * 32
     generation: int = 4
-    receipts: list[Receipt] = field(default_factory=list)
+    receipts: list[StateReceiver] = field(default_factory=list)
     opened: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     midway: Callable[[], None] = lambda: None
@@ -73,7 +73,7 @@ class Side:
         #: once per offer of this generation, and once per offer that waits for its plan
         self.offered = threading.Semaphore(0)
         self.waited = threading.Semaphore(0)
-        self.inbox = StateInbox("127.0.0.1", admit=self.admit, open_receipt=self.open, monotonic=lambda: self.now)
+        self.inbox = StateInbox("127.0.0.1", admit=self.admit, open_receiver=self.open, monotonic=lambda: self.now)
         self.port = self.inbox.start()
 
     def plan(self, secret: bytes | None = None, generation: int | None = None) -> GenerationPlan:
@@ -99,15 +99,15 @@ class Side:
             return None
         return Ticket(plan=self.plan(), sender=self.senders[offer.stream % len(self.senders)], receiver=RECEIVER)
 
-    def open(self, ticket: Ticket) -> Receipt | None:
+    def open(self, ticket: Ticket) -> StateReceiver | None:
         if self.late:
             return None
         with self.lock:
             if not self.receipts:
                 self.receipts.append(
-                    Receipt(
+                    StateReceiver(
                         ticket=ticket,
-                        prepare=partial(self.state.prepare, aside=self.aside),
+                        prepare=partial(self.state.prepare, separate=self.aside),
                         on_end=self.on_end,
                         midway=self.midway,
                         chunk_bytes=self.chunk_bytes,
@@ -117,7 +117,7 @@ class Side:
             return self.receipts[0]
 
     def on_end(self) -> None:
-        if self.receipts[0].ended:
+        if self.receipts[0].has_ended:
             self.ended.set()
 
 
@@ -136,7 +136,7 @@ def sides() -> Iterator[Callable[..., Side]]:
         side.inbox.close()
         for receipt in side.receipts:
             receipt.abort()
-            assert receipt.wait_quiet(DEADLINE_S)
+            assert receipt.wait_inactive(DEADLINE_S)
     ours = [thread for thread in threading.enumerate() if thread not in before]
     for thread in ours:
         thread.join(DEADLINE_S)
@@ -145,9 +145,9 @@ def sides() -> Iterator[Callable[..., Side]]:
 
 def push(
     plan: GenerationPlan, state: TrainingState, sender: str = SENDER, step: int = 7, **options: object
-) -> tuple[Push, queue.Queue[str]]:
+) -> tuple[StateSender, queue.Queue[str]]:
     outcome: queue.Queue[str] = queue.Queue()
-    pushed = Push(
+    pushed = StateSender(
         plan=plan,
         sender=sender,
         receivers=(RECEIVER,),
@@ -181,7 +181,7 @@ def test_as_long_as_one_has_not_sent_its_part_nothing_is_here(sides: Callable[..
     pushed, outcome = push(side.plan(), source, chunk_bytes=4096)
     assert outcome.get(timeout=DEADLINE_S) == ""
     assert pushed.sent
-    assert not side.receipts[0].ended
+    assert not side.receipts[0].has_ended
     _, outcome = push(side.plan(), source, OTHERS[0], chunk_bytes=4096)
     assert outcome.get(timeout=DEADLINE_S) == ""
     assert side.ended.wait(DEADLINE_S)
@@ -233,7 +233,7 @@ def test_what_has_come_across_is_kept_by_neither_side(sides: Callable[..., Side]
     (receipt,) = side.receipts
     received = [weakref.ref(tensor) for tensor in receipt.tensors[: len(list(side.state.model.parameters()))]]
     side.state.adopt(receipt.result().manifest, receipt.tensors)
-    receipt.let_go()
+    receipt.release_tensors()
     assert [ref() for ref in (*sent, *received)] == [None] * (len(sent) + len(received))
     assert receipt.nbytes == source.capture().nbytes, "what it was is still known"
 
@@ -262,7 +262,7 @@ def test_nothing_is_kept_of_what_comes_for_a_generation_that_is_left(
     left.leave()
     go_on.set()
     assert outcome.get(timeout=DEADLINE_S) == "" or not whole
-    assert receipt.wait_quiet(DEADLINE_S)
+    assert receipt.wait_inactive(DEADLINE_S)
     assert [ref() for ref in received] == [None] * len(received)
     with pytest.raises(TransferError, match="broken off"):
         receipt.result()
@@ -275,17 +275,17 @@ def test_nothing_is_made_room_for_once_it_is_broken_off(sides: Callable[..., Sid
     def slowly(manifest: Manifest, *, aside: bool) -> list[torch.Tensor]:
         preparing.set()
         assert go_on.wait(DEADLINE_S)
-        return prepare(manifest, aside=aside)
+        return prepare(manifest, separate=aside)
 
     side.state.prepare = slowly  # pyright: ignore[reportAttributeAccessIssue]
     _, outcome = push(side.plan(), make(3))
     assert preparing.wait(DEADLINE_S)
     (receipt,) = side.receipts
     receipt.abort()
-    receipt.let_go()
+    receipt.release_tensors()
     go_on.set()
     assert outcome.get(timeout=DEADLINE_S)
-    assert receipt.wait_quiet(DEADLINE_S)
+    assert receipt.wait_inactive(DEADLINE_S)
     assert not receipt.tensors
 
 
@@ -386,8 +386,8 @@ def test_both_leave_at_once_when_one_is_halted(sides: Callable[..., Side], who: 
     assert outcome.get(timeout=DEADLINE_S) != ""
     assert not pushed.sent
     assert pushed.join(DEADLINE_S)
-    assert side.receipts[0].wait_quiet(DEADLINE_S)
-    assert side.receipts[0].ended
+    assert side.receipts[0].wait_inactive(DEADLINE_S)
+    assert side.receipts[0].has_ended
     with pytest.raises(TransferError):
         side.receipts[0].result()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.runtime.state.memory import UsedMemory
+from holdfast.runtime.state.memory import ReusableMemory
 from holdfast.runtime.state.state import TrainingState
 
 CPU = torch.device("cpu")
@@ -12,18 +12,18 @@ CPU = torch.device("cpu")
 
 def test_each_is_given_once_and_only_to_its_kind() -> None:
     first, second = torch.zeros(3, 2), torch.zeros(3, 2)
-    used = UsedMemory([first, second])
-    assert used.take((2, 3), torch.float32, CPU) is None
-    assert used.take((3, 2), torch.float64, CPU) is None
-    found = {one.data_ptr() for _ in range(2) if (one := used.take((3, 2), torch.float32, CPU)) is not None}
+    used = ReusableMemory([first, second])
+    assert used.pop_tensor((2, 3), torch.float32, CPU) is None
+    assert used.pop_tensor((3, 2), torch.float64, CPU) is None
+    found = {one.data_ptr() for _ in range(2) if (one := used.pop_tensor((3, 2), torch.float32, CPU)) is not None}
     assert found == {first.data_ptr(), second.data_ptr()}
-    assert used.take((3, 2), torch.float32, CPU) is None
+    assert used.pop_tensor((3, 2), torch.float32, CPU) is None
 
 
 def test_what_shares_its_memory_is_left_alone() -> None:
     weight, whole, twice = torch.zeros(4), torch.zeros(8), torch.zeros(4)
-    used = UsedMemory([weight.detach(), whole[:4], twice, twice.view(4)], without=[weight])
-    assert used.take((4,), torch.float32, CPU) is None
+    used = ReusableMemory([weight.detach(), whole[:4], twice, twice.view(4)], without=[weight])
+    assert used.pop_tensor((4,), torch.float32, CPU) is None
 
 
 def made(steps: int) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
@@ -45,7 +45,7 @@ def test_a_state_comes_into_the_memory_of_the_one_before_unless_that_is_kept() -
     sender, (model, optimizer) = TrainingState(*made(3)), made(1)
     receiver, before = TrainingState(model, optimizer), moments(optimizer)
     view = sender.capture()
-    aside = receiver.prepare(view.manifest, aside=True)
+    aside = receiver.prepare(view.manifest, separate=True)
     assert not before & {tensor.data_ptr() for tensor in aside}
     into = receiver.prepare(view.manifest)
     assert before <= {tensor.data_ptr() for tensor in into}
@@ -61,7 +61,7 @@ def test_a_state_comes_into_the_memory_of_the_one_before_unless_that_is_kept() -
 def test_what_an_optimizer_has_let_go_of_serves_once() -> None:
     sender, (model, optimizer) = TrainingState(*made(3)), made(1)
     receiver, before = TrainingState(model, optimizer), moments(optimizer)
-    receiver.let_go(tensor for kept in optimizer.state.values() for tensor in kept.values())
+    receiver.recycle_memory(tensor for kept in optimizer.state.values() for tensor in kept.values())
     optimizer.state.clear()
     view = sender.capture()
     first = receiver.prepare(view.manifest)  # (kept: else the allocator may give its memory out again)

@@ -59,18 +59,18 @@ class BestStates:
         self._storage = storage
         self._awaited: dict[tuple[str, int], tuple[Rating, BestChoice]] = {}
 
-    def rate(self, rating: Rating, choice: BestChoice) -> None:
+    def add_rating(self, rating: Rating, choice: BestChoice) -> None:
         """A state was evaluated: keep it if it is one of the best, now or once its checkpoint is there."""
         self._awaited[rating.evaluation, rating.step] = rating, choice
         while len(self._awaited) > _AWAITED:
             del self._awaited[next(iter(self._awaited))]
-        self.look(rating.step)
+        self.keep_rated(rating.step)
 
-    def counts(self, step: int) -> None:
+    def on_complete(self, step: int) -> None:
         """A checkpoint counts: keep it if it was rated, and say which older ones it has overtaken."""
-        self.look(step)
+        self.keep_rated(step)
         for key in [key for key in self._awaited if key[1] < step]:
-            self.look(key[1])
+            self.keep_rated(key[1])
             if self._awaited.pop(key, None) is not None:
                 logger.warning(
                     "the state of step %d, one of the best of %s, is not kept: the checkpoint of step %d was complete "
@@ -78,7 +78,7 @@ class BestStates:
                     *(key[1], key[0], step),
                 )
 
-    def look(self, step: int) -> None:
+    def keep_rated(self, step: int) -> None:
         """Keep what was rated of a step, where its checkpoint is there."""
         rated = [key for key in self._awaited if key[1] == step]
         if not rated:
@@ -94,21 +94,21 @@ class BestStates:
     def _keep(self, rating: Rating, choice: BestChoice, checkpoint: str) -> None:
         storage = self._storage
         # Values of another monitor, by which an earlier job chose, cannot be compared with this one: they stay.
-        known = (other for other in self._known(rating.evaluation) if other.monitor == rating.monitor)
+        known = (other for other in self._read_ratings(rating.evaluation) if other.monitor == rating.monitor)
         others = [other for other in known if other.step != rating.step]
-        ordered = sorted([*others, rating], key=lambda one: (_badness(one, choice), one.step))
+        ordered = sorted([*others, rating], key=lambda one: (_sort_key(one, choice), one.step))
         stay, go = ordered[: choice.keep], ordered[choice.keep :]
         if rating in stay:
             _, files = read_manifest(storage, checkpoint)
             storage.remove(rating.name)
             for name in (*(file.name for file in files), MANIFEST):
                 storage.copy(f"{checkpoint}/{name}", f"{rating.name}/{name}")
-            storage.write(_said(rating), [msgspec.json.encode(rating)])
+            storage.write(_rating_file(rating), [msgspec.json.encode(rating)])
         for one in go:
-            storage.remove(_said(one))
+            storage.remove(_rating_file(one))
             storage.remove(one.name)
 
-    def _known(self, evaluation: str) -> list[Rating]:
+    def _read_ratings(self, evaluation: str) -> list[Rating]:
         found: list[Rating] = []
         for entry in self._storage.entries():
             if not (entry.startswith(f"best-{evaluation}-") and entry.endswith(".json")):
@@ -117,14 +117,14 @@ class BestStates:
                 rating = msgspec.json.decode(self._storage.read(entry, _MAX_RATING_BYTES), type=Rating)
             except (OSError, *MALFORMED):
                 continue  # (nobody knows what it is: left alone)
-            if rating.evaluation == evaluation and _said(rating) == entry:
+            if rating.evaluation == evaluation and _rating_file(rating) == entry:
                 found.append(rating)
         return found
 
 
-def _said(rating: Rating) -> str:
+def _rating_file(rating: Rating) -> str:
     return f"{rating.name}.json"
 
 
-def _badness(rating: Rating, choice: BestChoice) -> float:
+def _sort_key(rating: Rating, choice: BestChoice) -> float:
     return rating.value if choice.mode == "min" else -rating.value

@@ -32,14 +32,15 @@ def changed_settings(
                 f": to change it, set group[{option!r}] of optimizer.param_groups in the loop, before "
                 "step.micro_batches()"
             )
-        yield f"the checkpoint's {called} {_brief(theirs)} is used, not the script's {_brief(mine)}{remedy}"
+        theirs_text, mine_text = _format_values(theirs), _format_values(mine)
+        yield f"the checkpoint's {called} {theirs_text} is used, not the script's {mine_text}{remedy}"
 
 
 def changed_frozen(script: Mapping[int, str], state: TrainingState) -> str:
     """Return a warning if the checkpoint has frozen or unfrozen parameters of the script, "" if not."""
-    now = state.frozen()
+    now = state.frozen_parameters()
     parts = [
-        f"{said} {_listed([*names])}"
+        f"{said} {_format_names([*names])}"
         for said, names in (
             ("freezes", [name for number, name in now.items() if number not in script]),
             ("trains", [name for number, name in script.items() if number not in now]),
@@ -54,11 +55,11 @@ def changed_frozen(script: Mapping[int, str], state: TrainingState) -> str:
     )
 
 
-def _brief(values: Sequence[object]) -> str:
+def _format_values(values: Sequence[object]) -> str:
     """Return the value of all groups if they have the same one, else a list of their values."""
     return str(values[0] if all(value == values[0] for value in values) else list(values))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"

@@ -16,8 +16,8 @@ import torch
 from msgspec.structs import asdict, replace
 
 from holdfast.protocol.checkpoints.boxes import Box
-from holdfast.runtime.dtensor.local import PLAIN, SpreadAs, cuts_of, is_spread, spread_of
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.local import PLAIN, TensorPlacement, is_dtensor, parse_cuts, placement_of
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.layouts.boxes import box_beside, box_of
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.state import Manifest, StateMismatchError, TensorSpec, TrainingState
@@ -35,7 +35,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
     Which layout it was is said of those tensors alone that are spread as none of the model's.
     """
-    said = _apart(manifest)
+    said = _unmatched_placements(manifest)
     tensors = [
         (spec.name, spec.dtype, spec.whole if spec.placed else spec.shape, spec.host)
         + (((), said[number]) if number in said else ())
@@ -44,14 +44,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return msgspec.msgpack.encode({**asdict(manifest), "tensors": tensors})
 
 
-def _apart(manifest: Manifest) -> dict[int, str]:
+def _unmatched_placements(manifest: Manifest) -> dict[int, str]:
     """Return how those tensors are spread of which neither their parameter nor their name says so, by place."""
     models = manifest.tensors[: manifest.parameters + manifest.buffers]
     if not any(spec.placed for spec in models):
         return {}
     known = {(spec.whole if spec.placed else spec.shape, spec.placed) for spec in models}
     names = {spec.name for spec in models}
-    ways = [(way, number) for node in manifest.extra.values() for way, number in tree.ways(node)]
+    ways = [(way, number) for node in manifest.extra.values() for way, number in tree.tensor_paths(node)]
     unnamed = {number for way, number in ways if not (way and way[-1] in names)}
     found: dict[int, str] = {}
     for number, spec in enumerate(manifest.tensors[len(models) :], len(models)):
@@ -71,8 +71,8 @@ def decode_manifest(data: bytes) -> Manifest:
     return replace(manifest, tensors=tuple(replace(spec, whole=()) for spec in manifest.tensors))
 
 
-def in_terms_of(
-    state: TrainingState, manifest: Manifest, place: PlaceInUnit = WHOLE_UNIT
+def localize_manifest(
+    state: TrainingState, manifest: Manifest, place: ReplicaPosition = WHOLE_REPLICA
 ) -> tuple[Manifest, dict[int, LocalPart]]:
     """Return what a state in global terms is here, and which part is here of those tensors that are spread, by place.
 
@@ -86,56 +86,56 @@ def in_terms_of(
     specs = [replace(spec, placed="") for spec in said]
     parts: dict[int, LocalPart] = {}
 
-    def spread(number: int, box: Box, how: SpreadAs) -> None:
+    def spread(number: int, box: Box, how: TensorPlacement) -> None:
         parts[number] = LocalPart(box, said[number].shape)
         specs[number] = replace(specs[number], shape=box.shape, **how._asdict())
 
-    for number, like in _likes(state, manifest):
+    for number, like in _matched_tensors(state, manifest):
         if 0 <= number < len(said) and said[number].shape == tuple(like.shape) and number not in parts:
-            spread(number, box_of(said[number].name, like, place), spread_of(like))
-    for number, beside in (*_of_other_shapes(state, manifest), *_unnamed(state, manifest)):
+            spread(number, box_of(said[number].name, like, place), placement_of(like))
+    for number, beside in (*_sharded_optimizer_tensors(state, manifest), *_unmatched_extra_tensors(state, manifest)):
         if 0 <= number < len(said) and number not in parts and said[number].shape and said[number].placed != PLAIN:
-            how = _cut_beside(said[number], beside)
-            spread(number, box_beside(said[number].shape, cuts_of(how.placed) or {}, beside, place), how)
+            how = _placement_on_mesh(said[number], beside)
+            spread(number, box_beside(said[number].shape, parse_cuts(how.placed) or {}, beside, place), how)
     return replace(manifest, tensors=tuple(specs)), parts
 
 
-def _cut_beside(spec: TensorSpec, beside: torch.Tensor) -> SpreadAs:
+def _placement_on_mesh(spec: TensorSpec, beside: torch.Tensor) -> TensorPlacement:
     """Return how a tensor is spread over the mesh of another one: as is said of it there, else all of it everywhere."""
     names: tuple[str, ...] = cast(Any, beside).device_mesh.mesh_dim_names or ()
-    cuts = cuts_of(spec.placed) or {}
+    cuts = parse_cuts(spec.placed) or {}
     whole = ", ".join(f"{name} R" for name in names)
-    return SpreadAs(spec.shape, spec.placed if tuple(cuts) == names else whole)
+    return TensorPlacement(spec.shape, spec.placed if tuple(cuts) == names else whole)
 
 
-def _kept_for(state: TrainingState, manifest: Manifest) -> Iterator[tuple[torch.Tensor, int]]:
+def _match_parameters(state: TrainingState, manifest: Manifest) -> Iterator[tuple[torch.Tensor, int]]:
     """Yield which parameter the optimizers' state in a manifest has a tensor for, and that tensor's place."""
-    yield from state.optimizers.kept_for(manifest.optimizer, state.added_parameters(manifest))
+    yield from state.optimizers.match_parameters(manifest.optimizer, state.added_parameters(manifest))
 
 
-def _of_other_shapes(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
+def _sharded_optimizer_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield what optimizers keep of parameters that are spread here, by place, each with its parameter."""
-    for parameter, number in _kept_for(state, manifest):
-        if is_spread(parameter):
+    for parameter, number in _match_parameters(state, manifest):
+        if is_dtensor(parameter):
             yield number, parameter
 
 
-def _unnamed(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
+def _unmatched_extra_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield those tensors of extra objects that nothing here is like, by place, each with one of the mesh it was on.
 
     Raises:
         StateMismatchError: it may be the like of a parameter, and nothing says of which.
     """
-    named = dict(state.own())
-    here = [tensor for tensor in named.values() if is_spread(tensor)]
+    named = dict(state.model_tensors())
+    here = [tensor for tensor in named.values() if is_dtensor(tensor)]
     for name, node in manifest.extra.items() if here else ():
-        known = _tensors_in(state.extra[name].state_dict()) if name in state.extra else {}
-        for way, number in tree.ways(node):
+        known = _tensors_by_path(state.extra[name].state_dict()) if name in state.extra else {}
+        for way, number in tree.tensor_paths(node):
             spec = manifest.tensors[number] if 0 <= number < len(manifest.tensors) else None
             if spec is None or not spec.shape or spec.placed == PLAIN or way in known or (way and way[-1] in named):
                 continue
-            likes = {spread_of(tensor).placed for tensor in named.values() if tuple(tensor.shape) == spec.shape}
-            cuts = cuts_of(spec.placed)
+            likes = {placement_of(tensor).placed for tensor in named.values() if tuple(tensor.shape) == spec.shape}
+            cuts = parse_cuts(spec.placed)
             meshes = [t for t in here if cuts and tuple(cuts) == tuple(cast(Any, t).device_mesh.mesh_dim_names or ())]
             if likes == {spec.placed}:
                 continue
@@ -149,30 +149,30 @@ def _unnamed(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, to
                 )
 
 
-def _likes(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
+def _matched_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield those tensors of a state that may be spread here, by place, each with what it is spread like."""
-    own = state.own()
-    if not any(is_spread(tensor) for _, tensor in own):
+    own = state.model_tensors()
+    if not any(is_dtensor(tensor) for _, tensor in own):
         return
     pairs = [*enumerate(tensor for _, tensor in own)]
-    pairs += [(number, parameter) for parameter, number in _kept_for(state, manifest)]
+    pairs += [(number, parameter) for parameter, number in _match_parameters(state, manifest)]
     named = dict(own)
     for name, node in manifest.extra.items():
-        here = _tensors_in(state.extra[name].state_dict()) if name in state.extra else {}
-        for way, number in tree.ways(node):
+        here = _tensors_by_path(state.extra[name].state_dict()) if name in state.extra else {}
+        for way, number in tree.tensor_paths(node):
             like = here.get(way, named.get(way[-1]) if way else None)
-            like = _only_like(state, manifest, number) if like is None else like
+            like = _unique_match(state, manifest, number) if like is None else like
             pairs += [(number, like)] if like is not None else []
-    yield from ((number, tensor) for number, tensor in pairs if is_spread(tensor))
+    yield from ((number, tensor) for number, tensor in pairs if is_dtensor(tensor))
 
 
-def _only_like(state: TrainingState, manifest: Manifest, number: int) -> torch.Tensor | None:
+def _unique_match(state: TrainingState, manifest: Manifest, number: int) -> torch.Tensor | None:
     """Return a parameter that a tensor was spread like, where all of its shape are spread so here, too."""
     spec = manifest.tensors[number] if 0 <= number < len(manifest.tensors) else None
-    same = [tensor for _, tensor in state.own() if spec is not None and tuple(tensor.shape) == spec.shape]
-    return same[0] if same and spec and {spread_of(one).placed for one in same} == {spec.placed} else None
+    same = [tensor for _, tensor in state.model_tensors() if spec is not None and tuple(tensor.shape) == spec.shape]
+    return same[0] if same and spec and {placement_of(one).placed for one in same} == {spec.placed} else None
 
 
-def _tensors_in(value: object) -> dict[tuple[str, ...], torch.Tensor]:
+def _tensors_by_path(value: object) -> dict[tuple[str, ...], torch.Tensor]:
     """Return the tensors of a value by the way to each."""
-    return dict(tree.tensors_by_way(value, "extra"))
+    return dict(tree.tensors_by_path(value, "extra"))

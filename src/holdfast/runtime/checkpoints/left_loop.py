@@ -12,34 +12,34 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.state.state import TrainingState
 
 #: of each parameter and buffer: where it lies, and how often it was written to
-_Seen = list[tuple[int, int]]
+_Stamps = list[tuple[int, int]]
 
 
-class LeftLoop:
+class LeftLoopSaver:
     """What the state was when the loop was left."""
 
     def __init__(self, state: TrainingState, save: Callable[[bool], None]) -> None:
         """Nobody has left it yet. `save`: saves the state, if that is still as it was left."""
         self._state = state
         self._save = save
-        self._seen: _Seen | None = None
+        self._stamps: _Stamps | None = None
 
-    def note(self) -> None:
+    def record(self) -> None:
         """The loop is left, by whatever."""
-        self._seen = self._look()
+        self._stamps = self._stamp()
 
     def save(self) -> None:
         """The script has ended, and well: save what the loop has led to, if it was left, and unless it is saved."""
-        if self._seen is not None:
-            self._save(self._unchanged())
+        if self._stamps is not None:
+            self._save(self._is_unchanged())
 
-    def _unchanged(self) -> bool:
+    def _is_unchanged(self) -> bool:
         try:
-            self._state.watch.check()
+            self._state.watch.check_unchanged()
         except BadInputError:
             return False
-        return self._seen == self._look()
+        return self._stamps == self._stamp()
 
-    def _look(self) -> _Seen:
+    def _stamp(self) -> _Stamps:
         model = self._state.model
         return [(tensor.data_ptr(), tensor._version) for tensor in itertools.chain(model.parameters(), model.buffers())]

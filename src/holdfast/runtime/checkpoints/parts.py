@@ -16,7 +16,7 @@ import torch
 
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.checkpoints.tensor_files import CODES, SUFFIX, StoredPiece, make_header
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.memory import host_bytes
@@ -59,8 +59,8 @@ class _Piece(NamedTuple):
     offset: tuple[int, ...]
     whole: tuple[int, ...] = ()
 
-    def stored(self, begin: int) -> StoredPiece:
-        code, shape = stored_as(self.rows.dtype, self.rows.shape)
+    def describe(self, begin: int) -> StoredPiece:
+        code, shape = stored_type(self.rows.dtype, self.rows.shape)
         beyond = shape[self.rows.dim() :]  # (bytes of an element that the format has no name for)
         return StoredPiece(
             name=self.name,
@@ -72,7 +72,7 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaidOut:
+class PartLayout:
     """Where the pieces of a part are to lie: `header` says it, the live tensors are copied there by `fill`."""
 
     header: bytes
@@ -80,7 +80,7 @@ class LaidOut:
     pieces: Sequence[tuple[StoredPiece, torch.Tensor]]
 
     @torch.no_grad()
-    def fill(self, data: torch.Tensor) -> None:
+    def copy_pieces(self, data: torch.Tensor) -> None:
         """Copy all pieces to where they are to lie, in `(nbytes,)` bytes of host memory."""
         for piece, tensor in self.pieces:
             room = data[piece.begin : piece.begin + piece.nbytes].view(tensor.dtype)
@@ -92,12 +92,12 @@ def copy_part(
     part: int,
     parts: int,
     rows: Mapping[str, torch.Tensor] | None = None,
-    place: PlaceInUnit = WHOLE_UNIT,
+    place: ReplicaPosition = WHOLE_REPLICA,
 ) -> StatePart:
     """Copy one part of the state, as `lay_out`; when this returns, the state may change."""
     laid = lay_out(view, part, parts, rows, place)
     data = torch.empty(laid.nbytes, dtype=torch.uint8)
-    laid.fill(data)
+    laid.copy_pieces(data)
     return StatePart(header=laid.header, data=data)
 
 
@@ -106,8 +106,8 @@ def lay_out(
     part: int,
     parts: int,
     rows: Mapping[str, torch.Tensor] | None = None,
-    place: PlaceInUnit = WHOLE_UNIT,
-) -> LaidOut:
+    place: ReplicaPosition = WHOLE_REPLICA,
+) -> PartLayout:
     """Return what one part of the state consists of.
 
     Args:
@@ -115,21 +115,21 @@ def lay_out(
         rows: whole tensors that are saved in this part, by name.
         place: which part of a replica is here.
     """
-    pieces = list(_share(view, part, parts, place))
+    pieces = list(_own_pieces(view, part, parts, place))
     pieces += [_Piece(name, tensor, (0,) * tensor.dim()) for name, tensor in (rows or {}).items()]
-    stored = [as_stored(piece.rows) for piece in pieces]
+    stored = [to_stored(piece.rows) for piece in pieces]
     # What takes more bytes an element comes first, so that all elements lie where a processor likes them.
     order = sorted(range(len(pieces)), key=lambda number: -stored[number].element_size())
     described: list[StoredPiece] = []
     end = 0
     for number in order:
-        described.append(pieces[number].stored(end))
+        described.append(pieces[number].describe(end))
         end += described[-1].nbytes
     tensors = [stored[number] for number in order]
-    return LaidOut(header=make_header(described), nbytes=end, pieces=list(zip(described, tensors, strict=True)))
+    return PartLayout(header=make_header(described), nbytes=end, pieces=list(zip(described, tensors, strict=True)))
 
 
-def _share(view: StateView, part: int, parts: int, place: PlaceInUnit) -> Iterator[_Piece]:
+def _own_pieces(view: StateView, part: int, parts: int, place: ReplicaPosition) -> Iterator[_Piece]:
     """Yield the rows of a part of what this role saves."""
     saved = [number for number in range(len(view.tensors)) if _is_saved(view, number, place)]
     total = sum(view.tensors[number].nbytes for number in saved)
@@ -153,12 +153,14 @@ def _share(view: StateView, part: int, parts: int, place: PlaceInUnit) -> Iterat
         at += nbytes
 
 
-def _is_saved(view: StateView, number: int, place: PlaceInUnit) -> bool:
+def _is_saved(view: StateView, number: int, place: ReplicaPosition) -> bool:
     """Tell whether this role saves what is here of a tensor: what several have alike, the first of them does."""
     spread = view.spread.get(number)
     if spread is None:
-        return place.counts(view.tensors[number])
-    return place.counts(spread) and (view.tensors[number].numel() > 0 or not (spread.numel() or place.place))
+        return place.is_counted_here(view.tensors[number])
+    return place.is_counted_here(spread) and (
+        view.tensors[number].numel() > 0 or not (spread.numel() or place.local_rank)
+    )
 
 
 def stored_names(manifest: Manifest) -> list[str]:
@@ -169,19 +171,19 @@ def stored_names(manifest: Manifest) -> list[str]:
     names = [spec.name for spec in manifest.tensors]
     trees = {"optimizer": manifest.optimizer, **{f"extra:{name}": node for name, node in manifest.extra.items()}}
     for prefix, node in trees.items():
-        for way, place in tree.ways(node):
+        for way, place in tree.tensor_paths(node):
             names[place] = ":".join((prefix, ".".join(way))) if way else prefix
     times = Counter(names)
     return [f"{name}#{place}" if times[name] > 1 else name for place, name in enumerate(names)]
 
 
-def stored_as(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+def stored_type(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, tuple[int, ...]]:
     """Return the type and shape that files have for a tensor: one that the format has no name for is bytes."""
     code = CODES.get(str(dtype).removeprefix("torch."))
     return (code, tuple(shape)) if code else ("U8", (*shape, dtype.itemsize))
 
 
-def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+def to_stored(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as files hold it; it shares memory with one whose elements lie one after the other."""
     if str(tensor.dtype).removeprefix("torch.") in CODES:
         return tensor

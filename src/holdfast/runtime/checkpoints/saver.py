@@ -29,11 +29,11 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import seal_of
 from holdfast.runtime.checkpoints.best import BestChoice, BestStates, Rating
 from holdfast.runtime.checkpoints.changed_settings import changed_frozen, changed_settings
-from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_manifest, in_terms_of
+from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_manifest, localize_manifest
 from holdfast.runtime.checkpoints.parts import copy_part, part_name, stored_names
-from holdfast.runtime.checkpoints.stored_tensors import load_tensors, opened
+from holdfast.runtime.checkpoints.stored_tensors import load_tensors, open_verified
 from holdfast.runtime.data.sampling import StepSizes
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows, row_name
 from holdfast.runtime.moe.holding.shards import LayerSpec
@@ -52,7 +52,7 @@ SAMPLES = "samples.json"
 _MAX_BESIDE_BYTES = 256 << 20
 
 
-class Samples(msgspec.Struct, frozen=True, kw_only=True):
+class SampleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a step's samples follow from: with others a resumed job would use some twice and leave others out."""
 
     global_batch: int
@@ -60,11 +60,11 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
     @classmethod
-    def of(cls, order: StepSizes) -> Samples:
+    def from_order(cls, order: StepSizes) -> SampleSettings:
         """Return what of a job's order of samples a checkpoint must share."""
         return cls(global_batch=order.global_batch, length=order.length, seed=order.seed)
 
-    def differences(self, other: Samples) -> list[str]:
+    def describe_differences(self, other: SampleSettings) -> list[str]:
         """Say where a checkpoint's are not these."""
         names = {"global_batch": "global_batch", "length": "samples in the data set", "seed": "seed"}
         pairs = [(said, getattr(other, name), getattr(self, name)) for name, said in names.items()]
@@ -94,12 +94,12 @@ class PartShare:
     seal: str = ""
 
     @classmethod
-    def under(cls, plan: GenerationPlan, worker: str) -> PartShare:
+    def of_member(cls, plan: GenerationPlan, worker: str) -> PartShare:
         """Return that of one member of a plan."""
         rank, seal = plan.rank(worker) or 0, seal_of(plan.secret).hex()[:8]
         return cls(term=plan.term, generation=plan.generation, rank=rank, world=len(plan.members), seal=seal)
 
-    def name(self, step: int) -> CheckpointName:
+    def checkpoint_name(self, step: int) -> CheckpointName:
         """Return what all members of the plan call the checkpoint of a step."""
         return CheckpointName(term=self.term, generation=self.generation, step=step, nonce=self.seal)
 
@@ -125,10 +125,10 @@ class CheckpointSaver:
         worker: str,
         every: int | None,
         sink: PartSink,
-        tell: Callable[[CheckpointUnwritten], None],
-        obey: Callable[[AcceptCheckpoint | PruneCheckpoints], None] = lambda order: None,
-        samples: Samples | None = None,
-        place: PlaceInUnit = WHOLE_UNIT,
+        send: Callable[[CheckpointUnwritten], None],
+        forward_order: Callable[[AcceptCheckpoint | PruneCheckpoints], None] = lambda order: None,
+        samples: SampleSettings | None = None,
+        place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Make sure that the directory is there.
 
@@ -150,13 +150,13 @@ class CheckpointSaver:
         self._every = every
         self._samples = samples
         self._place = place
-        self._sink, self._tell = sink, tell
-        self._obey = obey
+        self._sink, self._send = sink, send
+        self._forward_order = forward_order
         self._lock = threading.Lock()
         #: what was written here and waits for what becomes of it: the newest
         self._pending: CheckpointName | None = None
         #: the newest checkpoint that counts, or the one that was loaded here since
-        self._counting: CheckpointName | None = None
+        self._newest: CheckpointName | None = None
         self._best = BestStates(storage)
         #: the step of the state that was rated last as one of the best, or 0
         self._rated_step = 0
@@ -164,13 +164,13 @@ class CheckpointSaver:
         self._later = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-best")
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """True where nothing that was written here waits for what becomes of it."""
         with self._lock:
             return self._pending is None
 
     @property
-    def saves_best(self) -> bool:
+    def is_saving_best(self) -> bool:
         """True while a state that was rated as one of the best is being saved."""
         with self._lock:
             return self._pending is not None and self._pending.step == self._rated_step
@@ -179,26 +179,26 @@ class CheckpointSaver:
     def saved_step(self) -> int:
         """The step of the newest checkpoint that counts, or of the one that was loaded here since; 0: there is none."""
         with self._lock:
-            return self._saved_step
+            return self._newest_step
 
     def is_still_saving(self, step: int) -> bool:
         """Return whether this worker's part of an earlier checkpoint keeps all workers from saving after `step`."""
-        return (self.in_time or self.due(step)) and not self._sink.free
+        return (self.is_timed or self.is_due(step)) and not self._sink.free
 
     @property
-    def in_time(self) -> bool:
+    def is_timed(self) -> bool:
         """Whether others say when a checkpoint is due, rather than the step's number."""
         return self._every is None
 
-    def notify(self, on_idle: Callable[[], None]) -> None:
+    def set_on_idle(self, on_idle: Callable[[], None]) -> None:
         """Call a function, from another thread, whenever `idle` may have become true."""
         self._on_idle = on_idle
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether a checkpoint of this step is wanted: the same on all workers."""
         return self._every is not None and step % self._every == 0
 
-    def offer(
+    def save_if_due(
         self,
         state: TrainingState,
         step: int,
@@ -215,12 +215,12 @@ class CheckpointSaver:
                 because some worker's part of the one before is still being written.
             experts: gives those that this worker saves.
         """
-        return is_save_due(wishes, due=self.due(step)) and self.save(state, step, share, experts)
+        return is_save_due(wishes, due=self.is_due(step)) and self.save(state, step, share, experts)
 
-    def saved(self, step: int, share: PartShare) -> bool:
+    def has_saved(self, step: int, share: PartShare) -> bool:
         """Tell whether nothing more is to be written of a step by this worker."""
         with self._lock:
-            return self._saved_step == step or self._pending == share.name(step)
+            return self._newest_step == step or self._pending == share.checkpoint_name(step)
 
     def save(
         self, state: TrainingState, step: int, share: PartShare, experts: Callable[[], ExpertRows] | None = None
@@ -229,20 +229,20 @@ class CheckpointSaver:
         begun = time.monotonic()
         view, rows = state.capture(), experts() if experts is not None else None
         try:
-            among = self._place.among(share.rank, share.world)
+            among = self._place.role_position(share.rank, share.world)
             part = copy_part(view, *among, rows.rows if rows is not None else None, self._place)
         except (RuntimeError, MemoryError) as error:
             logger.error("the checkpoint of step %d is left out, for there is no room for a copy: %s", step, error)
-            self.leave_out(step, share, f"there is no room for a copy: {error}"[:1000])
+            self.report_unwritten(step, share, f"there is no room for a copy: {error}"[:1000])
             return False
         with self._lock:
-            self._pending = share.name(step)
+            self._pending = share.checkpoint_name(step)
         self._sink.write(
             PartToWrite(
-                name=share.name(step),
+                name=share.checkpoint_name(step),
                 worker=self._worker,
                 files={
-                    **(beside(view, rows, self._samples) if share.rank == 0 else {}),
+                    **(side_files(view, rows, self._samples) if share.rank == 0 else {}),
                     part_name(share.rank, share.world): part.chunks,
                 },
                 part=share.rank,
@@ -253,10 +253,10 @@ class CheckpointSaver:
         )
         return True
 
-    def leave_out(self, step: int, share: PartShare, why: str) -> None:
+    def report_unwritten(self, step: int, share: PartShare, why: str) -> None:
         """Nothing of a step is to be saved here: so that nobody waits for this worker's part of it."""
-        name = share.name(step)
-        self._tell(
+        name = share.checkpoint_name(step)
+        self._send(
             CheckpointUnwritten(
                 worker=self._worker,
                 term=name.term,
@@ -267,11 +267,11 @@ class CheckpointSaver:
             )
         )
 
-    def rate(self, rating: Rating, choice: BestChoice) -> None:
+    def rate_state(self, rating: Rating, choice: BestChoice) -> None:
         """The state of a step was evaluated: keep its checkpoint, once it counts, while it is one of the best."""
         with self._lock:
             self._rated_step = rating.step
-        self._then(self._best.rate, rating, choice)
+        self._run_later(self._best.add_rating, rating, choice)
 
     def load(
         self,
@@ -289,7 +289,7 @@ class CheckpointSaver:
             first: warn if settings of the checkpoint differ from the script's; not for a worker that has trained, whose
                 settings the checkpoint takes back together with its steps.
         """
-        settings, frozen = state.optimizers.settings(), state.frozen()
+        settings, frozen = state.optimizers.settings(), state.frozen_parameters()
         step = load_checkpoint(self.storage, name, state, self._samples, self._place)
         if first:
             for warning in (*changed_settings(settings, state.optimizers.settings()), changed_frozen(frozen, state)):
@@ -297,65 +297,65 @@ class CheckpointSaver:
                     logger.warning("%s", warning)
         if experts is not None:
             load_experts(self.storage, name, experts, wanted)
-        if bad := state.not_a_number():
+        if bad := state.find_nan():
             raise DamagedCheckpointError(f"{bad} has values that are no numbers")
         return step
 
-    def loaded(self, name: str) -> None:
+    def on_loaded(self, name: str) -> None:
         """The state came from this checkpoint, "" for elsewhere: what was written since is nobody's."""
         with self._lock:
-            self._pending, self._counting = None, parse_name(name) if name else None
+            self._pending, self._newest = None, parse_name(name) if name else None
         self._on_idle()
 
-    def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
+    def on_order(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
         """Hear what becomes of a checkpoint."""
         if isinstance(order, AcceptCheckpoint) and not order.files:
-            self._then(self._counts, order)
+            self._run_later(self._on_complete, order)
         elif isinstance(order, PruneCheckpoints):
             for name in order.names:
-                self._settle(name)
-                self._void(name)
+                self._clear_pending(name)
+                self._forget_checkpoint(name)
             self._on_idle()
-        self._obey(order)
+        self._forward_order(order)
 
     def close(self) -> None:
         """Wait for what is under way."""
         self._sink.close()
         self._later.shutdown(wait=True)
 
-    def _counts(self, order: AcceptCheckpoint) -> None:
+    def _on_complete(self, order: AcceptCheckpoint) -> None:
         """A checkpoint counts; whoever waits for that may end this process next: what is to be done is done before."""
         try:
-            self._best.counts(order.step)
+            self._best.on_complete(order.step)
         finally:  # Otherwise the training thread would wait for this checkpoint forever.
-            self._settle(order.name)
+            self._clear_pending(order.name)
             with self._lock:
-                if order.step >= self._saved_step:
-                    self._counting = parse_name(order.name)
+                if order.step >= self._newest_step:
+                    self._newest = parse_name(order.name)
             self._on_idle()
 
-    def _settle(self, name: str) -> None:
+    def _clear_pending(self, name: str) -> None:
         with self._lock:
             if self._pending is not None and self._pending.folder == name:
                 self._pending = None
 
-    def _void(self, name: str) -> None:
+    def _forget_checkpoint(self, name: str) -> None:
         """A checkpoint does not count any more, although it did: others may have found it damaged."""
         with self._lock:
-            if self._counting is not None and self._counting.folder == name:
-                self._counting = None
+            if self._newest is not None and self._newest.folder == name:
+                self._newest = None
 
     @property
-    def _saved_step(self) -> int:
-        return self._counting.step if self._counting is not None else 0
+    def _newest_step(self) -> int:
+        return self._newest.step if self._newest is not None else 0
 
-    def _then(self, do: Callable[..., None], *arguments: object) -> None:
+    def _run_later(self, do: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # (the process is at its end)
             self._later.submit(do, *arguments)
 
 
-def beside(
-    view: StateView, experts: ExpertRows | None, samples: Samples | None
+def side_files(
+    view: StateView, experts: ExpertRows | None, samples: SampleSettings | None
 ) -> dict[str, Callable[[], Iterable[Chunk]]]:
     """Return the content of the small files of a checkpoint, by name: what its tensors are."""
     contents = {STATE: encode_manifest(view.manifest)}
@@ -370,8 +370,8 @@ def load_checkpoint(
     storage: Storage,
     name: str,
     state: TrainingState,
-    samples: Samples | None = None,
-    place: PlaceInUnit = WHOLE_UNIT,
+    samples: SampleSettings | None = None,
+    place: ReplicaPosition = WHOLE_REPLICA,
 ) -> int:
     """Load a checkpoint into the model, the optimizer and the extra objects, and return its step.
 
@@ -387,15 +387,15 @@ def load_checkpoint(
     checkpoint = parse_name(name).folder
     step = checkpoint_dir.verify(storage, checkpoint, contents=storage.local)
     where = f"{storage.where}/{checkpoint}"
-    data = read_beside(storage, checkpoint, STATE)
+    data = read_side_file(storage, checkpoint, STATE)
     try:
         manifest = decode_manifest(data)
     except MALFORMED as error:
         raise DamagedCheckpointError(f"{name}/{STATE} cannot be read: {error}") from None
     if samples is not None:
-        _compare(storage, checkpoint, where, samples)
+        _check_samples(storage, checkpoint, where, samples)
     try:
-        manifest, parts = in_terms_of(state, manifest, place)
+        manifest, parts = localize_manifest(state, manifest, place)
         tensors = state.prepare(manifest)
     except StateMismatchError as error:
         raise BadInputError(f"checkpoint {where} is not of this model: {error}") from None
@@ -409,15 +409,15 @@ def load_checkpoint(
     return step
 
 
-def _compare(storage: Storage, checkpoint: str, where: str, samples: Samples) -> None:
+def _check_samples(storage: Storage, checkpoint: str, where: str, samples: SampleSettings) -> None:
     """Refuse to go on with other samples; a checkpoint need not say what its were."""
     if SAMPLES not in storage.entries(checkpoint):
         return
     try:
-        written = msgspec.json.decode(read_beside(storage, checkpoint, SAMPLES), type=Samples)
+        written = msgspec.json.decode(read_side_file(storage, checkpoint, SAMPLES), type=SampleSettings)
     except MALFORMED as error:
         raise DamagedCheckpointError(f"{checkpoint}/{SAMPLES} cannot be read: {error}") from None
-    if differences := samples.differences(written):
+    if differences := samples.describe_differences(written):
         raise BadInputError(
             f"checkpoint {where} is of a job with other samples: {', '.join(differences)}; resumed, it would use some "
             "twice and leave others out: give the same ones, or another checkpoint directory"
@@ -436,7 +436,7 @@ def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Seque
     """
     checkpoint = parse_name(name).folder
     try:
-        specs = msgspec.msgpack.decode(read_beside(storage, checkpoint, EXPERTS), type=tuple[LayerSpec, ...])
+        specs = msgspec.msgpack.decode(read_side_file(storage, checkpoint, EXPERTS), type=tuple[LayerSpec, ...])
     except MALFORMED as error:
         raise DamagedCheckpointError(f"{name}/{EXPERTS} cannot be read: {error}") from None
     if [layer.weights for layer in specs] != [layer.weights for layer in experts.describe_layers()]:
@@ -449,14 +449,14 @@ def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Seque
     experts.adopt(wanted, specs, rows)
 
 
-def read_beside(storage: Storage, checkpoint: str, name: str) -> bytes:
+def read_side_file(storage: Storage, checkpoint: str, name: str) -> bytes:
     """Return one of the small files, which is what was written."""
     _, files = checkpoint_dir.read_manifest(storage, checkpoint)
     file = next((file for file in files if file.name == name), None)
     if file is None or file.bytes > _MAX_BESIDE_BYTES:
         raise DamagedCheckpointError(f"{checkpoint} has no {name}, or one that is too large")
     try:
-        with opened(storage, checkpoint, file) as stream:
+        with open_verified(storage, checkpoint, file) as stream:
             return stream.read(file.bytes)
     except OSError as error:
         raise DamagedCheckpointError(f"{checkpoint}/{name} cannot be read: {error_text(error)}") from None

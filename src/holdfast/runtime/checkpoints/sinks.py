@@ -14,16 +14,16 @@ from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints
 from holdfast.runtime.checkpoints.saver import PartSink
 from holdfast.storage import Storage
 
-Obey = Callable[[AcceptCheckpoint | PruneCheckpoints], None]
+OrderHandler = Callable[[AcceptCheckpoint | PruneCheckpoints], None]
 
 
-def sink_of(
+def make_sink(
     storage: Storage,
     settings: WorkerSettings | None,
     worker: str,
-    tell: Callable[[FromWorkerProcess], None],
+    send: Callable[[FromWorkerProcess], None],
     at_disk: Callable[[], None],
-) -> tuple[PartSink, Obey]:
+) -> tuple[PartSink, OrderHandler]:
     """Return where the parts of a worker go, and who does there what becomes of them.
 
     Args:
@@ -31,7 +31,7 @@ def sink_of(
         at_disk: called while something is written; an OSError of it is the disk's.
     """
     if settings is not None and settings.parts:
-        return PartSpool(Path(settings.parts), worker, tell, at_disk), lambda order: None
-    first, second = (CheckpointStore(storage, tell, worker=worker, at_disk=at_disk) for _ in range(2))
+        return PartSpool(Path(settings.parts), worker, send, at_disk), lambda order: None
+    first, second = (CheckpointStore(storage, send, worker=worker, at_disk=at_disk) for _ in range(2))
     lanes = CheckpointLanes(first, second)
     return lanes, lanes.obey

@@ -21,8 +21,8 @@ from holdfast.protocol.checkpoints.directory import DamagedCheckpointError, read
 from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.checkpoints.tensor_files import SUFFIX, StoredPiece, read_header
 from holdfast.runtime.checkpoints.global_terms import LocalPart
-from holdfast.runtime.checkpoints.parts import stored_as
-from holdfast.runtime.state.memory import directly_readable
+from holdfast.runtime.checkpoints.parts import stored_type
+from holdfast.runtime.state.memory import is_directly_readable
 from holdfast.storage import Storage, error_text
 
 
@@ -38,20 +38,20 @@ def load_tensors(
         DamagedCheckpointError: it holds something else, or cannot be read. Some tensors may be filled.
     """
     _, files = read_manifest(storage, checkpoint)
-    filling = BoxFilling(tensors, parts or {})
+    filling = BoxReader(tensors, parts or {})
     for file in files:
         if file.name.endswith(SUFFIX):
             called = f"{checkpoint}/{file.name}"
             try:
-                with opened(storage, checkpoint, file) as stream:
-                    filling.take(stream, called, file.bytes)
+                with open_verified(storage, checkpoint, file) as stream:
+                    filling.read_file(stream, called, file.bytes)
             except OSError as error:
                 raise DamagedCheckpointError(f"{called} cannot be read: {error_text(error)}") from None
-    if lacking := filling.lacking:
+    if lacking := filling.missing_tensor:
         raise DamagedCheckpointError(f"{checkpoint} does not hold all of {lacking}, once")
 
 
-def opened(storage: Storage, checkpoint: str, file: StoredFile) -> BinaryIO:
+def open_verified(storage: Storage, checkpoint: str, file: StoredFile) -> BinaryIO:
     """Open a file whose content is known to be what was written: one that lies far away is fetched, and looked at.
 
     Raises:
@@ -74,7 +74,7 @@ class SeekableBytes(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class BoxFilling:
+class BoxReader:
     """Tensors on their way in, from files with boxes of them."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, LocalPart]) -> None:
@@ -89,16 +89,16 @@ class BoxFilling:
         self._found: dict[str, list[Box]] = {name: [] for name in tensors}
 
     @property
-    def lacking(self) -> str:
+    def missing_tensor(self) -> str:
         """The name of a tensor that was not there as a whole, each element once; "" where all were."""
         return next((name for name in self._found if not cover_exactly(self._found[name], self._parts[name].whole)), "")
 
-    def take(self, stream: BinaryIO, called: str, size: int) -> None:
+    def read_file(self, stream: BinaryIO, called: str, size: int) -> None:
         """Read from one file what is wanted of it."""
         pieces, start = read_header(stream, size, called)
-        self.take_pieces(stream, called, pieces, start)
+        self.read_pieces(stream, called, pieces, start)
 
-    def ranges(self, called: str, pieces: Iterable[StoredPiece]) -> list[tuple[int, int]]:
+    def byte_ranges(self, called: str, pieces: Iterable[StoredPiece]) -> list[tuple[int, int]]:
         """Return which bytes of a file `take_pieces` would read, where they begin and how many, from `start` on.
 
         Raises:
@@ -108,13 +108,13 @@ class BoxFilling:
         for piece in pieces:
             tensor, part = self._tensors.get(piece.name), self._parts.get(piece.name)
             if tensor is not None and part is not None:
-                box = _checked(called, piece, tensor, part.whole)
+                box = _check_piece(called, piece, tensor, part.whole)
                 if wanted := box.intersect(part.box):
-                    start, rows = _rows_of(box, wanted)
+                    start, rows = _overlapping_rows(box, wanted)
                     found.append((piece.begin + start * tensor.itemsize, rows.size * tensor.itemsize))
         return found
 
-    def take_pieces(self, stream: SeekableBytes, called: str, pieces: Iterable[StoredPiece], start: int) -> None:
+    def read_pieces(self, stream: SeekableBytes, called: str, pieces: Iterable[StoredPiece], start: int) -> None:
         """Read what is wanted of these pieces, whose bytes begin at `start`.
 
         Raises:
@@ -124,19 +124,19 @@ class BoxFilling:
             if piece.name not in self._tensors:
                 continue
             tensor, part = self._tensors[piece.name], self._parts[piece.name]
-            box = _checked(called, piece, tensor, part.whole)
+            box = _check_piece(called, piece, tensor, part.whole)
             self._found[piece.name].append(box)
             if wanted := box.intersect(part.box):
-                _fill(stream, start + piece.begin, box, tensor[wanted.slices_in(part.box)], wanted)
+                _read_box(stream, start + piece.begin, box, tensor[wanted.slices_in(part.box)], wanted)
 
 
-def _checked(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple[int, ...]) -> Box:
+def _check_piece(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple[int, ...]) -> Box:
     """Return which box of a tensor of this shape a piece is.
 
     Raises:
         DamagedCheckpointError: it is none.
     """
-    code, shape = stored_as(tensor.dtype, whole)
+    code, shape = stored_type(tensor.dtype, whole)
     box, beyond = piece.box, shape[len(whole) :]
     fits = piece.code == code and box.fits_into(shape) and box.shape[len(whole) :] == beyond
     if not fits or piece.whole not in ((), shape):
@@ -147,7 +147,7 @@ def _checked(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple
     return Box(box.offset[: len(whole)], box.shape[: len(whole)])
 
 
-def _rows_of(box: Box, wanted: Box) -> tuple[int, Box]:
+def _overlapping_rows(box: Box, wanted: Box) -> tuple[int, Box]:
     """Return those rows of a box that have something of what is wanted, and how many elements lie before them."""
     if not box.shape:
         return 0, box
@@ -156,11 +156,11 @@ def _rows_of(box: Box, wanted: Box) -> tuple[int, Box]:
 
 
 @torch.no_grad()
-def _fill(stream: SeekableBytes, start: int, box: Box, into: torch.Tensor, wanted: Box) -> None:
+def _read_box(stream: SeekableBytes, start: int, box: Box, into: torch.Tensor, wanted: Box) -> None:
     """Read what is wanted of a box whose bytes begin somewhere; no more rows of it are read than have some of that."""
-    before, rows = _rows_of(box, wanted)
+    before, rows = _overlapping_rows(box, wanted)
     start += before * into.itemsize
-    direct = rows.shape == wanted.shape and directly_readable(into)
+    direct = rows.shape == wanted.shape and is_directly_readable(into)
     room = into.detach() if direct else torch.empty(rows.shape, dtype=into.dtype)
     stream.seek(start)
     nbytes = rows.size * into.itemsize

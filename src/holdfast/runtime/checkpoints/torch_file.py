@@ -21,7 +21,7 @@ from holdfast.protocol.checkpoints.tensor_files import CODES
 from holdfast.protocol.names import MALFORMED
 from holdfast.runtime.checkpoints.global_terms import decode_manifest
 from holdfast.runtime.checkpoints.parts import stored_names
-from holdfast.runtime.checkpoints.saver import STATE, read_beside
+from holdfast.runtime.checkpoints.saver import STATE, read_side_file
 from holdfast.runtime.checkpoints.stored_tensors import load_tensors
 from holdfast.runtime.state import tree
 from holdfast.storage import Storage, error_text, storage_at
@@ -29,14 +29,14 @@ from holdfast.storage import Storage, error_text, storage_at
 _DTYPES = {code: name for name, code in CODES.items()}
 
 
-def state_of(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str, Any]:
+def read_state(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str, Any]:
     """Return the state of a checkpoint, of nothing but tensors, numbers, texts, and collections of them.
 
     Raises:
         DamagedCheckpointError: it cannot be read.
     """
     try:
-        manifest = decode_manifest(read_beside(storage, checkpoint, STATE))
+        manifest = decode_manifest(read_side_file(storage, checkpoint, STATE))
     except MALFORMED as error:
         raise DamagedCheckpointError(f"{checkpoint}/{STATE} cannot be read: {error}") from None
     names = stored_names(manifest)
@@ -56,21 +56,21 @@ def state_of(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str
         "experts": {name: tensor for name, tensor in tensors.items() if name.startswith(EXPERTS)},
     }
     if not model_only:
-        state["optimizer"] = _plain(tree.unpack(manifest.optimizer, ordered))
-        state["extra"] = {name: _plain(tree.unpack(node, ordered)) for name, node in manifest.extra.items()}
+        state["optimizer"] = _to_plain(tree.unpack(manifest.optimizer, ordered))
+        state["extra"] = {name: _to_plain(tree.unpack(node, ordered)) for name, node in manifest.extra.items()}
     return state
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Return a value with no other collections in it than torch reads without running anything."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in cast(dict[Any, Any], value).items()}
+        return {key: _to_plain(item) for key, item in cast(dict[Any, Any], value).items()}
     if isinstance(value, tuple):
-        return tuple(_plain(item) for item in cast(tuple[Any, ...], value))
+        return tuple(_to_plain(item) for item in cast(tuple[Any, ...], value))
     if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__") or isinstance(value, torch.Tensor):
         return value
     items = list(cast(Iterable[Any], value))
-    return [_plain(item) for item in (sorted(items, key=repr) if isinstance(value, (set, frozenset)) else items)]
+    return [_to_plain(item) for item in (sorted(items, key=repr) if isinstance(value, (set, frozenset)) else items)]
 
 
 def main(place: str, checkpoint: str, output: str, what: str) -> None:
@@ -79,7 +79,7 @@ def main(place: str, checkpoint: str, output: str, what: str) -> None:
     Raises:
         HoldfastError: the checkpoint cannot be read, or the file not be written.
     """
-    state = state_of(storage_at(place), checkpoint, model_only=what == "model")
+    state = read_state(storage_at(place), checkpoint, model_only=what == "model")
     partial = f"{output}.{os.getpid()}"
     try:
         with open(partial, "wb") as file:

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.control.link.worker_settings import WorkerSettings
-from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
-from holdfast.runtime.checkpoints.sinks import sink_of
+from holdfast.runtime.checkpoints.saver import CheckpointSaver, SampleSettings
+from holdfast.runtime.checkpoints.sinks import make_sink
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.storage import Storage
 
 
-def saver_of(
+def make_saver(
     storage: Storage | None,
     settings: WorkerSettings | None,
     worker: str,
     every: int | str,
-    tell: Callable[[Any], None],
+    send: Callable[[Any], None],
     faults: Faults,
     workload: Workload,
 ) -> CheckpointSaver | None:
@@ -29,14 +29,14 @@ def saver_of(
     """
     if storage is None:
         return None
-    sink, obey = sink_of(storage, settings, worker, tell, faults.at_disk)
+    sink, obey = make_sink(storage, settings, worker, send, faults.at_disk)
     return CheckpointSaver(
         storage=storage,
         worker=worker,
         every=None if isinstance(every, str) else every,
         sink=sink,
-        tell=tell,
-        obey=obey,
-        samples=Samples.of(workload.loader.order),
+        send=send,
+        forward_order=obey,
+        samples=SampleSettings.from_order(workload.loader.order),
         place=workload.place,
     )

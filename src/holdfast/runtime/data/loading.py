@@ -18,7 +18,7 @@ from holdfast.runtime.data.randomness import seed_fetch
 from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.data.streams import Shards, StreamedData
 from holdfast.runtime.data.torch_loader import Collate, DataOptions, is_stream, take_apart
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 
 
 class MicroBatchLoader:
@@ -34,7 +34,7 @@ class MicroBatchLoader:
         micro_batch: int,
         options: DataOptions | None = None,
         zygote: str = "",
-        place: PlaceInUnit = WHOLE_UNIT,
+        place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Look at the data and fix the order.
 

@@ -104,7 +104,7 @@ class Evaluating:
             Exception: whatever a script's function raised.
         """
         due = self.due(step)
-        self._workload.logged.standing = {}
+        self._workload.logged.evaluation_metrics = {}
         if not due:
             return True
         with self._shared.changed:
@@ -143,7 +143,7 @@ class Evaluating:
         mine |= {shard: held[shard] for shard, holder in enumerate(known) if holder == comm.rank}
         self._shared.progress.at(Activity.EVALUATING)
         # (What the places of a unit have measured may differ by rounding, where experts have added it up elsewhere.)
-        mine = {} if self._workload.place.place else mine
+        mine = {} if self._workload.place.local_rank else mine
         for share in gather_bytes(groups.world, _encoder.encode(mine), "evaluation"):
             held.update(_results.decode(share))
         found = evaluation.combined([held[shard] for shard in range(evaluation.shards)])
@@ -221,14 +221,14 @@ class Evaluating:
     def _keep(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int) -> None:
         """Take note of what came of an evaluation, and have its state saved where it may be one of the best."""
         step, name = self._step, evaluation.name
-        self._workload.logged.standing |= {f"{name}/{key}": value for key, value in found.items()}
+        self._workload.logged.evaluation_metrics |= {f"{name}/{key}": value for key, value in found.items()}
         best = self._may_be_best(evaluation, found)
         if best:
             self._save()
         if best and rank == 0 and self._saver is not None:
             choice = evaluation.choice
             rating = Rating(evaluation=name, step=step, monitor=choice.monitor, value=found[choice.monitor])
-            self._saver.rate(rating, choice)
+            self._saver.rate_state(rating, choice)
         if any((one.name, one.step) == (name, step) for one in self._found):
             return
         result = EvaluationResult(name=name, step=step, samples=evaluation.samples, metrics=found)
@@ -253,8 +253,8 @@ class Evaluating:
         saver, plan, step = self._saver, self._shared.machine.plan, self._step
         if saver is None or plan is None:
             return
-        share = PartShare.under(plan, self._shared.machine.worker)
-        if not saver.saved(step, share):
+        share = PartShare.of_member(plan, self._shared.machine.worker)
+        if not saver.has_saved(step, share):
             self._shared.progress.at(Activity.SAVING)
             saver.save(self._workload.state, step, share, self._experts.saved if self._experts is not None else None)
 
@@ -275,13 +275,13 @@ def _as_it_was(workload: Workload) -> Generator[None]:
     ]
     python, array = random.getstate(), np.random.get_state()
     untyped: Any = np.random
-    workload.gather_anew()
+    workload.reshard_parameters()
     try:
-        with fork_randomness(), workload.statistics_aside():
+        with fork_randomness(), workload.preserve_statistics():
             yield
     finally:
         random.setstate(python)
         untyped.set_state(array)
         for module, training in modules:
             module.training = training
-        workload.gather_anew()
+        workload.reshard_parameters()

@@ -17,7 +17,7 @@ from holdfast.protocol.names import NAME_PATTERN
 from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.data.datasets import FetchSamples
 from holdfast.runtime.data.torch_loader import is_stream
-from holdfast.runtime.gradients.logged_values import checked_name, number_of
+from holdfast.runtime.gradients.logged_values import check_name, to_number
 from holdfast.runtime.options import shown
 from holdfast.runtime.tensors import leaves_samples
 
@@ -105,8 +105,8 @@ class ModelEvaluation:
             )
         means: dict[str, float] = {}
         for name, value in cast(Mapping[str, object], found).items():
-            checked_name(where, f"{self.name}/{name}" if isinstance(cast(object, name), str) else name)
-            means[name] = float(number_of(where, name, value))
+            check_name(where, f"{self.name}/{name}" if isinstance(cast(object, name), str) else name)
+            means[name] = float(to_number(where, name, value))
         if metrics_bytes({f"{self.name}/{name}": 0.0 for name in means}) > MAX_METRICS_BYTES // 2:
             raise BadInputError(
                 f"{where} returned {len(means)} values: they may take {MAX_METRICS_BYTES // 2} bytes; return fewer of "

@@ -65,13 +65,13 @@ class SessionExperts:
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
             parcels = resources.parcels if resources is not None else None
-        if parcels is None or not parcels.awaits:
+        if parcels is None or not parcels.is_receiving:
             return True
         self._shared.progress.at(Activity.RECEIVING)
-        if self._shared.wait_for(generation, lambda: parcels.ended or None) is None:
+        if self._shared.wait_for(generation, lambda: parcels.has_ended or None) is None:
             return False
         try:
-            parcels.take()
+            parcels.hand_over()
         except TransferError as error:
             self._shared.lost(generation, f"experts are refused: {error}")
             self._shared.wait_for(generation, lambda: None)

@@ -24,8 +24,8 @@ from holdfast.runtime.groups.transports.link_rate import LinkRate
 
 if TYPE_CHECKING:
     from holdfast.runtime.state.parcels import Parcels
-    from holdfast.runtime.state.receive import Receipt
-    from holdfast.runtime.state.transfer import Push
+    from holdfast.runtime.state.receive import StateReceiver
+    from holdfast.runtime.state.transfer import StateSender
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class Resources:
     plan: GenerationPlan | None = None
     groups: Groups | None = None
     dropped: bool = False
-    push: Push | None = None
-    receipt: Receipt | None = None
+    push: StateSender | None = None
+    receipt: StateReceiver | None = None
     parcels: Parcels | None = None  # what travels beside the generation's first step
     moved_bytes: int = 0  # of experts that came here
     moving_s: float = 0.0
@@ -94,7 +94,7 @@ class Resources:
         # After a swap, peers may still be in the last operation: the groups are not severed then.
         self.interrupt()
         if self.receipt is not None:
-            self.receipt.let_go()  # (whoever is to wait until it is quiet keeps it, maybe for hours)
+            self.receipt.release_tensors()  # (whoever is to wait until it is quiet keeps it, maybe for hours)
 
 
 class Generations:

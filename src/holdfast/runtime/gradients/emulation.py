@@ -17,7 +17,7 @@ from holdfast.runtime.moe.experts.emulation import Emulation
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 
 
-class MicroBatchTime:
+class MicroBatchDelay:
     """Lets a micro-batch take at least so many seconds, from when its data are here until its gradients are.
 
     The time that the computation really takes is part of it. now, sleep: of the clock, in seconds.
@@ -30,20 +30,20 @@ class MicroBatchTime:
         self._seconds = seconds
         self._now = now
         self._sleep = sleep
-        self._began = 0.0
+        self._started = 0.0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Its data are here."""
-        self._began = self._now()
+        self._started = self._now()
 
-    def rest(self) -> None:
+    def sleep_remaining(self) -> None:
         """Its gradients are here: sleep for what is left."""
-        left = self._began + self._seconds - self._now()
+        left = self._started + self._seconds - self._now()
         if left > 0:
             self._sleep(left)
 
 
-def emulate(experiments: ExperimentSpec, model: torch.nn.Module) -> MicroBatchTime | None:
+def set_up_emulation(experiments: ExperimentSpec, model: torch.nn.Module) -> MicroBatchDelay | None:
     """Let the model's experts take their time, where it is stated for each token.
 
     Returns:
@@ -56,7 +56,7 @@ def emulate(experiments: ExperimentSpec, model: torch.nn.Module) -> MicroBatchTi
     if not emulated.seconds:
         return None
     if emulated.unit == "micro-batch":
-        return MicroBatchTime(emulated.seconds)
+        return MicroBatchDelay(emulated.seconds)
     layers = moe_layers(model)
     if not layers:
         raise BadInputError(

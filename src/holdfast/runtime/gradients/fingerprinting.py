@@ -95,7 +95,7 @@ class Fingerprinting:
                 for option, value in sorted(group.items()):
                     if option not in _NOT_OPTIONS:
                         yield f"{where} {option} {_plain(value)}".strip()[:MAX_SHOWN_CHARACTERS]
-        frozen = list(self._state.frozen().values())
+        frozen = list(self._state.frozen_parameters().values())
         if frozen:
             yield f"{len(frozen)} frozen parameters, {frozen[0]} the first"[:MAX_SHOWN_CHARACTERS]
 
@@ -113,7 +113,7 @@ class Fingerprinting:
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         """Yield the local tensors of the model and of the optimizers, in the same order on all workers."""
-        for _, tensor in self._state.own():
+        for _, tensor in self._state.model_tensors():
             yield local_of(tensor)
         for optimizer in self._state.optimizers:
             for parameter in (one for group in optimizer.param_groups for one in group["params"]):

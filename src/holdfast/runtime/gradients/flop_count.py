@@ -34,37 +34,37 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Shape = torch.Size
 
 
-class FlopCount:
+class FlopCounter:
     """Counts between `begin` and `end`, in the thread that calls them, and what its backward passes run elsewhere."""
 
     def __init__(self) -> None:
         """Count nothing yet."""
-        self._mode: _Counting | None = None
+        self._mode: _CountingMode | None = None
 
     @property
-    def under_way(self) -> bool:
+    def is_counting(self) -> bool:
         """Whether operations are being counted."""
         return self._mode is not None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Count from here on, where that disturbs nothing."""
         if self._mode is None and not may_be_compiled():
-            self._mode = _Counting()
+            self._mode = _CountingMode()
             self._mode.__enter__()
 
-    def end(self) -> int | None:
+    def stop(self) -> int | None:
         """Count no more; return the FLOP since `begin`, None where they are not known."""
         mode, self._mode = self._mode, None
         if mode is None:
             return None
         if _get_current_dispatch_mode() is not mode:
-            mode.over = True  # (a script has begun a mode of its own, and not left it: ours lies below that)
+            mode.stopped = True  # (a script has begun a mode of its own, and not left it: ours lies below that)
             return None
         mode.__exit__(None, None, None)  # pyright: ignore[reportUnknownMemberType] (torch has no types for it)
         return None if mode.unknown or may_be_compiled() else mode.flop
 
 
-class FirstRound:
+class FirstRoundCounter:
     """Counts what the first round of a generation's second step takes here, where the plan asks for that.
 
     In the first step a joiner may have no share, others what was kept of one; and whatever is made lazily is made.
@@ -72,29 +72,29 @@ class FirstRound:
 
     def __init__(self) -> None:
         """Begin in no generation."""
-        self._count = FlopCount()
+        self._count = FlopCounter()
         self._generation = self._first_step = 0
         self._due = False
 
-    def attempt(self, generation: int, step: int, *, asked: bool) -> None:
+    def start_attempt(self, generation: int, step: int, *, asked: bool) -> None:
         """An attempt at a step begins. `asked`: the generation's plan has this worker count."""
-        self._count.end()  # (of one that a script has left by an exception)
+        self._count.stop()  # (of one that a script has left by an exception)
         if generation != self._generation:
             self._generation, self._first_step = generation, step
         self._due = asked and step == self._first_step + 1
 
-    def begin(self) -> None:
+    def start_round(self) -> None:
         """A micro-batch is at hand, or the others' are: of the first round it is counted what that takes."""
         if self._due:
-            self._count.begin()
+            self._count.start()
 
-    def end(self) -> int | None:
+    def stop_round(self) -> int | None:
         """It is over: return the FLOP of the first round, None where it was another, or they are not known."""
         self._due = False
-        return self._count.end()
+        return self._count.stop()
 
 
-class _Counting(TorchDispatchMode):
+class _CountingMode(TorchDispatchMode):
     """Lets every operation pass as it is."""
 
     #: (they are passed on like all others, and are unknown)
@@ -106,22 +106,22 @@ class _Counting(TorchDispatchMode):
         #: operations of which nobody knows what they take
         self.unknown: set[str] = set()
         #: nothing is counted any more
-        self.over = False
+        self.stopped = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if self.over:
+        if self.stopped:
             return out
         if any(kind not in _PLAIN for kind in types) or getattr(func, "overloadpacket", None) is None:
             self.unknown.add(str(func))
         else:
-            self._add(func, args, kwargs, out)
+            self._add_flop(func, args, kwargs, out)
         return out
 
-    def _add(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    def _add_flop(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         packet = func.overloadpacket
         formula = flop_registry.get(packet)
         if formula is not None:
@@ -129,7 +129,7 @@ class _Counting(TorchDispatchMode):
             return
         own = _OWN.get(str(packet))
         if own is not None:
-            self.flop += own(*pytree.tree_map(_shape, args))
+            self.flop += own(*pytree.tree_map(_replace_by_shape, args))
         elif func.namespace not in _NAMESPACES or _MULTIPLIES.search(func._schema.name.split("::")[1]):
             self.unknown.add(str(func))
 
@@ -143,11 +143,11 @@ def may_be_compiled() -> bool:
     return backends is None or any(backend is not None for backend in backends.values())
 
 
-def _shape(value: Any) -> Any:
+def _replace_by_shape(value: Any) -> Any:
     return value.shape if isinstance(value, torch.Tensor) else value
 
 
-def _grouped_mm(first: Shape, second: Shape, *_: Any) -> int:
+def _grouped_mm_flop(first: Shape, second: Shape, *_: Any) -> int:
     """Return the FLOP of products of which each is a group of rows, or of columns, with a matrix of its own.
 
     `(A, X)` and `(R, X, Y)`, or `(X, A)` and `(A, Y)`: each of the rows, or columns, is in one group.
@@ -156,33 +156,33 @@ def _grouped_mm(first: Shape, second: Shape, *_: Any) -> int:
     return 2 * groups * first[-2] * first[-1] * second[-1]
 
 
-def _attention(query: Shape, key: Shape, value: Shape, *_: Any) -> int:
+def _attention_flop(query: Shape, key: Shape, value: Shape, *_: Any) -> int:
     *many, queries, depth = query
-    return 2 * _product(many) * queries * key[-2] * (depth + value[-1])
+    return 2 * _multiply(many) * queries * key[-2] * (depth + value[-1])
 
 
-def _attention_backward(_grad: Shape, query: Shape, key: Shape, value: Shape, *_: Any) -> int:
+def _attention_backward_flop(_grad: Shape, query: Shape, key: Shape, value: Shape, *_: Any) -> int:
     """Return the FLOP of five products: the scores once more, then what they, values, keys and queries get."""
     *many, queries, depth = query
-    return 2 * _product(many) * queries * key[-2] * (3 * depth + 2 * value[-1])
+    return 2 * _multiply(many) * queries * key[-2] * (3 * depth + 2 * value[-1])
 
 
-def _product(sizes: list[int]) -> int:
+def _multiply(sizes: list[int]) -> int:
     result = 1
     for size in sizes:
         result *= size
     return result
 
 
-def _vector(first: Shape, *_: Any) -> int:
-    return 2 * _product(list(first))
+def _vector_flop(first: Shape, *_: Any) -> int:
+    return 2 * _multiply(list(first))
 
 
 #: what torch has no formula for, by shapes
 _OWN: dict[str, Callable[..., int]] = {
-    "aten._grouped_mm": _grouped_mm,
-    "aten.mv": _vector,
-    "aten.dot": _vector,
-    "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten._grouped_mm": _grouped_mm_flop,
+    "aten.mv": _vector_flop,
+    "aten.dot": _vector_flop,
+    "aten._scaled_dot_product_flash_attention_for_cpu": _attention_flop,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward_flop,
 }

@@ -22,24 +22,24 @@ def _mean(values: Sequence[float]) -> float:
     return values[0] if all(value == values[0] for value in values) else sum(values) / len(values)
 
 
-def _least(values: Sequence[float]) -> float:
+def _minimum(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else min(values)
 
 
-def _greatest(values: Sequence[float]) -> float:
+def _maximum(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 _REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": _mean,
     "sum": sum,
-    "min": _least,
-    "max": _greatest,
+    "min": _minimum,
+    "max": _maximum,
 }
 #: by name: how it is reduced, and a value
-_Said = dict[str, tuple[str, float]]
+_NoteValues = dict[str, tuple[str, float]]
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Said)
+_decoder = msgspec.msgpack.Decoder(_NoteValues)
 
 
 class LoggedValues(NoteSource):
@@ -50,7 +50,7 @@ class LoggedValues(NoteSource):
         #: of the step whose notes were taken last: by name, in alphabetical order
         self.metrics: dict[str, float] = {}
         #: what is in them whatever is logged: the same on all ranks
-        self.standing: dict[str, float] = {}
+        self.evaluation_metrics: dict[str, float] = {}
         #: of the micro-batch at hand, None outside of the loop; and of this rank, outside of it
         self._inside: dict[str, tuple[str, float | torch.Tensor]] | None = None
         self._outside: dict[str, tuple[str, float | torch.Tensor]] = {}
@@ -70,14 +70,14 @@ class LoggedValues(NoteSource):
             raise BadInputError(f"step.log() needs a mapping of names to numbers, not a {type(given).__name__}")
         here = self._outside if self._inside is None else self._inside
         for name, value in values.items():
-            checked_name("step.log()", name)
+            check_name("step.log()", name)
             if self._reductions.setdefault(name, reduce) != reduce:
                 raise BadInputError(
                     f"step.log(): {name!r} is reduced by {reduce} here and by {self._reductions[name]} elsewhere: give "
                     "one of them another name"
                 )
-            here[name] = (reduce, number_of("step.log()", name, value))
-        _bounded(dict.fromkeys((*self._outside, *here), 0.0))
+            here[name] = (reduce, to_number("step.log()", name, value))
+        _check_size(dict.fromkeys((*self._outside, *here), 0.0))
 
     def restart(self) -> None:
         self._inside, self._outside = None, {}
@@ -87,33 +87,35 @@ class LoggedValues(NoteSource):
 
     def note(self) -> bytes:
         inside, self._inside = self._inside, None
-        return _said(inside or {})
+        return _encode_values(inside or {})
 
     def rank_note(self) -> bytes:
-        return _said(self._outside)
+        return _encode_values(self._outside)
 
     def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
-        inside, outside = _columns(notes), _columns(of_ranks)
+        inside, outside = _values_by_name(notes), _values_by_name(of_ranks)
         if both := sorted(inside.keys() & outside.keys()):
             raise BadInputError(
                 f"step.log(): {both[0]!r} is logged inside the loop over the micro-batches and outside of it: give one "
                 "of them another name"
             )
         columns = inside | outside
-        if both := sorted(columns.keys() & self.standing.keys()):
+        if both := sorted(columns.keys() & self.evaluation_metrics.keys()):
             raise BadInputError(f"step.log(): {both[0]!r} is a value of job.evaluate(): give one of them another name")
-        found = {name: _REDUCTIONS[reduce](values) for name, (reduce, values) in columns.items()} | self.standing
+        found = {
+            name: _REDUCTIONS[reduce](values) for name, (reduce, values) in columns.items()
+        } | self.evaluation_metrics
         self.metrics = dict(sorted(found.items()))
-        _bounded(self.metrics)
+        _check_size(self.metrics)
 
 
-def _said(values: Mapping[str, tuple[str, float | torch.Tensor]]) -> bytes:
+def _encode_values(values: Mapping[str, tuple[str, float | torch.Tensor]]) -> bytes:
     if not values:
         return b""
     return _encoder.encode({name: (reduce, float(value)) for name, (reduce, value) in values.items()})
 
 
-def _columns(notes: Sequence[bytes]) -> dict[str, tuple[str, list[float]]]:
+def _values_by_name(notes: Sequence[bytes]) -> dict[str, tuple[str, list[float]]]:
     """Return all values of each name, in order; the first one says how they are reduced."""
     columns: dict[str, tuple[str, list[float]]] = {}
     for note in notes:
@@ -123,7 +125,7 @@ def _columns(notes: Sequence[bytes]) -> dict[str, tuple[str, list[float]]]:
     return columns
 
 
-def checked_name(where: str, name: object) -> None:
+def check_name(where: str, name: object) -> None:
     """Look at a value's name.
 
     Raises:
@@ -136,7 +138,7 @@ def checked_name(where: str, name: object) -> None:
         )
 
 
-def number_of(where: str, name: str, value: object) -> float | torch.Tensor:
+def to_number(where: str, name: str, value: object) -> float | torch.Tensor:
     """Return a value as a number, or as a tensor of one on a device.
 
     Raises:
@@ -160,7 +162,7 @@ def number_of(where: str, name: str, value: object) -> float | torch.Tensor:
     )
 
 
-def _bounded(metrics: Mapping[str, float]) -> None:
+def _check_size(metrics: Mapping[str, float]) -> None:
     size = metrics_bytes(metrics)
     if size > MAX_METRICS_BYTES:
         raise BadInputError(

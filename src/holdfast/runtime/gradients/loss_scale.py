@@ -74,18 +74,18 @@ class LossScale:
         """What a micro-batch's gradients are multiplied by now."""
         return self.value / self._divisor
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return what to call backward() on."""
         return self._scaler.scale(loss) / self._divisor if self._scaler.is_enabled() else loss
 
-    def overflowed(self, v: Commit) -> bool:
+    def has_overflowed(self, v: Commit) -> bool:
         """Return whether the scale explains why a step's gradients are not finite. The same on every rank.
 
         It does not if the loss itself is not finite, or if the scale is at most 1 already.
         """
         return v.nonfinite > 0 and self._scaler.is_enabled() and self.value > 1.0 and math.isfinite(v.loss_sum)
 
-    def advance(self, *, skipped: bool) -> None:
+    def update(self, *, skipped: bool) -> None:
         """A step is applied: back off after a skipped one, grow after so many good ones, exactly as torch does."""
         state = self._scaler.state_dict()
         if not state:
@@ -99,7 +99,7 @@ class LossScale:
         self._scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": good})
 
 
-def with_scaler(extra: Mapping[str, Any] | None, scaler: GradScaler | None) -> dict[str, Any]:
+def add_scaler(extra: Mapping[str, Any] | None, scaler: GradScaler | None) -> dict[str, Any]:
     """Return the state that a user adds, the scaler's among it; a disabled one has none.
 
     Raises:

@@ -35,7 +35,7 @@ _STATISTICS = ("running_mean", "running_var")
 _COUNT = "num_batches_tracked"
 
 
-class _Made(msgspec.Struct, frozen=True, array_like=True):
+class _Note(msgspec.Struct, frozen=True, array_like=True):
     """A note: of each layer how often it was called, and with which momentum (no number: a mean of all); all values."""
 
     calls: list[int]
@@ -44,10 +44,10 @@ class _Made(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Made)
+_decoder = msgspec.msgpack.Decoder(_Note)
 
 
-class _Layer:
+class _StatisticsLayer:
     """A module that changes buffers of its own.
 
     names: of those with values. count: of the one that counts its calls, "" where none does. linear: the values are
@@ -77,7 +77,7 @@ class _Layer:
         momentum = self.module.momentum if self.linear else None
         return math.nan if momentum is None and self.count else float(momentum or 0.0)
 
-    def hold(self, tensors: Sequence[torch.Tensor]) -> None:
+    def set_buffers(self, tensors: Sequence[torch.Tensor]) -> None:
         """Let the module's buffers be these."""
         for name, tensor in zip(self.buffers, tensors, strict=True):
             self.module._buffers[name] = tensor
@@ -92,7 +92,7 @@ class RunningStatistics(NoteSource):
         Raises:
             BadInputError: a layer's statistics cannot be combined.
         """
-        self._layers = [layer for prefix, module in named_modules(model) for layer in _layers_of(prefix, module)]
+        self._layers = [layer for prefix, module in named_modules(model) for layer in _find_layers(prefix, module)]
         counted = [layer for layer in self._layers if layer.count]
         self._own = [tensor for layer in self._layers for tensor in layer.own[: len(layer.names)]]
         self._own_counts = [layer.own[-1] for layer in counted]
@@ -109,10 +109,10 @@ class RunningStatistics(NoteSource):
         self._next: tuple[_Values, list[int]] | None = None
         for number, layer in enumerate(self._layers):
             if not layer.count:
-                layer.module.register_forward_hook(self._counter(number))
+                layer.module.register_forward_hook(self._make_call_hook(number))
 
     @contextmanager
-    def aside(self) -> Generator[None]:
+    def preserve(self) -> Generator[None]:
         """Let a forward pass that is no micro-batch's change nothing."""
         self.begin(0, 0)
         try:
@@ -130,7 +130,7 @@ class RunningStatistics(NoteSource):
         }
 
     def restart(self) -> None:
-        self._put_back()
+        self._restore_buffers()
 
     @torch.no_grad()
     def begin(self, step: int, micro_batch: int) -> None:
@@ -138,29 +138,29 @@ class RunningStatistics(NoteSource):
             return
         copy_each([*self._scratch, *self._scratch_counts], [*self._own, *self._own_counts])
         for layer in self._layers:
-            layer.hold(layer.scratch)
+            layer.set_buffers(layer.scratch)
         self._calls = {}
         self._counting = self._inside = True
 
     def computed(self) -> None:
         if self._inside:  # (backward may run parts of the forward pass again, which counts once)
             self._counting = False
-            self._made = _flat(self._scratch, self._dtype), integers(_flat(self._scratch_counts, torch.int64))
+            self._made = _flatten(self._scratch, self._dtype), integers(_flatten(self._scratch_counts, torch.int64))
 
     def note(self) -> bytes:
         made, self._made = self._made, None
-        self._put_back()
+        self._restore_buffers()
         if made is None:
             return b""
         values, counts = made
-        before = integers(_flat(self._own_counts, torch.int64))
+        before = integers(_flatten(self._own_counts, torch.int64))
         further = iter(count - own for count, own in zip(counts, before, strict=True))
         calls = [
             next(further) if layer.count else self._calls.get(number, 0) for number, layer in enumerate(self._layers)
         ]
         if not any(calls):
             return b""
-        return _encoder.encode(_Made(calls, [layer.momentum for layer in self._layers], _bytes(values)))
+        return _encoder.encode(_Note(calls, [layer.momentum for layer in self._layers], _to_bytes(values)))
 
     def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
         self._next = None
@@ -169,8 +169,8 @@ class RunningStatistics(NoteSource):
             return
         dtype = np.float64 if self._dtype == torch.float64 else np.float32
         after = [np.frombuffer(one.values, dtype=dtype).astype(np.float64) for one in made]
-        now = np.frombuffer(_bytes(_flat(self._own, torch.float64)), dtype=np.float64).copy()
-        counts, known, place = list[int](), iter(integers(_flat(self._own_counts, torch.int64))), 0
+        now = np.frombuffer(_to_bytes(_flatten(self._own, torch.float64)), dtype=np.float64).copy()
+        counts, known, place = list[int](), iter(integers(_flatten(self._own_counts, torch.int64))), 0
         for number, layer in enumerate(self._layers):
             part, place = slice(place, place + layer.numel), place + layer.numel
             calls = [one.calls[number] for one in made]
@@ -179,7 +179,7 @@ class RunningStatistics(NoteSource):
                 counts.append(count + sum(calls))
             if layer.linear:
                 momenta = [one.momenta[number] for one in made]
-                now[part] = _combined(now[part], [values[part] for values in after], calls, momenta, count)
+                now[part] = _combine(now[part], [values[part] for values in after], calls, momenta, count)
             elif any(calls):
                 now[part] = next(values[part] for values, times in zip(after, calls, strict=True) if times)
         self._next = now, counts
@@ -195,20 +195,20 @@ class RunningStatistics(NoteSource):
         for tensor, count in zip(self._own_counts, counts, strict=True):
             tensor.fill_(count)
 
-    def _counter(self, number: int) -> Callable[..., None]:
+    def _make_call_hook(self, number: int) -> Callable[..., None]:
         def called(*_: object) -> None:
             if self._counting and self._layers[number].module.training:
                 self._calls[number] = self._calls.get(number, 0) + 1
 
         return called
 
-    def _put_back(self) -> None:
+    def _restore_buffers(self) -> None:
         for layer in self._layers if self._inside else ():
-            layer.hold(layer.own)
+            layer.set_buffers(layer.own)
         self._counting = self._inside = False
 
 
-def _layers_of(prefix: str, module: torch.nn.Module) -> Iterator[_Layer]:
+def _find_layers(prefix: str, module: torch.nn.Module) -> Iterator[_StatisticsLayer]:
     """Yield what of a module can be combined.
 
     Raises:
@@ -220,7 +220,7 @@ def _layers_of(prefix: str, module: torch.nn.Module) -> Iterator[_Layer]:
         plain = _BATCH_NORMS[0] if isinstance(module, _BATCH_NORMS) else _INSTANCE_NORMS[0]
         if kind.forward is plain.forward:
             counts = plain is _BATCH_NORMS[0] and _COUNT in known
-            yield _Layer(module, prefix, _STATISTICS, count=_COUNT if counts else "", linear=True)
+            yield _StatisticsLayer(module, prefix, _STATISTICS, count=_COUNT if counts else "", linear=True)
         elif module.training:
             raise BadInputError(
                 f"{place} with a forward pass of its own: whether its running statistics can be combined is not known; "
@@ -229,9 +229,9 @@ def _layers_of(prefix: str, module: torch.nn.Module) -> Iterator[_Layer]:
     untyped: Any = module
     for hook in untyped._forward_pre_hooks.values():
         if isinstance(hook, SpectralNorm):
-            yield _Layer(module, prefix, (f"{hook.name}_u", f"{hook.name}_v"), linear=False)
+            yield _StatisticsLayer(module, prefix, (f"{hook.name}_u", f"{hook.name}_v"), linear=False)
     if isinstance(module, _SPECTRAL_NORM) and known >= {"_u", "_v"}:
-        yield _Layer(module, prefix, ("_u", "_v"), linear=False)
+        yield _StatisticsLayer(module, prefix, ("_u", "_v"), linear=False)
 
 
 # (torch has a name for what makes these, and none for what is made)
@@ -239,7 +239,7 @@ _parametrizations: Any = parametrizations
 _SPECTRAL_NORM: type[torch.nn.Module] = _parametrizations._SpectralNorm
 
 
-def _combined(
+def _combine(
     state: _Values, after: Sequence[_Values], calls: Sequence[int], momenta: Sequence[float], count: int
 ) -> _Values:
     """Return a running statistic after micro-batches that have each made `after` of the state's, one behind the other.
@@ -260,10 +260,10 @@ def _combined(
     return now
 
 
-def _flat(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def _flatten(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """Return a copy of all values, one behind the other."""
     return torch.cat([tensor.detach().flatten().to(dtype) for tensor in tensors or [torch.empty(0)]])
 
 
-def _bytes(values: torch.Tensor) -> bytes:
+def _to_bytes(values: torch.Tensor) -> bytes:
     return values.cpu().numpy().tobytes()

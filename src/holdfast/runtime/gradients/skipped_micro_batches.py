@@ -26,19 +26,19 @@ class SkippedMicroBatches(NoteSource):
         self._decisions: dict[tuple[int, int], str] = {}
         self._step = 0
         self._reason = ""
-        self._at_hand = 0
+        self._micro_batch = 0
 
-    def decision(self, step: int, micro_batch: int) -> str:
+    def find_decision(self, step: int, micro_batch: int) -> str:
         """Return why a micro-batch was skipped when its step was done before, or "" if it was not."""
         return self._decisions.get((step, micro_batch), "")
 
     def skip(self, reason: str) -> None:
         """Skip the micro-batch in progress."""
         self._reason = reason[:MAX_REASON]
-        self._remember(self._at_hand, self._reason)
+        self._record_decision(self._micro_batch, self._reason)
 
     def begin(self, step: int, micro_batch: int) -> None:
-        self._step, self._at_hand, self._reason = step, micro_batch, ""
+        self._step, self._micro_batch, self._reason = step, micro_batch, ""
 
     def note(self) -> bytes:
         note, self._reason = self._reason.encode(), ""
@@ -49,13 +49,13 @@ class SkippedMicroBatches(NoteSource):
         listed: list[MicroBatchSkip] = []
         room = MAX_REASONS
         for micro_batch, reason in reasons.items():
-            self._remember(micro_batch, reason)
+            self._record_decision(micro_batch, reason)
             room -= len(reason.encode()) + 16
             if room >= 0:
                 listed.append(MicroBatchSkip(micro_batch=micro_batch, reason=reason))
         self.skips = tuple(listed)
 
-    def _remember(self, micro_batch: int, reason: str) -> None:
+    def _record_decision(self, micro_batch: int, reason: str) -> None:
         self._decisions[self._step, micro_batch] = reason
         while len(self._decisions) > MAX_DECISIONS:
             del self._decisions[next(iter(self._decisions))]

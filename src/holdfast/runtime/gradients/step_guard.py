@@ -34,12 +34,12 @@ class StepGuard:
         self._optimizers, self._extra = optimizers, extra
         self._stepping = False
         self._check_schedulers()
-        self._scheduled = self._has_schedules()
+        self._scheduled = self._scheduler_marks()
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._on_step)
 
     @contextmanager
-    def stepping(self) -> Generator[None]:
+    def allow_steps(self) -> Generator[None]:
         """Allow the optimizers to step."""
         self._stepping = True
         try:
@@ -53,7 +53,7 @@ class StepGuard:
         Raises:
             BadInputError: one of them is not in `extra`.
         """
-        scheduled = self._has_schedules()
+        scheduled = self._scheduler_marks()
         if scheduled != self._scheduled:
             self._check_schedulers()
             self._scheduled = scheduled
@@ -67,14 +67,14 @@ class StepGuard:
             "makes this step itself, with the gradients of all workers: remove the line"
         )
 
-    def _has_schedules(self) -> list[bool]:
+    def _scheduler_marks(self) -> list[bool]:
         """Return for each optimizer whether torch has marked its `step` for a scheduler."""
         return [hasattr(optimizer.step, "_wrapped_by_lr_sched") for optimizer in self._optimizers]
 
     def _check_schedulers(self) -> None:
-        known = {id(scheduler) for scheduler in schedulers_within(self._extra.values())}
-        missing = [one for one in attached_schedulers(self._optimizers) if id(one) not in known]
-        parts = {id(part) for one in missing for part in schedulers_within(vars(one).values())}
+        known = {id(scheduler) for scheduler in find_schedulers(self._extra.values())}
+        missing = [one for one in find_attached_schedulers(self._optimizers) if id(one) not in known]
+        parts = {id(part) for one in missing for part in find_schedulers(vars(one).values())}
         # The script has a name for a SequentialLR, and often none for its parts.
         for scheduler in (one for one in missing if id(one) not in parts):
             name = named_in_script(scheduler)
@@ -88,7 +88,7 @@ class StepGuard:
             )
 
 
-def attached_schedulers(optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
+def find_attached_schedulers(optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
     """Return the schedulers that were made for these optimizers and still exist."""
     found: list[LRScheduler] = []
     wanted = list(optimizers)
@@ -102,7 +102,7 @@ def attached_schedulers(optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
     return list({id(one): one for one in found}.values())
 
 
-def schedulers_within(things: Iterable[object]) -> list[LRScheduler]:
+def find_schedulers(things: Iterable[object]) -> list[LRScheduler]:
     """Return the schedulers among these objects and inside them (a `SequentialLR`, a container of the script's)."""
     found: list[LRScheduler] = []
     seen: set[int] = set()

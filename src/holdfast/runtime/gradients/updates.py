@@ -15,15 +15,21 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.dtensor.local import is_sharded
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
-from holdfast.runtime.gradients.step_guard import StepGuard, schedulers_within
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.gradients.step_guard import StepGuard, find_schedulers
 from holdfast.runtime.moe.holding.binding import dense_parameters
 from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
-from holdfast.runtime.reduction.reduction import GradientBuckets, foreign_gradient
-from holdfast.runtime.state.optimizers import NAMELESS, Optimizers, listed, parameters_of, said_unknown_in_group
+from holdfast.runtime.reduction.reduction import GradientBuckets, foreign_gradient_error
+from holdfast.runtime.state.optimizers import (
+    NAMELESS,
+    Optimizers,
+    format_names,
+    parameters_of,
+    unknown_parameter_message,
+)
 from holdfast.runtime.state.refusals import needs_metric
 from holdfast.runtime.state.state import TrainingState
 
@@ -40,7 +46,7 @@ class Update:
         max_norm: float | None,
         only: bool,
         guard: StepGuard,
-        place: PlaceInUnit = WHOLE_UNIT,
+        place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Take over the gradients of what it trains.
 
@@ -59,23 +65,23 @@ class Update:
         self._experts = [(weight, weight.requires_grad) for weight in experts]
         self._dense = dense_parameters(state.model)
         self._in_model = {id(parameter) for parameter in (*self._dense, *experts)}
-        self._bind()
+        self._make_buckets()
         mine = {id(parameter) for parameter in parameters_of(optimizer)}
         #: it is the one that steps the experts
         self.steps_experts = only or any(id(weight) in mine for weight in experts)
         #: those that follow its steps, by their names in `extra`
-        self.schedulers = {name: thing for name, thing in state.extra.items() if _drives(thing, optimizer)}
+        self.schedulers = {name: thing for name, thing in state.extra.items() if _is_schedule_of(thing, optimizer)}
 
-    def _bind(self) -> None:
+    def _make_buckets(self) -> None:
         """Make buckets for the parameters that the optimizer trains now."""
         mine = {id(parameter) for parameter in parameters_of(self._optimizer)}
         trained = self._dense if self._only else [p for p in self._dense if id(p) in mine]
         device = next((parameter.device for parameter in self._state.model.parameters()), None)
-        self.buckets = GradientBuckets(trained, counts=self._place.counts, device=device)
+        self.buckets = GradientBuckets(trained, counts=self._place.is_counted_here, device=device)
         self._reduced = {id(parameter) for parameter in self.buckets.parameters} | {id(w) for w, _ in self._experts}
         #: parameters of the other optimizers, whose gradients are dropped
         self._others: list[Parameter] = [] if self._only else [p for p in self._dense if id(p) not in mine]
-        self._trained = self._trains_now()
+        self._trained = self._describe_trained()
 
     @property
     def needs_backward(self) -> bool:
@@ -88,12 +94,12 @@ class Update:
         dense = self._dense if self._only else self._state.optimizers.parameters
         return any(parameter.requires_grad for parameter in (*dense, *(weight for weight, _ in self._experts)))
 
-    def _trains_now(self) -> tuple[list[bool], list[int]]:
+    def _describe_trained(self) -> tuple[list[bool], list[int]]:
         """Return which parameters require a gradient, and how many parameters each group has."""
         groups = [len(group["params"]) for group in self._optimizer.param_groups]
         return [parameter.requires_grad for parameter in self._dense], groups
 
-    def follow(self) -> None:
+    def follow_script(self) -> None:
         """Follow the script if it has frozen or unfrozen parameters, or added a parameter group, between two steps.
 
         Raises:
@@ -107,7 +113,7 @@ class Update:
                     "job.protect(): experts move between workers, so freeze them before job.protect(), or by a "
                     "learning rate of 0"
                 )
-        if self._trains_now() == self._trained:
+        if self._describe_trained() == self._trained:
             return
         if self.buckets.has_sums:
             raise StepUseError(
@@ -122,7 +128,7 @@ class Update:
         self._check_added()
         for parameter in self.buckets.parameters:
             parameter.grad = None
-        self._bind()
+        self._make_buckets()
 
     def _check_added(self) -> None:
         """Check what the script has unfrozen or added.
@@ -135,11 +141,11 @@ class Update:
         elsewhere = {id(parameter): name for name, one in others for parameter in parameters_of(one)}
         for parameter in parameters_of(self._optimizer):
             if id(parameter) not in self._in_model:
-                raise StepUseError(said_unknown_in_group(parameter))
+                raise StepUseError(unknown_parameter_message(parameter))
             if id(parameter) in elsewhere:
                 raise StepUseError(
-                    f"a parameter of shape {tuple(parameter.shape)} was added to the {_said(self.name)}, and is in "
-                    f"optimizer {elsewhere[id(parameter)]!r} too: each parameter belongs to one optimizer"
+                    f"a parameter of shape {tuple(parameter.shape)} was added to the {_describe_owner(self.name)}, and "
+                    f"is in optimizer {elsewhere[id(parameter)]!r} too: each parameter belongs to one optimizer"
                 )
         if self._place.layout.shard > 1:
             for parameter in self._dense:
@@ -149,36 +155,36 @@ class Update:
                         "worker of the replica would train it on its own samples alone: include it in fully_shard()"
                     )
 
-    def begin(self, *, anew: bool) -> None:
+    def start_step(self, *, fresh: bool) -> None:
         """Its turn begins, with no gradient or with those that are summed up already; the others have none."""
         self._guard.check()
-        if anew:
+        if fresh:
             self.buckets.zero()
         else:
-            self.buckets.hide()
+            self.buckets.hide_sums()
         for parameter in self._others:
             parameter.grad = None
 
-    def ready(self) -> None:
+    def prepare_backward(self) -> None:
         """Right before each backward: what is summed up already is added to.
 
         Raises:
             StepUseError: somebody else has made or changed gradients, or frozen parameters in the middle of a step.
         """
-        self.follow()
-        if self.check():
-            self.buckets.show()
+        self.follow_script()
+        if self.check_gradients():
+            self.buckets.show_sums()
 
-    def check(self) -> bool:
+    def check_gradients(self) -> bool:
         """Nobody else has made or changed gradients; return whether some are out of sight.
 
         Raises:
             StepUseError: somebody has.
         """
-        gone = self.buckets.check()
+        gone = self.buckets.check_gradients()
         for parameter in self._others:
             if parameter.grad is not None:
-                raise foreign_gradient(parameter)
+                raise foreign_gradient_error(parameter)
         return gone
 
     def collect(self) -> None:
@@ -187,14 +193,14 @@ class Update:
         for parameter in self._others:
             parameter.grad = None
 
-    def check_trained(self) -> None:
+    def check_before_reduction(self) -> None:
         """Before the reduction: the buckets hold all that the optimizer would use.
 
         Raises:
             StepUseError: they do not, and replicas would differ.
         """
-        self.follow()
-        self.check()
+        self.follow_script()
+        self.check_gradients()
         for parameter in parameters_of(self._optimizer):
             if parameter.grad is not None and id(parameter) not in self._reduced:
                 raise StepUseError(
@@ -203,7 +209,9 @@ class Update:
                     "loop before step.micro_batches()"
                 )
 
-    def gradients(self, experts: JobExperts | None) -> Sequence[GradientBuckets | ExpertGradients | RoutingChoices]:
+    def reducible_gradients(
+        self, experts: JobExperts | None
+    ) -> Sequence[GradientBuckets | ExpertGradients | RoutingChoices]:
         """Return all that is reduced, by kind; what belongs to experts are other objects in each generation."""
         if experts is None or not self.steps_experts:
             return (self.buckets,)
@@ -211,7 +219,7 @@ class Update:
 
     def step(self) -> None:
         """Change the parameters by the gradients that they have now."""
-        with self._guard.stepping():
+        with self._guard.allow_steps():
             self._optimizer.step()
 
     def advance_schedules(self) -> None:
@@ -232,7 +240,7 @@ class Updates:
         state: TrainingState,
         order: Sequence[str] | None,
         max_grad_norm: float | Mapping[str, float] | None,
-        place: PlaceInUnit = WHOLE_UNIT,
+        place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Begin with the first at step 1, and begin anew after the last.
 
@@ -246,8 +254,8 @@ class Updates:
                 scheduler is not in `extra`.
         """
         optimizers = state.optimizers
-        self.order = _checked_order(order, optimizers)
-        norms = _norms(max_grad_norm, optimizers)
+        self.order = _check_order(order, optimizers)
+        norms = _check_norms(max_grad_norm, optimizers)
         only = len(optimizers.by_name) == 1
         guard = StepGuard(optimizers, state.extra)
         self._by_name = {
@@ -255,16 +263,16 @@ class Updates:
             for name, optimizer in optimizers.by_name.items()
         }
         if not any(update.has_trainable for update in self._by_name.values()):
-            whose = "the model" if only else f"none of the optimizers {listed(optimizers.by_name)}"
+            whose = "the model" if only else f"none of the optimizers {format_names(optimizers.by_name)}"
             raise BadInputError(
                 f"{whose} has {'no' if only else 'a'} parameter that requires a gradient: there is nothing to train; "
                 "call requires_grad_(True) on some before job.protect()"
             )
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
 
-    def note_schedules(self) -> None:
+    def record_schedules(self) -> None:
         """A step is applied, but for the script's part of it: this is how far the schedules are."""
-        self._places = self._schedule_places()
+        self._positions = self._schedule_positions()
 
     def check_schedules(self) -> None:
         """After the script's part.
@@ -272,21 +280,21 @@ class Updates:
         Raises:
             BadInputError: it has stepped one of them once more.
         """
-        for name, place in self._schedule_places().items():
-            if place != self._places.get(name, place):
+        for name, place in self._schedule_positions().items():
+            if place != self._positions.get(name, place):
                 raise BadInputError(
                     f"extra[{name!r}] was stepped by the script as well: holdfast steps it at each step that updates "
                     "its optimizer; leave scheduler.step() out"
                 )
 
-    def _schedule_places(self) -> dict[str, int]:
+    def _schedule_positions(self) -> dict[str, int]:
         return {
-            name: _steps_of(scheduler)
+            name: _count_steps(scheduler)
             for update in self._by_name.values()
             for name, scheduler in update.schedulers.items()
         }
 
-    def at(self, step: int) -> Update:
+    def update_of_step(self, step: int) -> Update:
         """Return the update that a step is; steps count from 1."""
         return self._by_name[self.order[(step - 1) % len(self.order)]]
 
@@ -298,23 +306,23 @@ class Updates:
         return {"updates": self.order, "max_grad_norm": norms}
 
 
-def _said(name: str) -> str:
+def _describe_owner(name: str) -> str:
     return f"optimizer {name!r}" if name else "the model"
 
 
-def _drives(thing: object, optimizer: Optimizer) -> TypeGuard[LRScheduler]:
+def _is_schedule_of(thing: object, optimizer: Optimizer) -> TypeGuard[LRScheduler]:
     """Return whether it is a schedule of this optimizer, and one that needs nothing but to be stepped."""
     return isinstance(thing, LRScheduler) and thing.optimizer is optimizer and not needs_metric(thing)
 
 
-def _steps_of(scheduler: LRScheduler) -> int:
+def _count_steps(scheduler: LRScheduler) -> int:
     """Return a number that grows with each step; a ChainedScheduler has none, but the schedulers inside it have."""
     if hasattr(scheduler, "last_epoch"):
         return scheduler.last_epoch
-    return sum(one.last_epoch for one in schedulers_within([scheduler]) if hasattr(one, "last_epoch"))
+    return sum(one.last_epoch for one in find_schedulers([scheduler]) if hasattr(one, "last_epoch"))
 
 
-def _checked_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple[str, ...]:
+def _check_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple[str, ...]:
     names = list(optimizers.by_name)
     if order is None:
         return tuple(names)
@@ -327,16 +335,16 @@ def _checked_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple
         raise BadInputError(f"updates is {given!r}: give the names of the optimizers in their order, in a list")
     for name in order:
         if name not in names:
-            raise BadInputError(f"updates names {name!r}, which is no optimizer: there are {listed(names)}")
+            raise BadInputError(f"updates names {name!r}, which is no optimizer: there are {format_names(names)}")
     if missing := [name for name in names if name not in order]:
         raise BadInputError(
-            f"updates leaves out {listed(missing)}: no step would ever update it; name it there, as often as its turn "
-            "comes, or give no such optimizer"
+            f"updates leaves out {format_names(missing)}: no step would ever update it; name it there, as often "
+            "as its turn comes, or give no such optimizer"
         )
     return tuple(order)
 
 
-def _norms(given: float | Mapping[str, float] | None, optimizers: Optimizers) -> dict[str, float]:
+def _check_norms(given: float | Mapping[str, float] | None, optimizers: Optimizers) -> dict[str, float]:
     """Return the norms by name, of those that are clipped."""
     if given is None:
         return {}
@@ -346,7 +354,7 @@ def _norms(given: float | Mapping[str, float] | None, optimizers: Optimizers) ->
     norms: dict[str, float] = dict(given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
     for name, norm in norms.items():
         if name not in names:
-            raise BadInputError(f"max_grad_norm names {name!r}, which is no optimizer: there are {listed(names)}")
+            raise BadInputError(f"max_grad_norm names {name!r}, which is no optimizer: there are {format_names(names)}")
         number = cast(object, norm)
         if not isinstance(number, int | float) or not number > 0:
             by_name = isinstance(given, Mapping)

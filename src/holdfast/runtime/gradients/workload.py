@@ -18,12 +18,12 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.fingerprint import Fingerprint, fingerprint_contribution
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
-from holdfast.runtime.gradients.emulation import MicroBatchTime
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.gradients.emulation import MicroBatchDelay
 from holdfast.runtime.gradients.fingerprinting import Fingerprinting
-from holdfast.runtime.gradients.flop_count import FirstRound
+from holdfast.runtime.gradients.flop_count import FirstRoundCounter
 from holdfast.runtime.gradients.logged_values import LoggedValues
-from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
+from holdfast.runtime.gradients.loss_scale import LossScale, add_scaler
 from holdfast.runtime.gradients.running_statistics import RunningStatistics
 from holdfast.runtime.gradients.skipped_micro_batches import SkippedMicroBatches
 from holdfast.runtime.gradients.updates import Update, Updates
@@ -31,7 +31,7 @@ from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.job_experts import JobExperts, make_job_experts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.notes import Note, Notes, NoteSource
-from holdfast.runtime.reduction.reduction import NO_LANES, no_numbers, reduce_gradients
+from holdfast.runtime.reduction.reduction import EMPTY_RESULT, compare_nothing, reduce_gradients
 from holdfast.runtime.state.refusals import check_extra, check_model
 from holdfast.runtime.state.state import TrainingState
 from holdfast.step_samples import StepSamples, place_hash
@@ -71,7 +71,7 @@ class Workload:
         loss_scale: LossScale,
         experts: JobExperts | None = None,
         noted: Sequence[NoteSource] = (),
-        place: PlaceInUnit = WHOLE_UNIT,
+        place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Take over the model's gradients.
 
@@ -93,8 +93,8 @@ class Workload:
         self.place = place
         self.sums = LocalSums()
         #: how long a micro-batch is to take; None: as long as it takes
-        self.time: MicroBatchTime | None = None
-        self.flop = FirstRound()
+        self.delay: MicroBatchDelay | None = None
+        self.flop = FirstRoundCounter()
         self.logged = LoggedValues()
         self.skipping = SkippedMicroBatches()
         self._notes = Notes((*noted, self.logged, self.skipping), self.micro_batches, place)
@@ -102,56 +102,56 @@ class Workload:
         self._versions: dict[str, tuple[int, int]] = {}
         self._fingerprinting = Fingerprinting(state)
         #: hash of the micro-batch that was fetched last
-        self._fetched = 0
+        self._loaded_hash = 0
 
     @property
     def update(self) -> Update:
         """What the step under way updates; before the first one, what that will."""
-        return self.updates.at(max(self.sums.step, 1))
+        return self.updates.update_of_step(max(self.sums.step, 1))
 
     @property
     def micro_batches(self) -> int:
         """M, per step."""
         return self.loader.order.micro_batches
 
-    def statistics_aside(self) -> AbstractContextManager[None]:
+    def preserve_statistics(self) -> AbstractContextManager[None]:
         """Return what lets a forward pass that is no micro-batch's change no running statistics."""
-        return self._statistics.aside() if self._statistics is not None else nullcontext()
+        return self._statistics.preserve() if self._statistics is not None else nullcontext()
 
-    def begin(self, step: int, summed: tuple[int, ...]) -> None:
+    def start_step(self, step: int, summed: tuple[int, ...]) -> None:
         """Start a step from nothing, or go on from the micro-batches that are summed up already.
 
         Raises:
             RuntimeError: `summed` is not what is here; the job would count samples twice or lose some.
         """
-        self.gather_anew()
+        self.reshard_parameters()
         if self.experts is not None:
             self.experts.start_step()
         self._notes.restart()
         if not summed:
             self.sums = LocalSums(step=step)
-            self.update.begin(anew=True)
+            self.update.start_step(fresh=True)
             return
         if self.sums.step != step or sorted(self.sums.micro_batches) != sorted(summed):
             raise RuntimeError(
                 f"broken invariant: step {step} is to go on from micro-batches {sorted(summed)}, but the sums here are "
                 f"of step {self.sums.step}, micro-batches {sorted(self.sums.micro_batches)}"
             )
-        self.update.begin(anew=False)
+        self.update.start_step(fresh=False)
 
-    def gather_anew(self) -> None:
+    def reshard_parameters(self) -> None:
         """Parameters may have changed: none are to be used that FSDP2 has gathered before.
 
         It keeps what a forward pass has gathered until a backward pass, and a script may do one without the other.
         """
-        if self.place.spread:
+        if self.place.has_layout:
             from holdfast.runtime.layouts.sharded import reshard
 
             for module in (self.state.model, *self.state.extra.values()):
                 if isinstance(module, torch.nn.Module):
                     reshard(module)
 
-    def load(self, micro_batch: int) -> Any:
+    def load_micro_batch(self, micro_batch: int) -> Any:
         """Fetch a micro-batch, and seed everything for it."""
         self._notes.begin(self.sums.step, micro_batch)
         batch = self.loader.load(self.sums.step, micro_batch)
@@ -159,12 +159,12 @@ class Workload:
         if self.experts is not None:
             self.experts.state.start_micro_batch(self.sums.step, micro_batch, self.place.shard, self.place.layout.shard)
         self._versions = self.state.buffer_versions()
-        self._fetched = self.samples.hash_of(self.sums.step, micro_batch)
-        if self.place.place:
+        self._loaded_hash = self.samples.hash_of(self.sums.step, micro_batch)
+        if self.place.local_rank:
             places = self.place.layout.places
-            self._fetched = place_hash(self._fetched, self.place.place, places, self.micro_batches)
-        if self.time is not None:
-            self.time.begin()
+            self._loaded_hash = place_hash(self._loaded_hash, self.place.local_rank, places, self.micro_batches)
+        if self.delay is not None:
+            self.delay.start()
         return batch
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
@@ -179,13 +179,13 @@ class Workload:
             raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
         self._notes.computed()
         update = self.update
-        update.ready()
+        update.prepare_backward()
         if loss.requires_grad or update.needs_backward:
-            torch.autograd.backward(self.loss_scale.scaled(loss))
+            torch.autograd.backward(self.loss_scale.scale_loss(loss))
         update.collect()
         if self.experts is not None:
             self.experts.finish_micro_batch()
-        samples = self._count(micro_batch)
+        samples = self._finish_micro_batch(micro_batch)
         self.sums.loss += float(loss.detach().double()) * samples
 
     def skip(self, reason: str, micro_batch: int) -> None:
@@ -202,20 +202,20 @@ class Workload:
             )
         update = self.update
         if self.experts is not None:
-            update.check()
-            update.buckets.hide()  # What comes from here is void: it must not be added to the sums.
+            update.check_gradients()
+            update.buckets.hide_sums()  # What comes from here is void: it must not be added to the sums.
             self.experts.skip_micro_batch(self.sums.step, micro_batch)
-            update.begin(anew=False)
+            update.start_step(fresh=False)
         self.skipping.skip(reason)
-        self.sums.skipped += self._count(micro_batch)
+        self.sums.skipped += self._finish_micro_batch(micro_batch)
 
-    def _count(self, micro_batch: int) -> int:
+    def _finish_micro_batch(self, micro_batch: int) -> int:
         """Count a micro-batch that is over, and return how many samples of it are here.
 
         Raises:
             BadInputError: its forward pass has changed a buffer.
         """
-        self.sums.hashes += self._fetched
+        self.sums.hashes += self._loaded_hash
         now = self.state.buffer_versions()
         if now != self._versions:
             changed = sorted(
@@ -230,11 +230,11 @@ class Workload:
         samples = self.loader.order.micro_batch // self.place.layout.shard
         self.sums.micro_batches.append(micro_batch)
         self.sums.samples += samples
-        if self.time is not None:
-            self.time.rest()
+        if self.delay is not None:
+            self.delay.sleep_remaining()
         return samples
 
-    def note(self, micro_batch: int) -> None:
+    def keep_note(self, micro_batch: int) -> None:
         """The script is done with a micro-batch: keep what it leaves beside its gradient."""
         self.sums.notes[micro_batch] = self._notes.note()
 
@@ -253,7 +253,7 @@ class Workload:
     def reduce(
         self,
         comm: Communicator,
-        everybody: Communicator | None = None,
+        all_workers: Communicator | None = None,
         fingerprint: Fingerprint | None = None,
     ) -> Commit:
         """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale, and clip them.
@@ -273,34 +273,34 @@ class Workload:
             StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
         """
         update, sums = self.update, self.sums
-        update.check_trained()
-        update.buckets.say_noted(self._notes.any(sums.notes))
+        update.check_before_reduction()
+        update.buckets.set_has_notes(self._notes.any(sums.notes))
         parts = self.micro_batches * self.place.layout.shard  # (each a mean over its samples)
         scale = 1.0 / (parts * self.loss_scale.factor)
         place = self.place
         compared = (
-            partial(fingerprint_contribution, fingerprint, place.place, place.layout.places)
+            partial(fingerprint_contribution, fingerprint, place.local_rank, place.layout.places)
             if fingerprint is not None
-            else no_numbers
+            else compare_nothing
         )
-        gradients = update.gradients(self.experts)
-        v = reduce_gradients(gradients, comm, scale, update.max_norm, self._own(), everybody, compared)
-        if not update.buckets.any_noted():
+        gradients = update.reducible_gradients(self.experts)
+        v = reduce_gradients(gradients, comm, scale, update.max_norm, self._local_result(), all_workers, compared)
+        if not update.buckets.any_rank_has_notes():
             self._notes.take_none()
-        elif not self._notes.gather(everybody or comm, sums.notes):
+        elif not self._notes.gather(all_workers or comm, sums.notes):
             # All ranks see that: a step whose notes are not those of its micro-batches is refused as one whose
             # gradients are not.
             v = replace(v, sample_hashes=-1)
-        if self.loss_scale.overflowed(v):
+        if self.loss_scale.has_overflowed(v):
             v = replace(v, overflow=True)
         metrics, skips = self.logged.metrics, self.skipping.skips
         # All ranks have made the same of the same notes.
         return replace(v, metrics=metrics, skips=skips) if metrics or skips else v
 
-    def _own(self) -> Commit:
+    def _local_result(self) -> Commit:
         """Return what this worker adds to v, but for its gradients: what several places have alike counts once."""
         sums, place = self.sums, self.place
-        own = replace(NO_LANES, **{"place_hashes" if place.place else "sample_hashes": sums.hashes})
+        own = replace(EMPTY_RESULT, **{"place_hashes" if place.local_rank else "sample_hashes": sums.hashes})
         own = replace(own, skipped_samples=sums.skipped)
         return own if place.tensor else replace(own, loss_sum=sums.loss, samples=sums.samples)
 
@@ -314,18 +314,18 @@ class Workload:
             self.experts.on_step_passed()
         update = self.update
         if not commit.skipped:
-            for part in update.gradients(self.experts):
+            for part in update.reducible_gradients(self.experts):
                 part.use_reduced()
             update.step()
-            self.gather_anew()
+            self.reshard_parameters()
         self._notes.apply()
         if commit.nonfinite or not commit.skipped:  # A step that the script skips as a whole says nothing of the scale.
-            self.loss_scale.advance(skipped=commit.nonfinite > 0)
+            self.loss_scale.update(skipped=commit.nonfinite > 0)
         update.advance_schedules()
-        self.updates.note_schedules()
+        self.updates.record_schedules()
         self.state.settings.on_applied()
 
-    def rehearse(self, alone: Communicator) -> None:
+    def finish_shadow_step(self, alone: Communicator) -> None:
         """End a shadow step: reduce and step as in a real one, for what that makes; the state is void afterwards.
 
         Gradients that are not finite, as a loss scale's first ones, count as zero: the next shadow step is to be one
@@ -335,10 +335,10 @@ class Workload:
             StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
         """
         update = self.update
-        update.check_trained()
+        update.check_before_reduction()
         scale = 1.0 / (len(self.sums.micro_batches) * self.place.layout.shard * self.loss_scale.factor)
-        v = reduce_gradients(update.gradients(self.experts), alone, scale, update.max_norm)
-        for part in update.gradients(self.experts):
+        v = reduce_gradients(update.reducible_gradients(self.experts), alone, scale, update.max_norm)
+        for part in update.reducible_gradients(self.experts):
             part.use_reduced()
         if v.nonfinite:
             for parameter in self.state.optimizers.parameters:
@@ -357,11 +357,11 @@ class ScriptObjects:
     max_grad_norm: float | Mapping[str, float] | None
     scaler: GradScaler | None
     extra: Mapping[str, Any] | None
-    follows: bool
+    has_after_apply: bool
 
 
-def workload_of(
-    given: ScriptObjects, loader: MicroBatchLoader, device: torch.device, place: PlaceInUnit = WHOLE_UNIT
+def make_workload(
+    given: ScriptObjects, loader: MicroBatchLoader, device: torch.device, place: ReplicaPosition = WHOLE_REPLICA
 ) -> Workload:
     """Take a script's objects over.
 
@@ -373,13 +373,13 @@ def workload_of(
         BadInputError: something does not fit.
     """
     model, seed = given.model, loader.order.seed
-    check_model(model, device, spread=place.spread)
+    check_model(model, device, spread=place.has_layout)
     experts = expert_parameters(model)
     loss_scale = LossScale(given.scaler, model.parameters(), device, micro_batches=loader.order.micro_batches)
     statistics, streams = RunningStatistics(model), loader.streams
-    extra = with_scaler(given.extra, given.scaler) | ({STREAMS: streams} if streams is not None else {})
+    extra = add_scaler(given.extra, given.scaler) | ({STREAMS: streams} if streams is not None else {})
     state = TrainingState(model, given.optimizer, extra, apart=experts, buffers=statistics.state)
-    check_extra(state.extra, state.optimizers, follows=given.follows)
+    check_extra(state.extra, state.optimizers, follows=given.has_after_apply)
     _check_no_experts(state.extra)
     return Workload(
         state=state,
@@ -387,7 +387,7 @@ def workload_of(
         seed=seed,
         updates=Updates(state, given.updates, given.max_grad_norm, place),
         loss_scale=loss_scale,
-        experts=make_job_experts(model, state.optimizers.holder_of(experts), seed=seed),
+        experts=make_job_experts(model, state.optimizers.find_owner(experts), seed=seed),
         noted=[statistics] if streams is None else [statistics, streams],
         place=place,
     )

@@ -10,11 +10,11 @@ import torch
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.layouts.layout import SHARD, TENSOR
-from holdfast.runtime.dtensor.local import dimensions_of, is_spread, local_of
-from holdfast.runtime.dtensor.place import PlaceInUnit
+from holdfast.runtime.dtensor.local import is_dtensor, layout_dimensions, local_of
+from holdfast.runtime.dtensor.place import ReplicaPosition
 
 
-def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
+def box_of(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
     """Return which part of a tensor is here; of one that is not spread, all.
 
     Args:
@@ -24,11 +24,11 @@ def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
         BadInputError: it is spread in a way that no box says.
     """
     box = Box.of_whole(tensor.shape)
-    if not is_spread(tensor):
+    if not is_dtensor(tensor):
         return box
     untyped: Any = tensor
     mesh = untyped.device_mesh
-    named = zip(untyped.placements, dimensions_of(mesh), mesh.shape, strict=True)
+    named = zip(untyped.placements, layout_dimensions(mesh), mesh.shape, strict=True)
     cuts: list[tuple[Any, str]] = [(cut, axis) for cut, axis, size in named if axis or size > 1]
     # What FSDP2 cuts may lie in pieces along the same dimension already, for matrix products that are shared: then
     # torch calls its cut a strided one, and that comes last, although its dimension of the mesh is the first.
@@ -46,19 +46,21 @@ def box_of(name: str, tensor: torch.Tensor, place: PlaceInUnit) -> Box:
     return box
 
 
-def box_beside(shape: Sequence[int], cuts: Mapping[str, int | None], beside: torch.Tensor, place: PlaceInUnit) -> Box:
+def box_beside(
+    shape: Sequence[int], cuts: Mapping[str, int | None], beside: torch.Tensor, place: ReplicaPosition
+) -> Box:
     """Return which part is here of a tensor that is cut so over the mesh of another one.
 
     Args:
         cuts: along each dimension of that mesh, by the name that it has there; None: it is not cut.
     """
     box, untyped = Box.of_whole(shape), cast(Any, beside)
-    for cut, axis in zip(cuts.values(), dimensions_of(untyped.device_mesh), strict=True):
+    for cut, axis in zip(cuts.values(), layout_dimensions(untyped.device_mesh), strict=True):
         box = _cut(box, cut, axis, place) if cut is not None else box
     return box
 
 
-def _cut(box: Box, dimension: int, axis: str, place: PlaceInUnit) -> Box:
+def _cut(box: Box, dimension: int, axis: str, place: ReplicaPosition) -> Box:
     """Return which part of a box a place has where torch cuts it along a dimension of the mesh."""
     layout = place.layout
     parts, part = (layout.shard, place.shard) if axis == SHARD else (layout.tensor, place.tensor)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from holdfast.runtime.reduction.bucket import CHUNK, add_up
+from holdfast.runtime.reduction.bucket import CHUNK, sum_versions
 
 _ops: Any = dist.ReduceOp
 _torch: Any = torch
@@ -58,7 +58,7 @@ def fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reducti
 
 def _fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
     if reduction.kind == "SUM" and out.is_floating_point():
-        add_up(versions, out, reduction.scale)
+        sum_versions(versions, out, reduction.scale)
         return
     pairwise = _PAIRWISE[reduction.kind]
     if len(versions) == 1:

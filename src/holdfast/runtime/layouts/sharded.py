@@ -9,8 +9,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import DIMENSIONS, SHARD, TENSOR
-from holdfast.runtime.dtensor.local import dimensions_of, is_spread
-from holdfast.runtime.dtensor.place import PlaceInUnit
+from holdfast.runtime.dtensor.local import is_dtensor, layout_dimensions
+from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
@@ -55,7 +55,7 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     experts = {id(weight) for weight in expert_parameters(model)}
     for name, parameter in model.named_parameters():
         if id(parameter) in experts:
-            if is_spread(parameter):
+            if is_dtensor(parameter):
                 raise BadInputError(
                     f"parameter {uncompiled(name)!r} is of experts, and is sharded: they go from worker to worker each "
                     "in one piece; call fully_shard(module, ..., ignored_params=set(moe.experts.parameters())) on "
@@ -63,7 +63,7 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
                 )
             continue
         names: tuple[str, ...] = ()
-        if is_spread(parameter):
+        if is_dtensor(parameter):
             untyped: Any = parameter
             mesh = untyped.device_mesh
             if not _of_replica(mesh, replica):
@@ -71,7 +71,7 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
                     f"parameter {uncompiled(name)!r} is spread over another mesh than the job's: give "
                     'fully_shard(..., mesh=job.mesh["shard"]) and parallelize_module(..., job.mesh["tensor"], ...)'
                 )
-            names = dimensions_of(mesh)
+            names = layout_dimensions(mesh)
         if parameter.requires_grad and replica.layout.shard > 1 and SHARD not in names:
             raise BadInputError(
                 f"parameter {uncompiled(name)!r} is not sharded, and each place of the unit would train it on its own "
@@ -79,7 +79,7 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
             )
 
 
-def check_boxes(model: torch.nn.Module, place: PlaceInUnit) -> None:
+def check_boxes(model: torch.nn.Module, place: ReplicaPosition) -> None:
     """Look whether what is here of each parameter can be said: no checkpoint, and no other layout, could use it else.
 
     Raises:

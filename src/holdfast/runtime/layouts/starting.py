@@ -9,8 +9,8 @@ import torch
 from torch.nn import Module, Parameter
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.dtensor.local import is_spread, local_of
-from holdfast.runtime.dtensor.place import PlaceInUnit
+from holdfast.runtime.dtensor.local import is_dtensor, local_of
+from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.tensors import uncompiled
 
@@ -20,7 +20,7 @@ _NAMED = 3
 Start = Callable[[Module], object]
 
 
-def materialize(model: Module, starts: Sequence[Start], device: torch.device, place: PlaceInUnit) -> None:
+def materialize(model: Module, starts: Sequence[Start], device: torch.device, place: ReplicaPosition) -> None:
     """Give a model that was made on the meta device memory and the values that it would have whole, in every bit.
 
     Each module resets its parameters as when it is made (`reset_parameters()`), then `starts` are called as by
@@ -86,7 +86,7 @@ def reset(module: Module) -> None:
         own()
 
 
-def _fill(module: Module, start: Start, filled: set[int], place: PlaceInUnit) -> None:
+def _fill(module: Module, start: Start, filled: set[int], place: ReplicaPosition) -> None:
     """Let a function fill what is a module's own, whole, and keep what belongs here of what it has changed."""
     untyped: Any = module
     held: dict[str, Parameter | None] = untyped._parameters
@@ -112,7 +112,7 @@ def _fill(module: Module, start: Start, filled: set[int], place: PlaceInUnit) ->
 
 def _whole(parameter: Parameter) -> Parameter:
     """Return room for all of a parameter that is spread, with no number in it; any other as it is."""
-    if not is_spread(parameter):
+    if not is_dtensor(parameter):
         return parameter
     here = local_of(parameter)
     room = torch.full(
@@ -121,7 +121,7 @@ def _whole(parameter: Parameter) -> Parameter:
     return Parameter(room, requires_grad=parameter.requires_grad)
 
 
-def _keep(name: str, parameter: Parameter, value: torch.Tensor, place: PlaceInUnit) -> None:
+def _keep(name: str, parameter: Parameter, value: torch.Tensor, place: ReplicaPosition) -> None:
     if value is not parameter:
         if value.is_floating_point() and bool(value.isnan().any()):
             raise BadInputError(

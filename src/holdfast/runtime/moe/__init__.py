@@ -1,4 +1,4 @@
-"""Mixture-of-Experts layers whose experts live on any ranks, in any number of copies, and move between them.
+"""Mixture-of-Experts layers: each expert has any number of copies on any ranks, and copies can move.
 
 A script uses `MoE` (`layer`), or `ElasticExperts` in a model with its own router. Without a job all experts are local.
 In a job:

@@ -1,4 +1,4 @@
-"""Who hosts which expert, as plain tuples: what a generation's plan carries. Pure.
+"""Placements of experts as plain tuples, as a generation's plan carries them. Pure functions.
 
 Axes: L layers, E experts, N ranks.
 """
@@ -22,7 +22,7 @@ def count_layer_replicas(layer: LayerPlacement, experts: int) -> IntArray:
     """Return replicas per expert and rank, `(E, N)`.
 
     Raises:
-        ValueError: there is no such expert, or one lives nowhere.
+        ValueError: the placement names an unknown expert, or leaves one out.
     """
     named = [expert for held in layer for expert in held]
     if any(not 0 <= expert < experts for expert in named):
@@ -34,23 +34,25 @@ def count_layer_replicas(layer: LayerPlacement, experts: int) -> IntArray:
 
 
 def count_replicas(placement: Placement, experts: Sequence[int]) -> IntArray:
-    """Return replicas per layer, expert and rank, `(L, E, N)`, E being the largest layer's; gaps are allowed.
+    """Return replicas per layer, expert and rank, `(L, E, N)`; an expert may have no replica.
+
+    E is the number of experts of the largest layer.
 
     Args:
-        placement: what each rank holds; a joiner holds nothing.
-        experts: of each layer.
+        placement: the experts of each rank; a joiner has none.
+        experts: the number of experts of each layer.
     """
     widest = max(experts, default=0)
     return np.stack([from_node_lists(layer, widest) for layer in placement])
 
 
 def placement_from_counts(counts: IntArray) -> Placement:
-    """Return the placement of replicas per layer, expert and rank, `(L, E, N)` (`held_by` is the way back)."""
+    """Return the placement for replicas per layer, expert and rank, `(L, E, N)`; the inverse of `count_replicas`."""
     return tuple(tuple(tuple(held) for held in node_lists(layer)) for layer in counts)
 
 
 def hosts_by_expert(layer: LayerPlacement) -> dict[int, tuple[int, ...]]:
-    """Return the ranks that host each expert, ascending; an expert without any is left out."""
+    """Return the ranks that host each expert, ascending; experts without a host are left out."""
     found: dict[int, list[int]] = {}
     for rank, held in enumerate(layer):
         for expert in sorted(set(held)):
@@ -59,7 +61,7 @@ def hosts_by_expert(layer: LayerPlacement) -> dict[int, tuple[int, ...]]:
 
 
 def place_everywhere(experts: Sequence[int], ranks: int) -> Placement:
-    """Return the placement of a fresh world, in which every rank holds everything."""
+    """Return the placement of a fresh world, in which every rank has all experts."""
     return tuple(tuple(tuple(range(number)) for _ in range(ranks)) for number in experts)
 
 

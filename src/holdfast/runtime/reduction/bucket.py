@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import torch
 
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.dtensor.local import is_spread, local_of
+from holdfast.runtime.dtensor.local import is_dtensor, local_of
 from holdfast.runtime.groups.communicator import Communicator, Pending
-from holdfast.runtime.reduction.squares import Reduced, block_squares
+from holdfast.runtime.reduction.squares import GradientSummary, block_squares
 from holdfast.runtime.state.memory import large_zeros
 
 #: Elements that are summed, scaled and squared at a time, while they are in the cache.
@@ -28,7 +28,7 @@ CHUNK = 1 << 16
 FIRST_SHARDS = 64
 
 
-def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1.0) -> None:
+def sum_versions(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1.0) -> None:
     """Sum in this order, times `scale`, in float32 at least; half precision is rounded once, at the end.
 
     So a mean that float16 can hold comes out where the sum is more than it holds. One addition after the other takes
@@ -52,7 +52,7 @@ def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1
         out.mul_(scale)
 
 
-class ArrivalRoom:
+class ReceiveBuffer:
     """Room for what comes of one bucket while it is summed up; buckets of a dtype and device take turns with a few.
 
     Were each to have its own, that would be as much memory again as the gradients have.
@@ -62,18 +62,18 @@ class ArrivalRoom:
         """Have no room yet."""
         self._dtype, self._device = dtype, device
         self._numel = 0
-        self.fresh()
+        self.allocate()
 
-    def fresh(self) -> None:
+    def allocate(self) -> None:
         """Make room in the place of that which abandoned operations may still write to."""
         self.buffer = large_zeros(self._numel, dtype=self._dtype, device=self._device)
 
-    def have(self, numel: int) -> None:
+    def ensure_size(self, numel: int) -> None:
         """Have room for so many elements. To be called while nobody uses it."""
         if numel > self._numel:
             # (more than is needed now, so that a world that grows does not come here at every step of it)
             self._numel = numel + numel // 8
-            self.fresh()
+            self.allocate()
 
 
 class Bucket:
@@ -109,49 +109,49 @@ class Bucket:
         self.kind = torch.float32, device or torch.device("cpu")
         if self._here:
             self.kind = self._here[0].dtype, self._here[0].device
-        self._spread = any(is_spread(parameter) for parameter in parameters)
+        self._spread = any(is_dtensor(parameter) for parameter in parameters)
         self.numel = sum(parameter.numel() for parameter in self._here)
         self.used = self.numel + len(parameters) + 1
-        self.noted = False
+        self.has_notes = False
         self._capacity = self.used + BLOCK * FIRST_SHARDS
         #: where what comes on its way is received, from `fill` to the last `add_level`
-        self._room = ArrivalRoom(*self.kind)
+        self._receive_buffer = ReceiveBuffer(*self.kind)
         #: begin and size of what this rank has before each of its levels, and at last of its shard where it owns one
         self._spans: list[tuple[int, int]] = []
-        self.fresh_buffers()
+        self.allocate_buffers()
 
-    def fresh_buffers(self) -> None:
+    def allocate_buffers(self) -> None:
         """Make buffers, in the place of those that abandoned operations may still read and write."""
         self.flat = large_zeros(self._capacity, dtype=self.kind[0], device=self.kind[1])
-        self.views = self._views(self.flat)
+        self.views = self._make_views(self.flat)
         #: sums of half precision on their way, in float32, by level; and what has come of them
         self._wide: dict[int, torch.Tensor] = {}
         #: what has come on the level under way, (versions, elements); None where this rank owns nothing there
         self._versions: torch.Tensor | None = None
 
     @property
-    def held(self) -> list[torch.Tensor | None]:
+    def local_parts(self) -> list[torch.Tensor | None]:
         """What this worker holds of `local`. (Asked several times in each micro-batch.)"""
         if not self._spread:
             return self.local
         return [None if gradient is None else local_of(gradient) for gradient in self.local]
 
-    def versions_now(self) -> list[int]:
+    def current_versions(self) -> list[int]:
         """Return torch's version counters of `local`, 0 where there is none."""
-        return [0 if gradient is None else gradient._version for gradient in self.held]
+        return [0 if gradient is None else gradient._version for gradient in self.local_parts]
 
-    def fill(self, comm: Communicator, arrivals: ArrivalRoom | None = None) -> None:
+    def fill_buffer(self, comm: Communicator, receive_buffer: ReceiveBuffer | None = None) -> None:
         """Begin a reduction: cut `flat`, which is given room for all shards, and copy this rank's gradients into it.
 
         Args:
             arrivals: where to receive what comes; room of its own if None.
         """
-        self._spans = _spans(comm, self.used)
-        self._room = arrivals or self._room
-        self._make_room(comm)
-        flags = [*(gradient is not None for gradient in self.local), self.noted]
+        self._spans = _level_spans(comm, self.used)
+        self._receive_buffer = receive_buffer or self._receive_buffer
+        self._ensure_capacity(comm)
+        flags = [*(gradient is not None for gradient in self.local), self.has_notes]
         self.flat[self.numel : self.used] = torch.tensor(flags, dtype=self.flat.dtype)
-        for gradient, view in zip(self.held, self.views, strict=True):
+        for gradient, view in zip(self.local_parts, self.views, strict=True):
             if gradient is not None:
                 view.copy_(gradient)
             else:
@@ -164,19 +164,19 @@ class Bucket:
         source = self._wide[level] if level and self._is_half else self.flat[start : start + numel]
         part = numel // owners
         if owners == group.size and group.adds_up(source):
-            self._versions = self._arrivals(source, part).view(1, part)
+            self._versions = self._arrival_view(source, part).view(1, part)
             return group.start_reduce_scatter(self._versions[0], source)
         if owners == group.size:
-            arrivals = self._arrivals(source, group.size * part)
+            arrivals = self._arrival_view(source, group.size * part)
             self._versions = arrivals.view(group.size, part)
             return group.start_all_to_all(arrivals, source)
         owns = group.rank < owners
-        arrivals = self._arrivals(source, group.size * part * owns)
+        arrivals = self._arrival_view(source, group.size * part * owns)
         self._versions = arrivals.view(group.size, part) if owns else None
         sent = [part] * owners + [0] * (group.size - owners)
         return group.start_all_to_all(arrivals, source, [part * owns] * group.size, sent)
 
-    def add_level(self, comm: Communicator, level: int, scale: float) -> Reduced:
+    def sum_level(self, comm: Communicator, level: int, scale: float) -> GradientSummary:
         """Add up what has come on a level; on the last one scaled, into this rank's shard of `flat`.
 
         Returns:
@@ -184,7 +184,7 @@ class Bucket:
         """
         versions, self._versions = self._versions, None
         if versions is None:
-            return Reduced()
+            return GradientSummary()
         start, numel = self._spans[level + 1]
         last = level + 1 == len(comm.owners)
         if self._is_half and not last:
@@ -197,10 +197,10 @@ class Bucket:
         squares: list[torch.Tensor] = []
         for begin in range(0, numel, chunk):
             part = total[begin : begin + chunk]
-            add_up(versions[:, begin : begin + chunk].unbind(0), part, scale if last else 1.0)
+            sum_versions(versions[:, begin : begin + chunk].unbind(0), part, scale if last else 1.0)
             if last and self.counts:
                 squares.append(block_squares(part[: max(gradients - begin, 0)]))
-        return Reduced.of(squares, total[:gradients])
+        return GradientSummary.from_blocks(squares, total[:gradients])
 
     def start_spread(self, comm: Communicator, level: int) -> Pending:
         """Start bringing all parts of a level to its group, in `flat`."""
@@ -216,22 +216,22 @@ class Bucket:
             start, numel = self._spans[-1]
             self.flat[start : min(start + numel, self.numel)].mul_(factor)
 
-    def _make_room(self, comm: Communicator) -> None:
+    def _ensure_capacity(self, comm: Communicator) -> None:
         group, owners = comm.groups[0], comm.owners[0]
         _, needed = self._spans[0]
-        self._room.have(group.size * needed // owners)
+        self._receive_buffer.ensure_size(group.size * needed // owners)
         if needed > self._capacity:
             # More than is needed now, so that a world that grows does not come here at every step of it.
             self._capacity = needed + needed // 8
-            self.fresh_buffers()
+            self.allocate_buffers()
 
     @property
     def _is_half(self) -> bool:
         return self.flat.dtype.itemsize < torch.float32.itemsize
 
-    def _arrivals(self, source: torch.Tensor, numel: int) -> torch.Tensor:
+    def _arrival_view(self, source: torch.Tensor, numel: int) -> torch.Tensor:
         """Return room for what comes on a level, of the source's dtype."""
-        return self._room.buffer[:numel] if source.dtype == self.flat.dtype else self._wide_buffer(0, numel)
+        return self._receive_buffer.buffer[:numel] if source.dtype == self.flat.dtype else self._wide_buffer(0, numel)
 
     def _wide_buffer(self, level: int, numel: int) -> torch.Tensor:
         known = self._wide.get(level)
@@ -240,7 +240,7 @@ class Bucket:
             self._wide[level] = known
         return known[:numel]
 
-    def _views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _make_views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         views: list[torch.Tensor] = []
         offset = 0
         for here in self._here:
@@ -249,7 +249,7 @@ class Bucket:
         return tuple(views)
 
 
-def _spans(comm: Communicator, used: int) -> list[tuple[int, int]]:
+def _level_spans(comm: Communicator, used: int) -> list[tuple[int, int]]:
     """Return where what this rank has begins and how much it is: before each level it is on, and at last its shard.
 
     There is no shard where it does not own one.

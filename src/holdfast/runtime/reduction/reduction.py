@@ -24,11 +24,11 @@ from msgspec.structs import replace
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.protocol.commit import LANES, Commit, commit_from_sums, lane_contribution
 from holdfast.protocol.fingerprint import find_unequal_roles
-from holdfast.runtime.dtensor.local import as_spread, local_of
+from holdfast.runtime.dtensor.local import local_of, wrap_like
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
-from holdfast.runtime.reduction.bucket import ArrivalRoom, Bucket
-from holdfast.runtime.reduction.squares import DIGITS, Reduced, digits_of, number_of
+from holdfast.runtime.reduction.bucket import Bucket, ReceiveBuffer
+from holdfast.runtime.reduction.squares import DIGITS, GradientSummary, digits_to_number, sum_to_digits
 from holdfast.runtime.tensors import numbers
 
 BUCKET_BYTES = 25 << 20
@@ -45,9 +45,9 @@ class Reducible(Protocol):
     ones lost. `everywhere`: they are of all workers, whatever part of the model each has; else of those with the same.
     """
 
-    everywhere: bool
+    over_all_workers: bool
 
-    def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
+    def reduce_scatter(self, comm: Communicator, scale: float) -> GradientSummary:
         """Sum this rank's shards over all ranks, times `scale`. All ranks must call it."""
         ...
 
@@ -60,13 +60,13 @@ class Reducible(Protocol):
 ComparedNumbers = Callable[[int], Sequence[float]]
 
 
-def no_numbers(world: int) -> Sequence[float]:
+def compare_nothing(world: int) -> Sequence[float]:
     """Compare nothing."""
     return ()
 
 
 #: what a rank adds to the lanes of v that are of no gradients, where nobody wants them
-NO_LANES = Commit(grad_square=0.0, loss_sum=0.0, samples=0, nonfinite=0)
+EMPTY_RESULT = Commit(grad_square=0.0, loss_sum=0.0, samples=0, nonfinite=0)
 
 
 def reduce_gradients(
@@ -74,9 +74,9 @@ def reduce_gradients(
     comm: Communicator,
     scale: float,
     max_norm: float | None = None,
-    own: Commit = NO_LANES,
-    everybody: Communicator | None = None,
-    compared: ComparedNumbers = no_numbers,
+    own: Commit = EMPTY_RESULT,
+    all_workers: Communicator | None = None,
+    compared: ComparedNumbers = compare_nothing,
 ) -> Commit:
     """Bring the gradients' sums over all ranks, times `scale`, and v to all ranks. All ranks must call it.
 
@@ -94,29 +94,31 @@ def reduce_gradients(
     Raises:
         HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
     """
-    world = everybody or comm
-    mine = Reduced.all_of(part.reduce_scatter(world if part.everywhere else comm, scale) for part in parts)
-    lanes = start_sums(world, [*_numbers(own, mine), *compared(world.size)], "lanes of v")
-    v = None if max_norm is None else _whole(finish_sums(lanes), world.size)
+    world = all_workers or comm
+    mine = GradientSummary.combine(
+        part.reduce_scatter(world if part.over_all_workers else comm, scale) for part in parts
+    )
+    lanes = start_sums(world, [*_rank_sums(own, mine), *compared(world.size)], "lanes of v")
+    v = None if max_norm is None else _decode_sums(finish_sums(lanes), world.size)
     factor = 1.0
     if v is not None and max_norm is not None:
-        v, factor = _without_skipped(v)
+        v, factor = _rescale_for_skips(v)
         norm = math.sqrt(v.grad_square) + CLIP_EPSILON
         # The norm may be no number: then the step changes nothing.
         factor *= max_norm / norm if norm > max_norm else 1.0
     for part in parts:
-        part.all_gather(world if part.everywhere else comm, factor)
+        part.all_gather(world if part.over_all_workers else comm, factor)
     if v is not None:
         return v
-    v, factor = _without_skipped(_whole(finish_sums(lanes), world.size))
+    v, factor = _rescale_for_skips(_decode_sums(finish_sums(lanes), world.size))
     if factor != 1.0:
         # Only in a step with skipped micro-batches, of which no rank knows before: scale the shards and gather again.
         for part in parts:
-            part.all_gather(world if part.everywhere else comm, factor)
+            part.all_gather(world if part.over_all_workers else comm, factor)
     return v
 
 
-def _without_skipped(v: Commit) -> tuple[Commit, float]:
+def _rescale_for_skips(v: Commit) -> tuple[Commit, float]:
     """Return v and the factor of the gradients, if they are to be means over the samples that were not skipped."""
     if v.skipped_samples <= 0 or v.trained_samples <= 0:
         return v, 1.0
@@ -124,25 +126,25 @@ def _without_skipped(v: Commit) -> tuple[Commit, float]:
     return replace(v, grad_square=v.grad_square * factor * factor), factor
 
 
-def _numbers(own: Commit, mine: Reduced) -> list[float]:
+def _rank_sums(own: Commit, mine: GradientSummary) -> list[float]:
     """Return what this rank puts into the sums over all: its lanes, and the digits of its squared norm."""
     square = mine.square
-    digits = digits_of(mine.squares) if math.isfinite(square) else [0.0] * DIGITS
+    digits = sum_to_digits(mine.squares) if math.isfinite(square) else [0.0] * DIGITS
     return [*lane_contribution(replace(own, grad_square=square, nonfinite=mine.nonfinite)), *digits]
 
 
-def _whole(sums: Sequence[float], world: int) -> Commit:
+def _decode_sums(sums: Sequence[float], world: int) -> Commit:
     """Return v of the sums of all ranks' numbers: its squared norm is that of the digits wherever it is finite."""
     lanes, digits, compared = sums[: len(LANES)], sums[len(LANES) :][:DIGITS], sums[len(LANES) + DIGITS :]
     v = commit_from_sums(lanes)
     if math.isfinite(v.grad_square):
-        v = replace(v, grad_square=number_of(digits))
+        v = replace(v, grad_square=digits_to_number(digits))
     unequal = find_unequal_roles(compared, world) if compared else ()
     return replace(v, unequal_roles=unequal) if unequal else v
 
 
 @contextlib.contextmanager
-def replacing(buffers: Callable[[], None]) -> Generator[None]:
+def reallocate_on_failure(buffers: Callable[[], None]) -> Generator[None]:
     """Where what happens inside is left, make buffers anew: the graveyard holds the old ones, which are still used."""
     try:
         yield
@@ -151,7 +153,7 @@ def replacing(buffers: Callable[[], None]) -> Generator[None]:
         raise
 
 
-def foreign_gradient(parameter: torch.nn.Parameter) -> StepUseError:
+def foreign_gradient_error(parameter: torch.nn.Parameter) -> StepUseError:
     """Return what is said of a gradient that is no sum of this step's."""
     return StepUseError(
         f"the gradient of a parameter of shape {tuple(parameter.shape)} was made or changed outside of "
@@ -166,7 +168,7 @@ class GradientBuckets:
     Local gradients are those that plain PyTorch would have: autograd's own tensors, None where there is none.
     """
 
-    everywhere = False
+    over_all_workers = False
 
     def __init__(
         self,
@@ -192,10 +194,10 @@ class GradientBuckets:
                     f"a parameter of shape {tuple(parameter.shape)} is {parameter.dtype}: gradients are reduced as "
                     "real numbers; hold its real and imaginary part in a real parameter (torch.view_as_complex)"
                 )
-        grouped = _grouped(trained, bucket_bytes, counts)
+        grouped = _group_parameters(trained, bucket_bytes, counts)
         self._buckets = [Bucket(group, counts=counts(group[0])) for group in grouped] or [Bucket((), device=device)]
-        self._rooms: dict[tuple[torch.dtype, torch.device, int], ArrivalRoom] = {}
-        self.hide()
+        self._receive_buffers: dict[tuple[torch.dtype, torch.device, int], ReceiveBuffer] = {}
+        self.hide_sums()
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -216,7 +218,7 @@ class GradientBuckets:
         """Begin a step: no gradient yet, whatever there was."""
         for bucket in self._buckets:
             bucket.local = [None] * len(bucket.parameters)
-        self.hide()
+        self.hide_sums()
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -231,9 +233,9 @@ class GradientBuckets:
                 elif known is not None and made is not None:
                     known.add_(made)
                 parameter.grad = known
-        self._note()
+        self._record_versions()
 
-    def check(self) -> bool:
+    def check_gradients(self) -> bool:
         """Before each backward, and before the reduction: nobody else has made or changed gradients.
 
         Returns:
@@ -244,35 +246,35 @@ class GradientBuckets:
         """
         gone = False
         for bucket in self._buckets:
-            now = bucket.versions_now()
+            now = bucket.current_versions()
             if now != bucket.versions:
                 changed = next(p for p, a, b in zip(bucket.parameters, now, bucket.versions, strict=True) if a != b)
-                raise foreign_gradient(changed)
+                raise foreign_gradient_error(changed)
             for parameter, known in zip(bucket.parameters, bucket.local, strict=True):
                 here = parameter.grad
                 if here is known:
                     continue
                 if here is not None:
-                    raise foreign_gradient(parameter)
+                    raise foreign_gradient_error(parameter)
                 gone = True
         return gone
 
-    def show(self) -> None:
+    def show_sums(self) -> None:
         """Right before a backward: autograd adds to the sums in place, and does not make as many bytes again."""
         for bucket in self._buckets:
             for parameter, known in zip(bucket.parameters, bucket.local, strict=True):
                 parameter.grad = known
 
-    def hide(self) -> None:
+    def hide_sums(self) -> None:
         """Let every `p.grad` be None: what user code does to it before the next backward leaves the sums alone."""
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
-        self._note()
+        self._record_versions()
 
-    def _note(self) -> None:
+    def _record_versions(self) -> None:
         for bucket in self._buckets:
-            bucket.versions = bucket.versions_now()
+            bucket.versions = bucket.current_versions()
 
     def use_reduced(self) -> None:
         """Let every `p.grad` be the reduced gradient.
@@ -282,27 +284,27 @@ class GradientBuckets:
         for bucket in self._buckets:
             flags = numbers(bucket.flat[bucket.numel : bucket.used - 1])
             for parameter, view, flag in zip(bucket.parameters, bucket.views, flags, strict=True):
-                parameter.grad = as_spread(view, parameter) if flag else None
+                parameter.grad = wrap_like(view, parameter) if flag else None
 
-    def say_noted(self, noted: bool) -> None:
+    def set_has_notes(self, noted: bool) -> None:
         """Let the next reduction tell all ranks whether this one has noted something beside its gradients."""
-        self._buckets[0].noted = noted
+        self._buckets[0].has_notes = noted
 
-    def any_noted(self) -> bool:
+    def any_rank_has_notes(self) -> bool:
         """Tell whether any rank had noted something, by the reduction that was gathered last."""
         first = self._buckets[0]
         return bool(first.flat[first.used - 1])
 
     @torch.no_grad()
-    def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
+    def reduce_scatter(self, comm: Communicator, scale: float) -> GradientSummary:
         """Sum this rank's shards of the gradients over all ranks, times `scale`. All ranks must call it.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
-        shards: list[Reduced] = []
+        shards: list[GradientSummary] = []
         levels, total = len(comm.groups), len(self._buckets)
-        with replacing(self._fresh_buffers):
+        with reallocate_on_failure(self._allocate_buffers):
             pending: dict[int, Pending] = {}
             # Bucket b is added up on level l in round b + l: on each level they come in one order on all ranks, and
             # each has a round in which it travels while others are added up.
@@ -312,14 +314,14 @@ class GradientBuckets:
                         continue
                     bucket = self._buckets[number]
                     comm.groups[level].wait(pending.pop(number))
-                    shards.append(bucket.add_level(comm, level, scale))
+                    shards.append(bucket.sum_level(comm, level, scale))
                     if level + 1 < levels:
                         pending[number] = bucket.start_sums(comm, level + 1)
                 if (number := now + 1 + AHEAD) < total:
                     bucket = self._buckets[number]
-                    bucket.fill(comm, self._room(bucket, number % (AHEAD + levels)))
+                    bucket.fill_buffer(comm, self._receive_buffer(bucket, number % (AHEAD + levels)))
                     pending[number] = bucket.start_sums(comm, 0)
-        return Reduced.all_of(shards)
+        return GradientSummary.combine(shards)
 
     @torch.no_grad()
     def all_gather(self, comm: Communicator, factor: float) -> None:
@@ -329,7 +331,7 @@ class GradientBuckets:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
         top = len(comm.groups) - 1
-        with replacing(self._fresh_buffers):
+        with reallocate_on_failure(self._allocate_buffers):
             gathers: list[Pending] = []
             for bucket in self._buckets:
                 if factor != 1.0:
@@ -341,18 +343,18 @@ class GradientBuckets:
                     if level:
                         gathers[number] = bucket.start_spread(comm, level - 1)
 
-    def _room(self, bucket: Bucket, number: int) -> ArrivalRoom:
+    def _receive_buffer(self, bucket: Bucket, number: int) -> ReceiveBuffer:
         """Return the room of that number for buckets of this kind."""
-        return self._rooms.setdefault((*bucket.kind, number), ArrivalRoom(*bucket.kind))
+        return self._receive_buffers.setdefault((*bucket.kind, number), ReceiveBuffer(*bucket.kind))
 
-    def _fresh_buffers(self) -> None:
-        for room in self._rooms.values():
-            room.fresh()
+    def _allocate_buffers(self) -> None:
+        for room in self._receive_buffers.values():
+            room.allocate()
         for bucket in self._buckets:
-            bucket.fresh_buffers()
+            bucket.allocate_buffers()
 
 
-def _grouped(
+def _group_parameters(
     parameters: Sequence[torch.nn.Parameter], bucket_bytes: int, counts: Callable[[torch.nn.Parameter], bool]
 ) -> list[list[torch.nn.Parameter]]:
     """Group by dtype, device, and whether they count, up to a size; in reverse order, as backward makes gradients."""

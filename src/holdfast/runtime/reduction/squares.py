@@ -31,7 +31,7 @@ DIGITS = (_BINS * _BIN + _DIGIT) // _DIGIT
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
+class GradientSummary:
     """This rank's part of v, as far as it is of the reduced gradients.
 
     squares: squared norms of the blocks of this rank's shards, float64 vectors. nonfinite: how many of the shards'
@@ -42,7 +42,7 @@ class Reduced:
     nonfinite: int = 0
 
     @classmethod
-    def of(cls, squares: Sequence[torch.Tensor], elements: torch.Tensor) -> Reduced:
+    def from_blocks(cls, squares: Sequence[torch.Tensor], elements: torch.Tensor) -> GradientSummary:
         """Return what a shard comes to that has these elements, and these squares of its blocks."""
         together = torch.cat([*squares]) if squares else torch.empty(0)
         if bool(together.isfinite().all()):
@@ -50,14 +50,14 @@ class Reduced:
         return cls((together,), int((~elements.isfinite()).sum()))
 
     @classmethod
-    def of_pieces(cls, elements: torch.Tensor, sizes: Sequence[int]) -> Reduced:
+    def from_pieces(cls, elements: torch.Tensor, sizes: Sequence[int]) -> GradientSummary:
         """Return what a vector comes to of consecutive pieces with these sizes, each of which begins a block."""
         blocks = all(size % BLOCK == 0 for size in sizes[:-1])  # (then the pieces' blocks are those of the vector)
         parts = (elements,) if blocks else pieces(elements, sizes)
-        return cls.of([block_squares(part) for part in parts], elements)
+        return cls.from_blocks([block_squares(part) for part in parts], elements)
 
     @classmethod
-    def all_of(cls, parts: Iterable[Reduced]) -> Reduced:
+    def combine(cls, parts: Iterable[GradientSummary]) -> GradientSummary:
         """Return what several come to together."""
         parts = tuple(parts)
         return cls(tuple(one for part in parts for one in part.squares), sum(part.nonfinite for part in parts))
@@ -77,7 +77,7 @@ def block_squares(part: torch.Tensor) -> torch.Tensor:
     return squares.square_()
 
 
-def digits_of(squares: Sequence[torch.Tensor]) -> list[float]:
+def sum_to_digits(squares: Sequence[torch.Tensor]) -> list[float]:
     """Return the sum of all these finite numbers, which are not negative, in digits.
 
     Digits of several such sums can be added up one by one, in any order: `number_of` then makes of them the whole sum.
@@ -103,7 +103,7 @@ def _exact_sum(squares: torch.Tensor) -> int:
     return sum(count << (place * _BIN) for place, count in enumerate(integers(sums)) if count)
 
 
-def number_of(digits: Sequence[float]) -> float:
+def digits_to_number(digits: Sequence[float]) -> float:
     """Return the number that these digits, each of them a sum of some ranks', stand for, rounded once."""
     total = sum(int(digit) << (place * _DIGIT) for place, digit in enumerate(digits))
     try:

@@ -73,7 +73,7 @@ class Applying:
         machine = self._shared.machine
         self._await_push(generation)
         if self._snapshots is not None:
-            self._snapshots.settle()
+            self._snapshots.wait_copied()
         with self._shared.changed:
             # A Begin may have come since: only the generation that this call belongs to may go on.
             if machine.generation != generation or not machine.begin_apply():
@@ -89,7 +89,7 @@ class Applying:
         self._faults.at("applying", step)
         failure = self._run_after_apply(step, commit)
         self._shared.progress.at(Activity.APPLYING)
-        self._workload.state.watch.note()
+        self._workload.state.watch.record()
         digest = state_hash(self._workload.state.capture()) if self._verifies(step) else ""
         with self._shared.changed:
             rank = machine.generations.rank
@@ -103,7 +103,7 @@ class Applying:
         groups = resources.groups if resources is not None and not forward else None
         self._shared.progress.at(Activity.SAVING)
         if self._snapshots is not None and not forward:
-            self._snapshots.applied(plan, step)  # (FORWARD is for those alone that had not applied the step)
+            self._snapshots.on_step_applied(plan, step)  # (FORWARD is for those alone that had not applied the step)
         self._tell_and_save(step, plan, rank, groups, commit)
         return True
 
@@ -142,13 +142,15 @@ class Applying:
         if experts is not None and self._verifies(step) and not experts.verified(groups, plan.generation):
             return
         if self._saver is not None and (not commit.failed or Wish.SAVE in commit.wishes):
-            share = PartShare.under(plan, self._shared.machine.worker)
-            self._saver.offer(self._workload.state, step, share, commit.wishes, experts.saved if experts else None)
+            share = PartShare.of_member(plan, self._shared.machine.worker)
+            self._saver.save_if_due(
+                self._workload.state, step, share, commit.wishes, experts.saved if experts else None
+            )
 
     def _save_good_state(self, step: int, plan: GenerationPlan) -> None:
         """Save the state of `step`, unless it is saved: the step after it will be skipped, and perhaps many more."""
-        share = PartShare.under(plan, self._shared.machine.worker)
-        if self._saver is None or not step or self._saver.saved(step, share):
+        share = PartShare.of_member(plan, self._shared.machine.worker)
+        if self._saver is None or not step or self._saver.has_saved(step, share):
             return
         self._shared.progress.at(Activity.SAVING)
         self._saver.save(self._workload.state, step, share, self._experts.saved if self._experts else None)
@@ -179,7 +181,7 @@ class Applying:
             self.leave()
         else:
             why = "it was changed after the loop was left"
-            saver.leave_out(step, PartShare.under(plan, machine.worker), why)
+            saver.report_unwritten(step, PartShare.of_member(plan, machine.worker), why)
         if rank == 0 and saver.saved_step != step:
             logger.warning(
                 "the state of step %s is not saved: %s; job.stop(reason) saves, in place of `break`", step, why
@@ -194,17 +196,17 @@ class Applying:
         if saver is not None:
             if not self._ends_now:
                 # The save of the last state may overtake that of one of the best, which would be lost.
-                shared.wait_for(generation, lambda: not saver.saves_best or None)
+                shared.wait_for(generation, lambda: not saver.is_saving_best or None)
             self._save_last(saver, generation)
             # Otherwise the job could end between a checkpoint's writing and its acceptance.
-            shared.wait_for(generation, lambda: saver.idle or None)
+            shared.wait_for(generation, lambda: saver.is_idle or None)
         return generation
 
     def await_saved(self) -> None:
         """Wait until what is being saved is a checkpoint, or the generation over."""
         saver = self._saver
         if saver is not None:
-            self._shared.wait_for(self._shared.machine.generation, lambda: saver.idle or None)
+            self._shared.wait_for(self._shared.machine.generation, lambda: saver.is_idle or None)
 
     @property
     def _ends_now(self) -> bool:
@@ -220,9 +222,9 @@ class Applying:
                 return
             if machine.is_saved_before_skips:
                 return
-            step, share = machine.applied, PartShare.under(machine.plan, machine.worker)
-        self._workload.state.watch.check()
-        if not saver.saved(step, share):
+            step, share = machine.applied, PartShare.of_member(machine.plan, machine.worker)
+        self._workload.state.watch.check_unchanged()
+        if not saver.has_saved(step, share):
             saver.save(self._workload.state, step, share, self._experts.saved if self._experts else None)
 
     def _await_push(self, generation: int) -> None:

@@ -61,8 +61,8 @@ class Attempt:
         self._saver = saver
         self._compute = compute
         self._generation = generation
-        workload.begin(compute.step, compute.summed)
-        workload.flop.attempt(generation, compute.step, asked=self._counts_flop)
+        workload.start_step(compute.step, compute.summed)
+        workload.flop.start_attempt(generation, compute.step, asked=self._counts_flop)
         #: the name of the optimizer that the step updates
         self.update = workload.update.name
         workload.loader.expect(self._coming())
@@ -92,7 +92,7 @@ class Attempt:
             self._faults.drag(began)
             self.at_hand = None
             self._tell_flop(self._workload.samples.micro_batch)
-            self._workload.note(micro_batch)
+            self._workload.keep_note(micro_batch)
             if self._broken_off:
                 return
         progress.at(Activity.SCRIPT)
@@ -123,7 +123,7 @@ class Attempt:
 
     def _tell_flop(self, samples: int) -> None:
         """Tell what the round that is over took here, if that was counted."""
-        flop = self._workload.flop.end()
+        flop = self._workload.flop.stop_round()
         if flop is None or self._broken_off:
             return
         worker, generation = self._shared.machine.worker, self._generation
@@ -144,8 +144,8 @@ class Attempt:
 
     def load(self, micro_batch: int) -> Any:
         """Fetch a micro-batch, and seed everything for it."""
-        batch = self._workload.load(micro_batch)
-        self._workload.flop.begin()
+        batch = self._workload.load_micro_batch(micro_batch)
+        self._workload.flop.start_round()
         return batch
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
@@ -154,12 +154,12 @@ class Attempt:
 
     def skip(self, reason: str, micro_batch: int) -> None:
         """Leave a micro-batch out."""
-        self._workload.flop.end()
+        self._workload.flop.stop_round()
         self._workload.skip(reason, micro_batch)
 
     def decision(self, micro_batch: int) -> str:
         """Return for which reason a micro-batch was skipped when the step was done before, "" if it was not."""
-        return self._workload.skipping.decision(self.step, micro_batch)
+        return self._workload.skipping.find_decision(self.step, micro_batch)
 
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
         """Log values of the micro-batch at hand; outside of the loop over them, of this rank."""
@@ -171,7 +171,7 @@ class Attempt:
         Raises:
             BadInputError: it was.
         """
-        self._workload.state.watch.check()
+        self._workload.state.watch.check_unchanged()
 
     def commit(self) -> bool:
         """Reduce, agree, and apply; False where what becomes of the step is decided elsewhere.
@@ -213,7 +213,7 @@ class Attempt:
             if self.undone:
                 return False
             self._shared.progress.at(Activity.COMPUTE)
-            self._workload.flop.begin()
+            self._workload.flop.start_round()
             experts.serve_micro_batch(self.step, number)
             self._tell_flop(0)
             if self._broken_off:

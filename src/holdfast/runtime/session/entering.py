@@ -24,7 +24,7 @@ from holdfast.runtime.session.applying import Applying
 from holdfast.runtime.session.state_passing import StatePassing
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots
-from holdfast.runtime.state.receive import Receipt
+from holdfast.runtime.state.receive import StateReceiver
 from holdfast.runtime.state.state import StateMismatchError
 
 logger = logging.getLogger(__name__)
@@ -98,12 +98,12 @@ class Entrance:
         if self._snapshots is None:
             raise RuntimeError("the state is to be put away, but this worker knows of no folder for it")
         self._shared.progress.at(Activity.SAVING)
-        self._workload.state.watch.check()
+        self._workload.state.watch.check_unchanged()
         with self._shared.changed:
             step = self._shared.machine.applied
             over = self._shared.left(plan.generation)
         if step is not None and not over:
-            self._snapshots.put_away(plan, step)
+            self._snapshots.stash(plan, step)
         with self._shared.changed:
             self._shared.machine.generations.record_stash(plan.generation)
 
@@ -114,7 +114,7 @@ class Entrance:
         if over or not self._passing.quiet():
             return
         if self._snapshots is not None:
-            self._snapshots.settle()
+            self._snapshots.wait_copied()
         try:
             step = self._read(plan, source)
         except DamagedCheckpointError as error:
@@ -126,7 +126,7 @@ class Entrance:
         if self._snapshots is not None and isinstance(source, SnapshotSource):
             resources.moved_bytes += self._snapshots.moved_bytes
         if self._saver is not None:
-            self._saver.loaded(source.name if isinstance(source, CheckpointSource) else "")
+            self._saver.on_loaded(source.name if isinstance(source, CheckpointSource) else "")
         with self._shared.changed:
             self._applying.forget()
             self._shared.machine.finish_load(generation, step)
@@ -164,7 +164,7 @@ class Entrance:
             raise RuntimeError("experts are to move, but this model has none")
         beside = plan.expert_plan is not None and plan.expert_plan.beside
         if self._snapshots is not None and not beside:  # (what travels beside a step changes nothing yet)
-            self._snapshots.settle()
+            self._snapshots.wait_copied()
         if not self._experts.move(resources, plan, groups):
             self._wait_for_the_end(resources.generation)
             return
@@ -175,7 +175,7 @@ class Entrance:
     def _receive(self, resources: Resources, *, together: bool) -> None:
         generation = resources.generation
         receipt = self._shared.wait_for(
-            generation, lambda: resources.receipt if resources.receipt and resources.receipt.ended else None
+            generation, lambda: resources.receipt if resources.receipt and resources.receipt.has_ended else None
         )
         if receipt is None:
             return
@@ -191,13 +191,13 @@ class Entrance:
                 return
             keeps = machine.keeps
         if together and keeps and not self._all_have_it(generation):
-            receipt.let_go()  # (before the report: what comes in the next generation needs the room)
+            receipt.release_tensors()  # (before the report: what comes in the next generation needs the room)
             with self._shared.changed:
                 self._shared.carry_out(machine.cancel_adoption())
             return
         self._shared.progress.at(Activity.RECEIVING)  # (its own part of it, again)
         if self._snapshots is not None:
-            self._snapshots.settle()
+            self._snapshots.wait_copied()
         try:
             self._workload.state.adopt(header.manifest, receipt.tensors)
         except StateMismatchError as error:
@@ -205,7 +205,7 @@ class Entrance:
                 self._shared.carry_out(machine.void_received_state())
             self._refuse(receipt, error)
             return
-        receipt.let_go()
+        receipt.release_tensors()
         with self._shared.changed:
             self._applying.forget()
             self._shared.carry_out(machine.finish_receive(header.passed, header.step))
@@ -216,7 +216,7 @@ class Entrance:
         """Wait until all places of the unit have got their state; False: the generation is over before that."""
         return self._shared.together(adoption(generation), lambda: self._shared.machine.is_adoption_wanted(generation))
 
-    def _refuse(self, receipt: Receipt, error: Exception) -> None:
+    def _refuse(self, receipt: StateReceiver, error: Exception) -> None:
         generation = receipt.ticket.plan.generation
         self._shared.lost(generation, f"state from {receipt.sender} is refused: {error}", receipt.failed_senders)
         self._wait_for_the_end(generation)

@@ -26,16 +26,16 @@ from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.runtime.checkpoints.best import BestChoice
-from holdfast.runtime.checkpoints.who_saves import saver_of
+from holdfast.runtime.checkpoints.who_saves import make_saver
 from holdfast.runtime.data.batch_summary import summarize_data
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
-from holdfast.runtime.dtensor.place import WHOLE_UNIT
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA
 from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.gradients.emulation import emulate
-from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
+from holdfast.runtime.gradients.emulation import set_up_emulation
+from holdfast.runtime.gradients.workload import ScriptObjects, Workload, make_workload
 from holdfast.runtime.groups.choose import device_of
 from holdfast.runtime.in_common import in_common
 from holdfast.runtime.layouts.starting import Start, materialize
@@ -46,8 +46,8 @@ from holdfast.runtime.session.step import Step
 from holdfast.runtime.session.unit.listed import GivenLayout, check_work, listed_layouts
 from holdfast.runtime.session.unit.spread_model import SpreadModel
 from holdfast.runtime.session.unit.unit import Met, form_unit, meet_under
-from holdfast.runtime.snapshots.snapshots import snapshots_of
-from holdfast.runtime.state.refusals import checked_function, said_frozen, said_untrained
+from holdfast.runtime.snapshots.snapshots import make_snapshots
+from holdfast.runtime.state.refusals import check_function, frozen_warning, untrained_warning
 from holdfast.runtime.warming.shadow import ShadowAttempt
 from holdfast.storage import storage_at
 
@@ -165,7 +165,7 @@ class Job:
         """
         if self._session is not None:
             raise BadInputError("call job.materialize(...) before job.protect(...): it begins the model anew")
-        materialize(model, starts, self.device, self._spread.place if self._spread is not None else WHOLE_UNIT)
+        materialize(model, starts, self.device, self._spread.place if self._spread is not None else WHOLE_REPLICA)
 
     def protect(
         self,
@@ -220,17 +220,17 @@ class Job:
         """
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
-        place = self._spread.take(model) if self._spread is not None else WHOLE_UNIT
+        place = self._spread.take(model) if self._spread is not None else WHOLE_REPLICA
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
         check_work(self._layouts, micro_batch)
         loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, place=place, **order)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
-        self._after_apply = checked_function(after_apply)
-        workload = workload_of(given, loader, self.device, place)
-        workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
+        self._after_apply = check_function(after_apply)
+        workload = make_workload(given, loader, self.device, place)
+        workload.delay = set_up_emulation(self._settings.spec.experiments, model) if self._settings else None
         optimizers = workload.state.optimizers
-        said = (loader.difference, said_untrained(model, optimizers), said_frozen(optimizers))
+        said = (loader.difference, untrained_warning(model, optimizers), frozen_warning(optimizers))
         self._warnings = list(filter(None, said))
         self._session = self._open(workload)
 
@@ -385,7 +385,7 @@ class Job:
         """The loop is left before its end; whether by `break` or by an exception, the script's end will show."""
         if sys.is_finalizing():
             return
-        session.left_loop.note()
+        session.left_loop.record()
         if self._settings is None:
             session.left_loop.save()
 
@@ -419,8 +419,8 @@ class Job:
             groups=GroupBuilder(self.device, identity.host, self._backend),
             faults=faults,
             clock=SystemClock(),
-            saver=saver_of(storage, settings, identity.worker, self._checkpoint_every, link.send, faults, workload),
-            snapshots=snapshots_of(settings, workload, link.send, self._met.snapshots),
+            saver=make_saver(storage, settings, identity.worker, self._checkpoint_every, link.send, faults, workload),
+            snapshots=make_snapshots(settings, workload, link.send, self._met.snapshots),
             verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
             progress=open_progress(settings) if settings else NoProgress(),

@@ -43,7 +43,7 @@ from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import ScriptError
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Phase
-from holdfast.runtime.checkpoints.left_loop import LeftLoop
+from holdfast.runtime.checkpoints.left_loop import LeftLoopSaver
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.evaluation.shards import ModelEvaluation
@@ -153,10 +153,10 @@ class Session:
             evaluating=self._evaluating,
         )
         self.finish, self.await_saved = self._applying.finish, self._applying.await_saved
-        self.left_loop = LeftLoop(workload.state, self._applying.save_left)
+        self.left_loop = LeftLoopSaver(workload.state, self._applying.save_left)
         self._entrance = Entrance(*parts, self._applying, self._passing, experts=held, saver=saver, snapshots=snapshots)
         if saver is not None:
-            saver.notify(shared.notify)
+            saver.set_on_idle(shared.notify)
         take_part(faults, shared, workload.state)
 
     # ---- for the training thread ----
@@ -203,7 +203,7 @@ class Session:
             data=data,
             expert_shape=experts.shape(self._identity.slots) if experts is not None else None,
             saves=self._saver is not None,
-            saves_in_time=self._saver is not None and self._saver.in_time,
+            saves_in_time=self._saver is not None and self._saver.is_timed,
         )
         self._link.send(message)
         self.workload.loader.start()
@@ -321,7 +321,7 @@ class Session:
     def ending(self) -> None:
         """The script has ended, by an exception or by itself: what it was about is over."""
         self._ending = True
-        self.workload.flop.end()
+        self.workload.flop.stop_round()
         self._shared.progress.at(Activity.ENDING)
 
     def locate(self, error: ScriptError) -> ScriptError:
@@ -424,7 +424,7 @@ class Session:
                 look.start()
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 if self._saver is not None:
-                    self._saver.obey(order)
+                    self._saver.on_order(order)
             case msg.AskCheckpoint(if_free=if_free):
                 self._machine.wishes.raise_wish(Wish.SAVE_IF_FREE if if_free else Wish.SAVE)
             case msg.Inject():

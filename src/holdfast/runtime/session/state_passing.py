@@ -13,10 +13,10 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.generation.resources import Resources, Shared
 from holdfast.runtime.snapshots.snapshots import Snapshots
-from holdfast.runtime.state.parcels import Cargo, Parcels
-from holdfast.runtime.state.receive import Receipt, StateInbox
+from holdfast.runtime.state.parcels import ParcelContents, Parcels
+from holdfast.runtime.state.receive import StateInbox, StateReceiver
 from holdfast.runtime.state.state import Manifest, TrainingState
-from holdfast.runtime.state.transfer import Push
+from holdfast.runtime.state.transfer import StateSender
 from holdfast.runtime.state.wire import PARCEL, Offer, Ticket
 
 
@@ -42,7 +42,7 @@ class StatePassing:
         self._faults = faults
         self._snapshots = snapshots
         self._inbox = self._make_inbox(host) if host else None
-        self._latest: Receipt | None = None
+        self._latest: StateReceiver | None = None
 
     def start(self) -> int:
         """Listen for senders; return the port, 0 for none."""
@@ -54,7 +54,7 @@ class StatePassing:
             self._inbox.close()
 
     def _make_inbox(self, host: str) -> StateInbox:
-        return StateInbox(host, admit=self._admit, open_receipt=self._open_receipt, make_wire=self._wire)
+        return StateInbox(host, admit=self._admit, open_receiver=self._open_receipt, make_wire=self._wire)
 
     def _wire(self, connection: socket.socket) -> Wire:
         """Return what a connection is written and read by; what goes over it is told of to the agent."""
@@ -62,20 +62,20 @@ class StatePassing:
 
     def quiet(self) -> bool:
         """Wait until no earlier transfer writes to the tensors any more; return whether that is so."""
-        return self._latest is None or self._latest.wait_quiet()
+        return self._latest is None or self._latest.wait_inactive()
 
     def start_push(self, resources: Resources, task: Move | Enter) -> None:
         """Send this worker's state to those that lack it, in the background: compute goes on, apply waits."""
         if not task.send_to or resources.push is not None:
             return
-        self._state.watch.check()
+        self._state.watch.check_unchanged()
         view, step = self._state.capture(), self._shared.machine.step
         machine = self._shared.machine
         with self._shared.changed:
             if self._shared.left(resources.generation) or machine.applied is None:
                 return
             # (what it is to call must not lead back to the resources: a circle would keep the state for minutes)
-            resources.push = Push(
+            resources.push = StateSender(
                 plan=task.plan,
                 sender=machine.worker,
                 receivers=task.send_to,
@@ -88,7 +88,7 @@ class StatePassing:
             )
             resources.push.start()
 
-    def start_parcels(self, resources: Resources, plan: GenerationPlan, cargo: Cargo) -> None:
+    def start_parcels(self, resources: Resources, plan: GenerationPlan, cargo: ParcelContents) -> None:
         """Send and take, in the background, what travels beside the first step of a generation; apply waits."""
         machine, step = self._shared.machine, self._shared.machine.step
         with self._shared.changed:
@@ -122,8 +122,8 @@ class StatePassing:
             # (a shadow step ends with its micro-batch; until then it computes with what is to be overwritten)
             self._shared.changed.wait_for(lambda: not warming.is_running)
         if self._snapshots is not None and not aside:
-            self._snapshots.settle()
-        return self._state.prepare(manifest, aside=aside)
+            self._snapshots.wait_copied()
+        return self._state.prepare(manifest, separate=aside)
 
     def _admit(self, offer: Offer, wait_s: float) -> Ticket | None:
         """Return who may send this worker what is offered, once that is known; None where nobody may."""
@@ -131,7 +131,7 @@ class StatePassing:
         if offer.kind == PARCEL:
             with self._shared.changed:
                 parcels = self._shared.changed.wait_for(lambda: self._parcels(generation), timeout=wait_s)
-                return parcels.ticket(offer.sender) if parcels else None
+                return parcels.make_ticket(offer.sender) if parcels else None
         with self._shared.changed:
             self._shared.changed.wait_for(lambda: machine.generations.plan_of(generation) is not None, timeout=wait_s)
             plan = machine.generations.plan_of(generation)
@@ -140,13 +140,13 @@ class StatePassing:
                 return None
             return Ticket(plan=plan, receiver=machine.worker, sender=senders[offer.stream % len(senders)])
 
-    def _open_receipt(self, ticket: Ticket) -> Receipt | None:
+    def _open_receipt(self, ticket: Ticket) -> StateReceiver | None:
         """A sender has shown who it is: return where its streams go, None where they come too late."""
         generation, machine = ticket.plan.generation, self._shared.machine
         with self._shared.changed:
             if ticket.kind == PARCEL:
                 parcels = self._parcels(generation)
-                return parcels.receipt(ticket) if parcels is not None else None
+                return parcels.open_receiver(ticket) if parcels is not None else None
             if not machine.accept_push(generation):
                 return None
             resources = self._shared.resources.of(generation)
@@ -154,7 +154,7 @@ class StatePassing:
                 return None
             if resources.receipt is None:
                 step = machine.step
-                resources.receipt = self._latest = Receipt(
+                resources.receipt = self._latest = StateReceiver(
                     ticket=ticket,
                     prepare=partial(self._prepare, aside=machine.keeps),
                     on_end=self._shared.notify,

@@ -26,7 +26,7 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     experts: tuple[tuple[Count, Count], ...] = ()
 
 
-def cut(nbytes: int, part: int, parts: int) -> tuple[int, int]:
+def part_range(nbytes: int, part: int, parts: int) -> tuple[int, int]:
     """Return where a part begins and ends."""
     first, last = (-(-nbytes * number // parts // ALIGNMENT) * ALIGNMENT for number in (part, part + 1))
     return min(first, nbytes), nbytes if part + 1 == parts else min(last, nbytes)
@@ -34,13 +34,13 @@ def cut(nbytes: int, part: int, parts: int) -> tuple[int, int]:
 
 def copy_range(tensors: Sequence[torch.Tensor], start: int, target: torch.Tensor) -> None:
     """Copy the bytes from `start` on, of tensors laid end to end, as many as fit `target`, which is of bytes."""
-    for tensor, first, last, at in _ranges(tensors, start, start + target.numel()):
+    for tensor, first, last, at in _overlaps(tensors, start, start + target.numel()):
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
         source = flat.reshape(-1).view(torch.uint8)[first:last]
         target[at : at + last - first].copy_(source)
 
 
-def _ranges(tensors: Sequence[torch.Tensor], start: int, end: int) -> Iterator[tuple[torch.Tensor, int, int, int]]:
+def _overlaps(tensors: Sequence[torch.Tensor], start: int, end: int) -> Iterator[tuple[torch.Tensor, int, int, int]]:
     """Yield each tensor that has bytes in a range: which of its own these are, and where in the range they begin."""
     at = 0
     for tensor in tensors:

@@ -19,12 +19,12 @@ from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows
 from holdfast.runtime.moe.holding.shards import LayerSpec
 from holdfast.runtime.snapshots.cutting import PartManifest, copy_range
-from holdfast.runtime.snapshots.filling import PartBody, check_experts, check_rows, rows_of
+from holdfast.runtime.snapshots.filling import PartBody, check_same_experts, check_same_rows, map_rows
 from holdfast.runtime.state.state import StateMismatchError
 from holdfast.runtime.state.wire import FlatState
 
 
-def put_experts_away(
+def stash_experts(
     experts: JobExperts, names: Sequence[Sequence[int]], folder: Path, job: str, part: SnapshotPart
 ) -> int:
     """Write these experts of each layer, which live here and must not change meanwhile; return the bytes.
@@ -45,7 +45,7 @@ def put_experts_away(
         raise
 
 
-class KeptExperts:
+class StashedExpertReader:
     """Experts that were put away, on their way to a worker that is to host them."""
 
     def __init__(self, experts: JobExperts, wanted: Sequence[Sequence[int]]) -> None:
@@ -58,12 +58,12 @@ class KeptExperts:
         self._specs: tuple[LayerSpec, ...] = ()
         self._rows: list[dict[tuple[int, str], torch.Tensor]] = []
 
-    def of_use(self, names: Sequence[Sequence[int]]) -> bool:
+    def is_needed(self, names: Sequence[Sequence[int]]) -> bool:
         """Tell whether a part with these experts of each layer is to be read."""
         here = {(layer, expert) for layer, these in enumerate(names) for expert in these}
         return not (self._specs and self._lacking.isdisjoint(here))
 
-    def take(self, reader: PartReader) -> None:
+    def read_part(self, reader: PartReader) -> None:
         """Take of a part what is wanted, and is not here yet.
 
         Raises:
@@ -76,20 +76,20 @@ class KeptExperts:
         except MALFORMED as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
         if not self._specs:
-            check_experts(self._experts, said.specs)
+            check_same_experts(self._experts, said.specs)
             self._rows = empty_rows(said.specs, self._wanted, self._experts.layers[0].experts.device)
             self._specs = said.specs
-        check_rows(said, self._specs)
+        check_same_rows(said, self._specs)
         pending = [
             {(expert, name): row for (expert, name), row in rows.items() if (layer, expert) in self._lacking}
             for layer, rows in enumerate(self._rows)
         ]
-        body = PartBody(FlatState([]), (0, 0), rows_of(said, pending), memoryview(bytearray(CHUNK_BYTES)))
+        body = PartBody(FlatState([]), (0, 0), map_rows(said, pending), memoryview(bytearray(CHUNK_BYTES)))
         if body.nbytes != reader.header.body_bytes:
             raise DamagedPartError("it has not as many bytes as the experts that it names")
-        self.nbytes += sum(row.nbytes for row in body.here)
-        read_body(reader, body.target, body.wanted)
-        body.settle()
+        self.nbytes += sum(row.nbytes for row in body.wanted_rows)
+        read_body(reader, body.target, body.is_wanted)
+        body.copy_staged()
         self._lacking.difference_update(said.experts)
 
     def adopt(self) -> None:

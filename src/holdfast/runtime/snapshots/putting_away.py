@@ -26,46 +26,46 @@ from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.checkpoints.tensor_files import read_header
 from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.state import SnapshotPart
-from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_manifest, in_terms_of
+from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_manifest, localize_manifest
 from holdfast.runtime.checkpoints.parts import lay_out, stored_names
-from holdfast.runtime.checkpoints.stored_tensors import BoxFilling
-from holdfast.runtime.dtensor.place import PlaceInUnit
+from holdfast.runtime.checkpoints.stored_tensors import BoxReader
+from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.state.state import Manifest, StateMismatchError, TrainingState
 
 
-class KeptManifest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class StashManifest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What a part's body is: pieces of tensors, as `header` says, of the whole state that `state` says."""
 
     state: bytes
     header: bytes
 
 
-def put_away(state: TrainingState, place: PlaceInUnit, folder: Path, job: str, part: SnapshotPart) -> int:
+def stash_state(state: TrainingState, place: ReplicaPosition, folder: Path, job: str, part: SnapshotPart) -> int:
     """Write a place's part of the state, which must not change meanwhile; return its bytes.
 
     Raises:
         OSError, RuntimeError: there is no room for it.
         BadInputError: of some of it nobody could say under another layout which part belongs where.
     """
-    if late := state.made_late():
+    if late := state.find_late_tensor():
         raise BadInputError(f"{late} was made after job.protect(), so another layout cannot spread it: make it before")
     view = state.capture()
     laid = lay_out(view, 0, 1, place=place)
     file = PartFile(folder, laid.nbytes)
     try:
         if laid.nbytes:
-            laid.fill(torch.frombuffer(file.body, dtype=torch.uint8))
-        manifest = KeptManifest(state=encode_manifest(view.manifest), header=laid.header)
+            laid.copy_pieces(torch.frombuffer(file.body, dtype=torch.uint8))
+        manifest = StashManifest(state=encode_manifest(view.manifest), header=laid.header)
         return file.finish(job, part, msgspec.msgpack.encode(manifest))
     except BaseException:
         file.abandon()
         raise
 
 
-class KeptFilling:
+class StashReader:
     """A state that was put away, on its way into what is here of each tensor."""
 
-    def __init__(self, state: TrainingState, place: PlaceInUnit) -> None:
+    def __init__(self, state: TrainingState, place: ReplicaPosition) -> None:
         """Nothing is here yet. `place`: which part of a replica is here."""
         self._state, self._place = state, place
         #: what was read so far
@@ -73,9 +73,9 @@ class KeptFilling:
         self._encoded = b""
         self._manifest: Manifest | None = None
         self._tensors: list[torch.Tensor] = []
-        self._filling: BoxFilling | None = None
+        self._filling: BoxReader | None = None
 
-    def take(self, reader: PartReader) -> None:
+    def read_part(self, reader: PartReader) -> None:
         """Take of a part what belongs here.
 
         Raises:
@@ -85,12 +85,12 @@ class KeptFilling:
         """
         called, size = reader.header.snapshot.name, reader.header.body_bytes
         try:
-            said = msgspec.msgpack.decode(reader.manifest, type=KeptManifest)
-            filling = self._begin(said.state)
+            said = msgspec.msgpack.decode(reader.manifest, type=StashManifest)
+            filling = self._prepare(said.state)
             pieces, _ = read_header(io.BytesIO(said.header), len(said.header) + size, called)
-            body = _Chunks(reader, filling.ranges(called, pieces))
+            body = _Chunks(reader, filling.byte_ranges(called, pieces))
             self.nbytes += body.nbytes
-            filling.take_pieces(body, called, pieces, 0)
+            filling.read_pieces(body, called, pieces, 0)
         except MALFORMED as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
         except DamagedCheckpointError as error:
@@ -104,17 +104,17 @@ class KeptFilling:
         """
         assert self._manifest is not None
         assert self._filling is not None
-        if lacking := self._filling.lacking:
+        if lacking := self._filling.missing_tensor:
             raise StateMismatchError(f"its parts do not hold all of {lacking}, once")
         self._state.adopt(self._manifest, self._tensors)
 
-    def _begin(self, encoded: bytes) -> BoxFilling:
+    def _prepare(self, encoded: bytes) -> BoxReader:
         if self._filling is None:
-            manifest, parts = in_terms_of(self._state, decode_manifest(encoded), self._place)
+            manifest, parts = localize_manifest(self._state, decode_manifest(encoded), self._place)
             self._tensors = self._state.prepare(manifest)
             names = stored_names(manifest)
             wanted = {names[number]: part for number, part in parts.items()}
-            self._filling = BoxFilling(dict(zip(names, self._tensors, strict=True)), wanted)
+            self._filling = BoxReader(dict(zip(names, self._tensors, strict=True)), wanted)
             self._manifest, self._encoded = manifest, encoded
         elif encoded != self._encoded:
             raise DamagedPartError("it belongs to another state than the other parts")
@@ -126,7 +126,7 @@ class _Chunks:
 
     def __init__(self, reader: PartReader, ranges: Sequence[tuple[int, int]]) -> None:
         self._at = 0
-        wanted = {place for start, length in ranges for place in _places(start, length)}
+        wanted = {place for start, length in ranges for place in _chunk_numbers(start, length)}
         sizes = dict(enumerate(chunks(reader.header.body_bytes)))
         #: by their numbers
         self._data = {place: bytearray(sizes[place][1]) for place in sorted(wanted) if place in sizes}
@@ -155,5 +155,5 @@ class _Chunks:
         return bytes(found)
 
 
-def _places(start: int, length: int) -> range:
+def _chunk_numbers(start: int, length: int) -> range:
     return range(start // CHUNK_BYTES, -(-(start + length) // CHUNK_BYTES))

@@ -15,20 +15,20 @@ from holdfast.control.link.snapshots.files import DamagedPartError, PartReader, 
 from holdfast.control.link.snapshots.reading import RemotePart
 from holdfast.protocol.names import node_of
 from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.moe.holding.job_experts import JobExperts
-from holdfast.runtime.snapshots.filling import Filling
-from holdfast.runtime.snapshots.kept_experts import KeptExperts
-from holdfast.runtime.snapshots.putting_away import KeptFilling
+from holdfast.runtime.snapshots.filling import SnapshotReader
+from holdfast.runtime.snapshots.kept_experts import StashedExpertReader
+from holdfast.runtime.snapshots.putting_away import StashReader
 from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
 logger = logging.getLogger(__name__)
 
 #: told of each copy that is of no use: which part, on which node ("": whatever holds it), and why
-Complain = Callable[[SnapshotPart, str, str], None]
+ReportDamage = Callable[[SnapshotPart, str, str], None]
 
 
-_Filling = Filling | KeptFilling | KeptExperts
+_Reader = SnapshotReader | StashReader | StashedExpertReader
 
 
 class SnapshotLostError(Exception):
@@ -39,13 +39,13 @@ class SnapshotRestorer:
     """Puts the state of one snapshot into a worker's tensors."""
 
     def __init__(
-        self, folder: Path, job: str, worker: str, complain: Complain, place: PlaceInUnit = WHOLE_UNIT
+        self, folder: Path, job: str, worker: str, report_damage: ReportDamage, place: ReplicaPosition = WHOLE_REPLICA
     ) -> None:
         """`folder`: that of this worker's agent. `place`: which part of a replica is here."""
         self._place = place
         #: of the last state, from other nodes
         self.moved_bytes = 0
-        self._folder, self._job, self._node, self._complain = folder, job, node_of(worker), complain
+        self._folder, self._job, self._node, self._report_damage = folder, job, node_of(worker), report_damage
 
     def restore(
         self,
@@ -67,88 +67,88 @@ class SnapshotRestorer:
         """
         self.moved_bytes = 0
         if source.everywhere:
-            self._restore_whole(source, state, rank)
+            self._restore_stash(source, state, rank)
             if experts is not None:
-                self._restore_experts(source, rank, experts, wanted)
+                self._restore_stashed_experts(source, rank, experts, wanted)
             return source.step
-        filling = Filling(state, experts, wanted, self._place)
-        mine = self._place.of_role(len(source.parts))
+        filling = SnapshotReader(state, experts, wanted, self._place)
+        mine = self._place.role_ranks(len(source.parts))
         if not mine:
-            self._useless(source, f"its {len(source.parts)} parts are those of another layout")
-        first = self._place.among(rank, len(source.parts))[0] % len(mine)
+            self._reject(source, f"its {len(source.parts)} parts are those of another layout")
+        first = self._place.role_position(rank, len(source.parts))[0] % len(mine)
         for number in (*mine[first:], *mine[:first]):
-            self._bring(number, source, filling)
+            self._read_part(number, source, filling)
         if experts is not None:
             for number in (number for number in range(len(source.parts)) if number not in mine):
-                self._bring(number, source, filling)
+                self._read_part(number, source, filling)
         try:
             filling.adopt()
         except StateMismatchError as error:
-            self._useless(source, f"it does not fit: {error}")
-        if name := state.not_a_number():
-            self._useless(source, f"{name} has values that are no numbers")
+            self._reject(source, f"it does not fit: {error}")
+        if name := state.find_nan():
+            self._reject(source, f"{name} has values that are no numbers")
         return source.step
 
-    def _restore_whole(self, source: SnapshotSource, state: TrainingState, rank: int) -> None:
+    def _restore_stash(self, source: SnapshotSource, state: TrainingState, rank: int) -> None:
         """As `restore`, of a state that was put away under another layout: of each part a piece may belong here.
 
         It was looked at when it was put away, by all: what it has of values that are no numbers they all had.
         """
-        filling, parts = KeptFilling(state, self._place), source.dense
+        filling, parts = StashReader(state, self._place), source.dense
         for number in range(parts):
-            self._bring((number + rank) % parts, source, filling)
+            self._read_part((number + rank) % parts, source, filling)
         try:
             filling.adopt()
         except StateMismatchError as error:
-            self._useless(source, f"it does not fit: {error}")
+            self._reject(source, f"it does not fit: {error}")
 
-    def _restore_experts(
+    def _restore_stashed_experts(
         self, source: SnapshotSource, rank: int, experts: JobExperts, wanted: Sequence[Sequence[int]]
     ) -> None:
         """Bring the experts that are wanted here: each lies in several parts, of which this node's come first."""
-        filling, parts = KeptExperts(experts, wanted), len(source.experts)
+        filling, parts = StashedExpertReader(experts, wanted), len(source.experts)
         numbers = [source.dense + (number + rank) % parts for number in range(parts)]
         here = {place for place, keeper in enumerate(source.keepers) if keeper.node == self._node}
         for number in sorted(numbers, key=lambda number: here.isdisjoint(source.parts[number])):
-            if filling.of_use(experts.decode_experts(source.experts[number - source.dense])):
-                self._came(number, source, filling)
+            if filling.is_needed(experts.decode_experts(source.experts[number - source.dense])):
+                self._try_read_part(number, source, filling)
         try:
             filling.adopt()
         except StateMismatchError as error:
-            self._useless(source, f"it does not fit: {error}")
+            self._reject(source, f"it does not fit: {error}")
 
-    def _bring(self, number: int, source: SnapshotSource, filling: _Filling) -> None:
+    def _read_part(self, number: int, source: SnapshotSource, filling: _Reader) -> None:
         """Bring one part, from the first place that has it whole."""
-        if not self._came(number, source, filling):
+        if not self._try_read_part(number, source, filling):
             raise SnapshotLostError(f"no copy of part {number} of {len(source.parts)} can be read")
 
-    def _came(self, number: int, source: SnapshotSource, filling: _Filling) -> bool:
+    def _try_read_part(self, number: int, source: SnapshotSource, filling: _Reader) -> bool:
         """Tell whether a part was brought, from the first place that has it whole."""
         snapshot = source.part(number)
-        for keeper in self._nearest(source, number):
+        for keeper in self._nearest_keepers(source, number):
             try:
                 reader = self._open(keeper, source.key, snapshot)
                 before = filling.nbytes
                 try:
-                    filling.take(reader)
+                    filling.read_part(reader)
                 finally:
                     reader.close()
                     self.moved_bytes += filling.nbytes - before if keeper.node != self._node else 0
             except (OSError, DamagedPartError) as error:
                 logger.warning("%s on node %s is of no use: %s", snapshot.name, keeper.node, error)
-                self._complain(snapshot, keeper.node, str(error) or type(error).__name__)
+                self._report_damage(snapshot, keeper.node, str(error) or type(error).__name__)
             except StateMismatchError as error:
-                self._useless(source, f"it is not of this model: {error}")
+                self._reject(source, f"it is not of this model: {error}")
             else:
                 return True
         return False
 
-    def _useless(self, source: SnapshotSource, why: str) -> None:
+    def _reject(self, source: SnapshotSource, why: str) -> None:
         logger.warning("the snapshot of step %d is of no use: %s", source.step, why)
-        self._complain(source.part(0), "", why)
+        self._report_damage(source.part(0), "", why)
         raise SnapshotLostError(why)
 
-    def _nearest(self, source: SnapshotSource, number: int) -> list[Keeper]:
+    def _nearest_keepers(self, source: SnapshotSource, number: int) -> list[Keeper]:
         keepers = [source.keepers[place] for place in source.parts[number] if place < len(source.keepers)]
         return sorted(keepers, key=lambda keeper: keeper.node != self._node)
 

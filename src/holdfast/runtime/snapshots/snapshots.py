@@ -12,16 +12,16 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import SnapshotPart, SnapshotSource
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.moe.holding.job_experts import JobExperts
-from holdfast.runtime.snapshots.kept_experts import put_experts_away
-from holdfast.runtime.snapshots.putting_away import put_away
+from holdfast.runtime.snapshots.kept_experts import stash_experts
+from holdfast.runtime.snapshots.putting_away import stash_state
 from holdfast.runtime.snapshots.restoring import SnapshotRestorer
 from holdfast.runtime.snapshots.taking import SnapshotTaker
 from holdfast.runtime.state.state import TrainingState
 
-Tell = Callable[[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged], None]
+Send = Callable[[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged], None]
 
 
 class Snapshots:
@@ -35,9 +35,9 @@ class Snapshots:
         worker: str,
         every: int,
         state: TrainingState,
-        tell: Tell,
+        send: Send,
         experts: JobExperts | None = None,
-        place: PlaceInUnit = WHOLE_UNIT,
+        place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Take none yet.
 
@@ -45,19 +45,19 @@ class Snapshots:
             folder: the agent's. every: steps between snapshots, 0: none. tell: sends to the coordinator; thread-safe.
             place: which part of a replica is here.
         """
-        self._folder, self._job, self._worker, self._tell = folder, job, worker, tell
+        self._folder, self._job, self._worker, self._send = folder, job, worker, send
         self._state, self._experts, self._place = state, experts, place
         #: what the last state that was restored here has brought from other nodes
         self.moved_bytes = 0
-        self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, tell=tell, place=place)
+        self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, send=send, place=place)
 
-    def applied(self, plan: GenerationPlan, step: int) -> None:
+    def on_step_applied(self, plan: GenerationPlan, step: int) -> None:
         """All members have applied a step under a plan: take a snapshot, if one is due."""
-        self._taker.take(self._state, self._experts, plan, step)
+        self._taker.copy_if_due(self._state, self._experts, plan, step)
 
-    def settle(self) -> None:
+    def wait_copied(self) -> None:
         """The state is about to change: wait until nothing reads it."""
-        self._taker.settle()
+        self._taker.wait_copied()
 
     def restore(self, source: SnapshotSource, plan: GenerationPlan, rank: int) -> int:
         """Go back to a snapshot, and return its step.
@@ -67,7 +67,7 @@ class Snapshots:
         """
 
         def complain(snapshot: SnapshotPart, node: str, why: str) -> None:
-            self._tell(
+            self._send(
                 SnapshotDamaged(
                     worker=self._worker, generation=plan.generation, snapshot=snapshot, node=node, why=why[:1024]
                 )
@@ -82,22 +82,24 @@ class Snapshots:
         finally:
             self.moved_bytes = restorer.moved_bytes
 
-    def put_away(self, plan: GenerationPlan, step: int) -> None:
+    def stash(self, plan: GenerationPlan, step: int) -> None:
         """Put the state of a step into the memory of this node, and tell it: workers under another layout read it."""
         rank = plan.rank(self._worker) or 0
         part, apart = plan.stash_part(rank, step), plan.expert_stash_part(rank, step)
         if part is not None:  # (else another unit of this node does)
-            self._put(plan, part, partial(put_away, self._state, self._place))
+            self._write_stash(plan, part, partial(stash_state, self._state, self._place))
         if apart is not None and self._experts is not None and plan.expert_plan is not None:
             names = self._experts.planned_experts(plan.expert_plan, rank)
-            self._put(plan, apart, partial(put_experts_away, self._experts, names))
+            self._write_stash(plan, apart, partial(stash_experts, self._experts, names))
 
-    def _put(self, plan: GenerationPlan, part: SnapshotPart, write: Callable[[Path, str, SnapshotPart], int]) -> None:
+    def _write_stash(
+        self, plan: GenerationPlan, part: SnapshotPart, write: Callable[[Path, str, SnapshotPart], int]
+    ) -> None:
         begun, step = time.monotonic(), part.step
         try:
             nbytes = write(self._folder, self._job, part)
         except (OSError, RuntimeError, BadInputError) as error:  # (torch's own are RuntimeErrors)
-            self._tell(
+            self._send(
                 SnapshotLeftOut(
                     worker=self._worker,
                     generation=plan.generation,
@@ -108,7 +110,7 @@ class Snapshots:
             )
             return
         seconds = time.monotonic() - begun
-        self._tell(SnapshotTaken(worker=self._worker, snapshot=part, bytes=nbytes, seconds=seconds, stall_s=seconds))
+        self._send(SnapshotTaken(worker=self._worker, snapshot=part, bytes=nbytes, seconds=seconds, stall_s=seconds))
 
     def wait(self) -> None:
         """Wait until this worker's part of the last one is whole, or left out."""
@@ -119,7 +121,9 @@ class Snapshots:
         self._taker.close()
 
 
-def snapshots_of(settings: WorkerSettings | None, workload: Workload, tell: Tell, folder: str = "") -> Snapshots | None:
+def make_snapshots(
+    settings: WorkerSettings | None, workload: Workload, send: Send, folder: str = ""
+) -> Snapshots | None:
     """Return what a worker's settings ask for; None: no snapshots.
 
     Args:
@@ -135,6 +139,6 @@ def snapshots_of(settings: WorkerSettings | None, workload: Workload, tell: Tell
         every=settings.spec.checkpoint.snapshot_every,
         state=workload.state,
         experts=workload.experts,
-        tell=tell,
+        send=send,
         place=workload.place,
     )

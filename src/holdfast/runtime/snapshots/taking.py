@@ -23,10 +23,10 @@ from holdfast.control.link.snapshots.files import PartFile
 from holdfast.protocol.messages.worker import SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import SnapshotPart
-from holdfast.runtime.dtensor.place import WHOLE_UNIT, PlaceInUnit
+from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.shards import LayerSpec
-from holdfast.runtime.snapshots.cutting import PartManifest, copy_range, cut
+from holdfast.runtime.snapshots.cutting import PartManifest, copy_range, part_range
 from holdfast.runtime.state.state import StateView, TrainingState
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ class SnapshotTaker:
         job: str,
         worker: str,
         every: int,
-        tell: Callable[[SnapshotTaken | SnapshotLeftOut], None],
-        place: PlaceInUnit = WHOLE_UNIT,
+        send: Callable[[SnapshotTaken | SnapshotLeftOut], None],
+        place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Take none yet.
 
@@ -69,27 +69,27 @@ class SnapshotTaker:
             place: which part of a replica is here.
         """
         self._place = place
-        self._folder, self._job, self._worker, self._every, self._tell = folder, job, worker, every, tell
+        self._folder, self._job, self._worker, self._every, self._send = folder, job, worker, every, send
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-snapshot")
         self._latest: _Copy | None = None
         self._writing: Future[None] | None = None
         #: for the next part; for the thread alone
-        self._ready: PartFile | None = None
+        self._next_file: PartFile | None = None
         #: why the last one was left out, numbers aside; "" where it was written
-        self._kind = ""
+        self._last_reason = ""
         self._lock = Lock()
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether a snapshot of this step is wanted: the same on all workers."""
         return self._every > 0 and step % self._every == 0
 
-    def take(self, state: TrainingState, experts: JobExperts | None, plan: GenerationPlan, step: int) -> None:
+    def copy_if_due(self, state: TrainingState, experts: JobExperts | None, plan: GenerationPlan, step: int) -> None:
         """The state is that of `step` now, applied under `plan`: copy this member's part of it, if one is due."""
         rank = plan.rank(self._worker)
-        if rank is None or not self.due(step):
+        if rank is None or not self.is_due(step):
             return
         if self._writing is not None and not self._writing.done():
-            self._leave_out(plan.generation, step, "the one before it is still being written")
+            self._report_left_out(plan.generation, step, "the one before it is still being written")
             return
         started = time.monotonic()
         snapshot = plan.snapshot_part(rank, step)
@@ -101,7 +101,7 @@ class SnapshotTaker:
         self._latest = copy
         self._writing = self._thread.submit(self._write, copy)
 
-    def settle(self) -> float:
+    def wait_copied(self) -> float:
         """The state is about to change: wait until no copy reads it; return how long that took, in seconds."""
         copy = self._latest
         if copy is None:
@@ -121,36 +121,36 @@ class SnapshotTaker:
     def close(self) -> None:
         """Wait for what is under way."""
         self._thread.shutdown(wait=True)
-        if self._ready is not None:
-            self._ready.abandon()
-            self._ready = None
+        if self._next_file is not None:
+            self._next_file.abandon()
+            self._next_file = None
 
     # ---- in the thread ----
 
     def _write(self, copy: _Copy) -> None:
         try:
-            nbytes = self._copy(copy)
+            nbytes = self._copy_part(copy)
         except (OSError, RuntimeError) as error:  # (torch's own are RuntimeErrors)
-            self._leave_out(copy.snapshot.generation, copy.snapshot.step, str(error))
+            self._report_left_out(copy.snapshot.generation, copy.snapshot.step, str(error))
             return
         finally:
             copy.copied.set()
         with self._lock:
-            self._kind = ""
+            self._last_reason = ""
         seconds = time.monotonic() - copy.started
-        self._tell(
+        self._send(
             SnapshotTaken(
                 worker=self._worker, snapshot=copy.snapshot, bytes=nbytes, seconds=seconds, stall_s=copy.stall_s
             )
         )
-        self._make_ready(copy.nbytes)
+        self._prepare_next_file(copy.nbytes)
 
-    def _copy(self, copy: _Copy) -> int:
+    def _copy_part(self, copy: _Copy) -> int:
         view, snapshot = copy.view, copy.snapshot
-        start, end = cut(view.nbytes, *self._place.among(snapshot.part, snapshot.parts))
+        start, end = part_range(view.nbytes, *self._place.role_position(snapshot.part, snapshot.parts))
         beside = sum(row.numel() * row.element_size() for row in copy.rows)
         copy.nbytes = end - start + beside
-        file = self._room(copy.nbytes)
+        file = self._open_file(copy.nbytes)
         try:
             if len(file.body):
                 body = torch.frombuffer(file.body, dtype=torch.uint8)
@@ -164,29 +164,32 @@ class SnapshotTaker:
             file.abandon()
             raise
 
-    def _room(self, nbytes: int) -> PartFile:
+    def _open_file(self, nbytes: int) -> PartFile:
         """Return a file for so many bytes: the one that was made ready, if it has as many.
 
         Raises:
             OSError: there is no room.
         """
-        ready, self._ready = self._ready, None
+        ready, self._next_file = self._next_file, None
         if ready is not None and len(ready.body) == nbytes:
             return ready
         if ready is not None:
             ready.abandon()
         return PartFile(self._folder, nbytes)
 
-    def _make_ready(self, nbytes: int) -> None:
+    def _prepare_next_file(self, nbytes: int) -> None:
         """Have memory for the next one: to find its pages takes longer than to copy into them."""
         with contextlib.suppress(OSError):  # (it is tried again when it is needed)
-            self._ready = PartFile(self._folder, nbytes)
+            self._next_file = PartFile(self._folder, nbytes)
 
-    def _leave_out(self, generation: int, step: int, why: str) -> None:
+    def _report_left_out(self, generation: int, step: int, why: str) -> None:
         """Say it once; later ones are tried all the same, for room may have come, or more time."""
         with self._lock:
-            before, self._kind = self._kind, _NUMBER.sub("", why)  # (how many bytes are left is never the same)
-            if before == self._kind:
+            before, self._last_reason = (
+                self._last_reason,
+                _NUMBER.sub("", why),
+            )  # (how many bytes are left is never the same)
+            if before == self._last_reason:
                 return
         logger.warning("no snapshot of step %d is taken here: %s", step, why)
-        self._tell(SnapshotLeftOut(worker=self._worker, generation=generation, step=step, why=why[:1024]))
+        self._send(SnapshotLeftOut(worker=self._worker, generation=generation, step=step, why=why[:1024]))

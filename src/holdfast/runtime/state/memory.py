@@ -12,18 +12,18 @@ import torch
 HUGE_PAGE = 2 << 20
 
 
-def directly_readable(tensor: torch.Tensor) -> bool:
+def is_directly_readable(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's elements lie in host memory, one after the other."""
     return tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def host_bytes(tensor: torch.Tensor) -> memoryview:
     """Return a tensor's bytes: its own memory where `directly_readable`, else a copy."""
-    host = tensor.detach() if directly_readable(tensor) else tensor.detach().cpu().contiguous()
+    host = tensor.detach() if is_directly_readable(tensor) else tensor.detach().cpu().contiguous()
     return host.reshape(-1).view(torch.uint8).numpy().data
 
 
-class UsedMemory:
+class ReusableMemory:
     """The memory of tensors that are of no use any more, for others of the same kind.
 
     What was written to before is written to faster than what the system has still to provide.
@@ -41,7 +41,7 @@ class UsedMemory:
             if not others:
                 self._free.setdefault((tensor.dtype, tensor.shape, tensor.device), []).append(tensor)
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+    def pop_tensor(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
         """Return one of this kind, which nobody else is given; None: there is none left."""
         free = self._free.get((dtype, torch.Size(shape), device))
         return free.pop() if free else None

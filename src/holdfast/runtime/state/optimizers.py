@@ -38,7 +38,7 @@ class Optimizers:
         for name, optimizer in by_name.items():
             if not isinstance(name, str) or (not name and found is not optimizer):
                 raise BadInputError(f"optimizer={{{name!r}: ...}}: the name of an optimizer is a text, and not empty")
-            self.by_name[name] = _checked(name, optimizer)
+            self.by_name[name] = _check_optimizer(name, optimizer)
         if not self.by_name:
             raise BadInputError("optimizer is an empty mapping: there is nothing to train with")
         #: how many parameter groups each of them had at `protect`
@@ -48,7 +48,7 @@ class Optimizers:
             name: {option for group in optimizer.param_groups for option in group}
             for name, optimizer in self.by_name.items()
         }
-        self._check_apart()
+        self._check_disjoint()
 
     def __iter__(self) -> Iterator[Optimizer]:
         """In the script's order."""
@@ -59,7 +59,7 @@ class Optimizers:
         """Those of all."""
         return [parameter for optimizer in self for parameter in parameters_of(optimizer)]
 
-    def holder_of(self, parameters: Iterable[Parameter]) -> Optimizer | None:
+    def find_owner(self, parameters: Iterable[Parameter]) -> Optimizer | None:
         """Return the optimizer that has some of these parameters, the only one whatever it has; None where none has.
 
         Raises:
@@ -75,7 +75,8 @@ class Optimizers:
         ]
         if len(names) > 1:
             raise BadInputError(
-                f"the experts of the model's MoE layers are in the optimizers {listed(names)}: give all of them to one"
+                f"the experts of the model's MoE layers are in the optimizers {format_names(names)}: give all "
+                "of them to one"
             )
         return self.by_name[names[0]] if names else None
 
@@ -85,7 +86,7 @@ class Optimizers:
         The options that a schedule changes are left out.
         """
         return {
-            (name, number): _chosen(group)
+            (name, number): _script_options(group)
             for name, optimizer in self.by_name.items()
             for number, group in enumerate(optimizer.param_groups)
         }
@@ -97,13 +98,13 @@ class Optimizers:
         added = {name: one.param_groups[self._groups[name] :] for name, one in self.by_name.items()}
         return {name: [list(group["params"]) for group in groups] for name, groups in added.items() if groups}
 
-    def restore_added(self, added: Mapping[str, Sequence[Sequence[Parameter]]]) -> None:
+    def restore_added_groups(self, added: Mapping[str, Sequence[Sequence[Parameter]]]) -> None:
         """Have the groups added since `protect` that a captured state has; their options are adopted afterwards.
 
         Raises:
             ValueError: a parameter would be in two groups.
         """
-        if _ids(self.added_groups()) == _ids(added):
+        if _parameter_ids(self.added_groups()) == _parameter_ids(added):
             return
         for name, optimizer in self.by_name.items():
             del optimizer.param_groups[self._groups[name] :]
@@ -113,7 +114,7 @@ class Optimizers:
                 given = [(f"added.{number}.{n}", one) if named else one for n, one in enumerate(parameters)]
                 optimizer.add_param_group({"params": given})
 
-    def kept_for(
+    def match_parameters(
         self, state: tree.Node, added: Mapping[str, Sequence[Sequence[Parameter]]] | None = None
     ) -> Iterator[tuple[Parameter, int]]:
         """Yield which parameter a captured state has a tensor for, and that tensor's place.
@@ -126,12 +127,12 @@ class Optimizers:
             for name, optimizer in self.by_name.items()
             for number, parameter in enumerate(
                 [
-                    *_distinct(optimizer.param_groups[: self._groups[name]]),
+                    *_distinct_parameters(optimizer.param_groups[: self._groups[name]]),
                     *(parameter for group in (added or {}).get(name, ()) for parameter in group),
                 ]
             )
         }
-        for way, place in tree.ways(state):
+        for way, place in tree.tensor_paths(state):
             named = (NAMELESS, *way) if NAMELESS in self.by_name else way[1:]
             parameter = known.get((named[0], named[2])) if len(named) > 3 and named[1] == _STATE else None
             if parameter is not None:
@@ -144,15 +145,15 @@ class Optimizers:
             apart: ids of parameters that are left out.
         """
         if NAMELESS in self.by_name:
-            return _state_of(self.by_name[NAMELESS], apart)
-        return {_BY_NAME: {name: _state_of(optimizer, apart) for name, optimizer in self.by_name.items()}}
+            return _capture_state(self.by_name[NAMELESS], apart)
+        return {_BY_NAME: {name: _capture_state(optimizer, apart) for name, optimizer in self.by_name.items()}}
 
-    def differences(self, state: tree.Node) -> str:
+    def describe_difference(self, state: tree.Node) -> str:
         """Return in what a captured state is one of other optimizers, "" where their names are the same."""
-        theirs, mine = _names_in(state), sorted(self.by_name)
+        theirs, mine = _captured_names(state), sorted(self.by_name)
         if theirs == mine:
             return ""
-        return f"it has {_called(theirs)} where this job has {_called(mine)}"
+        return f"it has {_describe_names(theirs)} where this job has {_describe_names(mine)}"
 
     def adopt(self, value: dict[str, Any], apart: set[int]) -> None:
         """Take up a captured state as it is: `Optimizer.load_state_dict` would cast it to the parameters' dtype.
@@ -162,19 +163,19 @@ class Optimizers:
         """
         named = value if NAMELESS in self.by_name else value[_BY_NAME]
         for name, optimizer in self.by_name.items():
-            _adopt(optimizer, named if name == NAMELESS else named[name], apart, self._options[name])
+            _adopt_state(optimizer, named if name == NAMELESS else named[name], apart, self._options[name])
 
-    def kept_tensors(self, apart: set[int]) -> Iterator[torch.Tensor]:
+    def state_tensors(self, apart: set[int]) -> Iterator[torch.Tensor]:
         """Yield the tensors of the optimizers' state, which `adopt` replaces.
 
         Args:
             apart: ids of parameters that are left out.
         """
         for optimizer in self:
-            for parameter in _with_state(optimizer, apart):
+            for parameter in _parameters_with_state(optimizer, apart):
                 yield from (kept for kept in optimizer.state[parameter].values() if isinstance(kept, torch.Tensor))
 
-    def _check_apart(self) -> None:
+    def _check_disjoint(self) -> None:
         owner: dict[int, str] = {}
         for name, optimizer in self.by_name.items():
             for parameter in parameters_of(optimizer):
@@ -188,10 +189,10 @@ class Optimizers:
 
 def parameters_of(optimizer: Optimizer) -> list[Parameter]:
     """Return the parameters of an optimizer in the order of its groups, each once."""
-    return _distinct(optimizer.param_groups)
+    return _distinct_parameters(optimizer.param_groups)
 
 
-def said_unknown_in_group(parameter: torch.Tensor) -> str:
+def unknown_parameter_message(parameter: torch.Tensor) -> str:
     """Return the refusal of a parameter group with a parameter that the protected model does not have."""
     return (
         f"a parameter group added to the optimizer has a parameter of shape {tuple(parameter.shape)} that the model "
@@ -200,27 +201,27 @@ def said_unknown_in_group(parameter: torch.Tensor) -> str:
     )
 
 
-def listed(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     """Return names as they stand in a sentence."""
     return ", ".join(repr(name) for name in names)
 
 
-def needed_arguments(method: Any) -> list[str]:
+def required_arguments(method: Any) -> list[str]:
     """Return the names of a method's arguments, beside its object, that have no default."""
     _, *arguments = inspect.signature(method).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in arguments if one.default is inspect.Parameter.empty and one.kind not in kinds]
 
 
-def _distinct(groups: Iterable[dict[str, Any]]) -> list[Parameter]:
+def _distinct_parameters(groups: Iterable[dict[str, Any]]) -> list[Parameter]:
     return list(dict.fromkeys(parameter for group in groups for parameter in group["params"]))
 
 
-def _ids(groups: Mapping[str, Sequence[Sequence[Parameter]]]) -> dict[str, list[list[int]]]:
+def _parameter_ids(groups: Mapping[str, Sequence[Sequence[Parameter]]]) -> dict[str, list[list[int]]]:
     return {name: [[id(parameter) for parameter in group] for group in each] for name, each in groups.items() if each}
 
 
-def _chosen(group: dict[str, Any]) -> dict[str, object]:
+def _script_options(group: dict[str, Any]) -> dict[str, object]:
     scheduled = {"lr"} if "initial_lr" in group else set[str]()
     scheduled |= {"momentum", "betas"} if "max_momentum" in group else set()
     plain = (bool, int, float, str, tuple, type(None))
@@ -232,7 +233,7 @@ def _chosen(group: dict[str, Any]) -> dict[str, object]:
     }
 
 
-def _checked(name: str, optimizer: object) -> Optimizer:
+def _check_optimizer(name: str, optimizer: object) -> Optimizer:
     said = f"optimizer {name!r}" if name else "optimizer"
     if not isinstance(optimizer, Optimizer):
         raise BadInputError(
@@ -240,7 +241,7 @@ def _checked(name: str, optimizer: object) -> Optimizer:
             'optimizer={"generator": a, "critic": b}'
         )
     kind = type(optimizer)
-    if arguments := needed_arguments(kind.step):
+    if arguments := required_arguments(kind.step):
         raise BadInputError(
             f"{said} is a {kind.__name__}, whose step() needs a {arguments[0]}: it computes gradients several times a "
             "step, which no other worker would know of; use one that does without, such as AdamW"
@@ -257,7 +258,7 @@ def _checked(name: str, optimizer: object) -> Optimizer:
     return optimizer
 
 
-def _names_in(state: tree.Node) -> list[str]:
+def _captured_names(state: tree.Node) -> list[str]:
     """Return the names of the optimizers of a captured state, sorted."""
     for key, inner in state.items if isinstance(state, tree.Mapping) else ():
         if key == _BY_NAME and isinstance(inner, tree.Mapping):
@@ -265,11 +266,11 @@ def _names_in(state: tree.Node) -> list[str]:
     return [NAMELESS]
 
 
-def _called(names: list[str]) -> str:
-    return "one optimizer without a name" if names == [NAMELESS] else f"the optimizers {listed(names)}"
+def _describe_names(names: list[str]) -> str:
+    return "one optimizer without a name" if names == [NAMELESS] else f"the optimizers {format_names(names)}"
 
 
-def _state_of(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
+def _capture_state(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
     """Return an optimizer's state with parameters named by their order in the groups, as state_dict() does."""
     # A tensor such as the learning rate is cloned: the script may change it in place while the state is sent or saved.
     groups = [
@@ -288,13 +289,13 @@ def _state_of(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
     return {"groups": groups, _STATE: state}
 
 
-def _with_state(optimizer: Optimizer, apart: set[int]) -> list[torch.Tensor]:
+def _parameters_with_state(optimizer: Optimizer, apart: set[int]) -> list[torch.Tensor]:
     """Return the parameters that an optimizer has state of, also those that are no longer in any of its groups."""
     keys = [cast(object, key) for key in optimizer.state]
     return [key for key in keys if isinstance(key, torch.Tensor) and id(key) not in apart]
 
 
-def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int], protected: set[str]) -> None:
+def _adopt_state(optimizer: Optimizer, value: dict[str, Any], apart: set[int], protected: set[str]) -> None:
     """Replace an optimizer's options and state with received ones.
 
     Args:
@@ -319,7 +320,7 @@ def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int], protect
     parameters = parameters_of(optimizer)
     for group, saved in zip(groups, value["groups"], strict=True):
         group.update(saved)
-    for parameter in _with_state(optimizer, apart):
+    for parameter in _parameters_with_state(optimizer, apart):
         del optimizer.state[parameter]
     for number, state in value[_STATE].items():
         optimizer.state[parameters[number]] = state

@@ -17,16 +17,16 @@ import torch
 
 from holdfast.control.link.wire import TransferError, Wire
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.runtime.state.receive import Receipt
+from holdfast.runtime.state.receive import StateReceiver
 from holdfast.runtime.state.state import Manifest, StateView
-from holdfast.runtime.state.transfer import Push
+from holdfast.runtime.state.transfer import StateSender
 from holdfast.runtime.state.wire import PARCEL, Ticket
 
 #: to so many receivers a member sends at once
 AT_ONCE = 4
 
 
-class Cargo(Protocol):
+class ParcelContents(Protocol):
     """What one member sends and gets; others are named by their ranks."""
 
     @property
@@ -47,7 +47,7 @@ class Parcels:
 
     def __init__(
         self,
-        cargo: Cargo,
+        contents: ParcelContents,
         *,
         plan: GenerationPlan,
         worker: str,
@@ -67,7 +67,7 @@ class Parcels:
             midway: called in the midst of each stream's first chunk, at both ends.
             make_wire: what a connection is written and read by.
         """
-        self._cargo = cargo
+        self._contents = contents
         self._plan = plan
         self._worker = worker
         self._step = step
@@ -75,10 +75,10 @@ class Parcels:
         self._notify = notify
         self._midway = midway
         self._lock = threading.Lock()
-        self._waiting = [self._push(rank, make_wire) for rank in cargo.receivers]
-        self._pushes: list[Push] = []
+        self._waiting = [self._make_sender(rank, make_wire) for rank in contents.receivers]
+        self._senders: list[StateSender] = []
         self._left = len(self._waiting)
-        self._receipts: dict[int, Receipt] = {}
+        self._receivers: dict[int, StateReceiver] = {}
         self._aborted = self._taken = False
 
     @property
@@ -87,109 +87,109 @@ class Parcels:
         return self._left == 0
 
     @property
-    def awaits(self) -> bool:
+    def is_receiving(self) -> bool:
         """True while something comes here, until it is taken."""
-        return bool(self._cargo.senders) and not self._taken
+        return bool(self._contents.senders) and not self._taken
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True once all is here that was to come, or once that has become impossible."""
         with self._lock:
-            ended = [receipt.ended for receipt in self._receipts.values()]
-        return self._aborted or (len(ended) == len(self._cargo.senders) and all(ended))
+            ended = [receipt.has_ended for receipt in self._receivers.values()]
+        return self._aborted or (len(ended) == len(self._contents.senders) and all(ended))
 
     @property
     def nbytes(self) -> int:
         """How much has come here."""
-        return sum(receipt.nbytes for receipt in self._receipts.values())
+        return sum(receipt.nbytes for receipt in self._receivers.values())
 
     @property
     def seconds(self) -> float:
         """How long the slowest sender took for what came here."""
-        return max((receipt.seconds for receipt in self._receipts.values()), default=0.0)
+        return max((receipt.seconds for receipt in self._receivers.values()), default=0.0)
 
     def start(self) -> None:
         """Begin to send; returns at once."""
         for _ in range(min(AT_ONCE, len(self._waiting))):
-            self._next()
+            self._start_next()
 
     def abort(self) -> None:
         """Leave at once; what is not taken yet is void. Any thread; never blocks."""
         with self._lock:
             self._aborted = True
             self._waiting.clear()
-            under_way = [*self._pushes, *self._receipts.values()]
+            under_way = [*self._senders, *self._receivers.values()]
         for transfer in under_way:
             transfer.abort()
 
-    def ticket(self, sender: int) -> Ticket | None:
+    def make_ticket(self, sender: int) -> Ticket | None:
         """Return what a member shows that may send something here; None where this one has nothing to send."""
-        if sender not in self._cargo.senders:
+        if sender not in self._contents.senders:
             return None
         return Ticket(plan=self._plan, sender=self._plan.workers[sender], receiver=self._worker, kind=PARCEL)
 
-    def receipt(self, ticket: Ticket) -> Receipt | None:
+    def open_receiver(self, ticket: Ticket) -> StateReceiver | None:
         """A sender has shown who it is: return where its streams go, None where they come too late."""
         rank = self._plan.rank(ticket.sender)
         assert rank is not None
         with self._lock:
             if self._aborted:
                 return None
-            if rank not in self._receipts:
-                self._receipts[rank] = Receipt(
+            if rank not in self._receivers:
+                self._receivers[rank] = StateReceiver(
                     ticket=ticket,
-                    prepare=partial(self._cargo.prepare, rank),
+                    prepare=partial(self._contents.prepare, rank),
                     on_end=self._notify,
                     midway=self._midway,
                 )
-            return self._receipts[rank]
+            return self._receivers[rank]
 
-    def take(self) -> None:
+    def hand_over(self) -> None:
         """Hand over what has come.
 
         Raises:
             TransferError: some of it has not, or is of another step.
         """
         with self._lock:
-            receipts = dict(self._receipts)
-        for rank in self._cargo.senders:
+            receipts = dict(self._receivers)
+        for rank in self._contents.senders:
             if rank not in receipts:
                 raise TransferError("it was broken off")
             if (step := receipts[rank].result().step) != self._step:
                 raise TransferError(f"{self._plan.workers[rank]} has sent experts of step {step}, not of {self._step}")
         self._taken = True
         for rank, receipt in receipts.items():
-            self._cargo.on_received(rank, receipt.tensors)
-            receipt.let_go()
+            self._contents.on_received(rank, receipt.tensors)
+            receipt.release_tensors()
 
-    def _push(self, rank: int, make_wire: Callable[[socket.socket], Wire]) -> Push:
-        return Push(
+    def _make_sender(self, rank: int, make_wire: Callable[[socket.socket], Wire]) -> StateSender:
+        return StateSender(
             plan=self._plan,
             sender=self._worker,
             receivers=(self._plan.workers[rank],),
-            view=self._cargo.view(rank),
+            view=self._contents.view(rank),
             step=self._step,
             passed=(),
-            on_end=self._ended,
+            on_end=self._on_sender_ended,
             midway=self._midway,
             make_wire=make_wire,
             kind=PARCEL,
         )
 
-    def _next(self) -> None:
+    def _start_next(self) -> None:
         """Begin to send to one more receiver, if there is one left."""
         with self._lock:
             push = self._waiting.pop(0) if self._waiting else None
             if push is not None:
-                self._pushes.append(push)
+                self._senders.append(push)
         if push is not None:
             push.start()
 
-    def _ended(self, error: str, receiver: str) -> None:
+    def _on_sender_ended(self, error: str, receiver: str) -> None:
         if error:
             self._on_error(error, receiver)
             return
         with self._lock:
             self._left -= 1
-        self._next()
+        self._start_next()
         self._notify()

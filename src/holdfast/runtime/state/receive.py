@@ -49,7 +49,7 @@ MAX_PARCELS = 256
 MAX_WAITING = 16
 
 
-class Receipt:
+class StateReceiver:
     """One state on its way in. Threads of the inbox fill it, the training thread waits for it."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Receipt:
         prepare: Callable[[Manifest], list[torch.Tensor]],
         on_end: Callable[[], None],
         midway: Callable[[], None] = lambda: None,
-        after: Receipt | None = None,
+        after: StateReceiver | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         """Wait for streams.
@@ -105,7 +105,7 @@ class Receipt:
         return senders if self._failed_stream is None else (senders[self._failed_stream % len(senders)],)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True once everything is here, or once that has become impossible."""
         return bool(self._error) or self._done == self.ticket.streams
 
@@ -119,7 +119,7 @@ class Receipt:
             raise TransferError(self._error or "it has not ended")
         return self._header
 
-    def let_go(self) -> None:
+    def release_tensors(self) -> None:
         """Let go of the tensors: what is received is the state now, or of no use. This may be looked at for long."""
         with self._changed:
             self.tensors, self._flat = [], None
@@ -131,26 +131,26 @@ class Receipt:
             self._error = self._error or "it was broken off"
             self._changed.notify_all()
 
-    def wait_quiet(self, timeout_s: float = 2 * SILENCE_S) -> bool:
+    def wait_inactive(self, timeout_s: float = 2 * SILENCE_S) -> bool:
         """Wait until no thread writes to the tensors any more; return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._active == 0, timeout=timeout_s)
 
-    def stream(self, connection: socket.socket, wire: Wire, stream: int, claim: bytes) -> None:
+    def receive_stream(self, connection: socket.socket, wire: Wire, stream: int, claim: bytes) -> None:
         """Receive one stream, in the thread that calls this. The sender has shown who it is."""
         with self._changed:
             self._active += 1
         self._sockets.add(connection)
         error = ""
         try:
-            self._take(wire, stream, claim)
+            self._receive_chunks(wire, stream, claim)
         except (OSError, StateMismatchError, *MALFORMED) as problem:
             error = f"{problem or type(problem).__name__}"
         finally:
             self._sockets.remove(connection)
-        self._stream_ended(error, stream)
+        self._on_stream_ended(error, stream)
 
-    def _take(self, wire: Wire, stream: int, claim: bytes) -> None:
+    def _receive_chunks(self, wire: Wire, stream: int, claim: bytes) -> None:
         step, length, digest, manifest = CLAIM.unpack(claim)
         with self._changed:
             if stream in self._streams or (self._claim and self._claim != (step, manifest)):
@@ -158,7 +158,7 @@ class Receipt:
             self._streams.add(stream)
             self._claim = step, manifest
         if stream == 0:
-            self._open(_read_header(wire, step, length, digest, manifest))
+            self._prepare_tensors(_read_header(wire, step, length, digest, manifest))
         flat, streams = self._await_header(), self.ticket.streams
         for place, (start, size) in enumerate(stream_chunks(flat.nbytes, stream, self._chunk_bytes, streams=streams)):
             pieces = flat.pieces(start, size)
@@ -170,11 +170,11 @@ class Receipt:
                 raise TransferError(f"the checksum of bytes {start} to {start + size} is wrong: they were corrupted")
         wire.write(ACCEPTED)
 
-    def _open(self, header: Header) -> None:
+    def _prepare_tensors(self, header: Header) -> None:
         if self._after is not None:
-            if not self._after.wait_quiet():
+            if not self._after.wait_inactive():
                 raise TransferError("an earlier transfer does not end")
-            self._after.let_go()  # (it came to nothing, though the training thread may not have left it yet)
+            self._after.release_tensors()  # (it came to nothing, though the training thread may not have left it yet)
         self._after = None
         tensors = self._prepare(header.manifest)
         flat = FlatState(tensors)
@@ -191,17 +191,17 @@ class Receipt:
                 raise TransferError(self._error or "the header did not come")
             return self._flat
 
-    def _stream_ended(self, error: str, stream: int) -> None:
+    def _on_stream_ended(self, error: str, stream: int) -> None:
         with self._changed:
             self._active -= 1
             if error and not self._error:
                 self._error, self._failed_stream = error, stream
             elif not self._error and self._flat is not None:
                 if self._done + 1 == self.ticket.streams:
-                    self._flat.settle()
+                    self._flat.copy_staged()
                     self.seconds = time.monotonic() - self._started
                 self._done += 1
-            ended = self.ended
+            ended = self.has_ended
             self._changed.notify_all()
         if error:
             self._sockets.shut_all()
@@ -231,7 +231,7 @@ class StateInbox:
         host: str,
         *,
         admit: Callable[[Offer, float], Ticket | None],
-        open_receipt: Callable[[Ticket], Receipt | None],
+        open_receiver: Callable[[Ticket], StateReceiver | None],
         monotonic: Callable[[], float] = time.monotonic,
         make_wire: Callable[[socket.socket], Wire] = Wire,
     ) -> None:
@@ -246,7 +246,7 @@ class StateInbox:
         """
         self._make_wire = make_wire
         self._admit = admit
-        self._open_receipt = open_receipt
+        self._open_receiver = open_receiver
         places = {STATE: MAX_CONNECTIONS, PARCEL: MAX_PARCELS}
         self._slots = {kind: threading.BoundedSemaphore(count) for kind, count in places.items()}
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
@@ -271,22 +271,22 @@ class StateInbox:
             raise TransferError("this is not our protocol")
         offer = Offer(kind, generation, sender, stream)
         ticket = self._admit(offer, 0.0) or self._await_plan(connection, offer)
-        if ticket is None or stream not in ticket.mine:
+        if ticket is None or stream not in ticket.own_streams:
             raise TransferError(f"nobody is to send the state of generation {generation}")
         mine = secrets.token_bytes(NONCE)
-        wire.write(mine, ticket.tag("receiver", stream, theirs + mine))
+        wire.write(mine, ticket.make_proof("receiver", stream, theirs + mine))
         claim = wire.read(CLAIM.size)
         proof = wire.read(TAG)
-        if not hmac.compare_digest(proof, ticket.tag("sender", stream, theirs + mine, claim)):
+        if not hmac.compare_digest(proof, ticket.make_proof("sender", stream, theirs + mine, claim)):
             raise TransferError("the sender could not show who it is")
         self._reception.strangers.leave(connection)
         if not self._slots[kind].acquire(blocking=False):
             raise TransferError("more streams at a time than there are places")
         try:
-            receipt = self._open_receipt(ticket)
+            receipt = self._open_receiver(ticket)
             if receipt is None:
                 raise TransferError(f"the state of generation {generation} comes too late")
-            receipt.stream(connection, wire, stream, claim)
+            receipt.receive_stream(connection, wire, stream, claim)
         finally:
             self._slots[kind].release()
 

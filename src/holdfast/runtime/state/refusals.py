@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.dtensor.local import local_of
-from holdfast.runtime.state.optimizers import Optimizers, needed_arguments, parameters_of
+from holdfast.runtime.state.optimizers import Optimizers, parameters_of, required_arguments
 from holdfast.runtime.tensors import named_modules, uncompiled
 
 F = TypeVar("F")
@@ -62,13 +62,13 @@ def check_wrappers(model: torch.nn.Module, *, spread: bool) -> None:
     """
     for name, module in named_modules(model):
         said = f"module {name!r}" if name else "the model"
-        for kind in _kinds_of(module):
+        for kind in _torch_class_names(module):
             if kind in _REFUSED and not (kind == _FULLY_SHARDED and spread):
                 raise BadInputError(f"{said} is torch's {kind}: {_REFUSED[kind]}")
 
 
 def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.device, *, spread: bool) -> None:
-    if not spread and _SHARDED in (*_kinds_of(parameter), *_kinds_of(parameter.data)):
+    if not spread and _SHARDED in (*_torch_class_names(parameter), *_torch_class_names(parameter.data)):
         raise BadInputError(
             f"parameter {name!r} is a DTensor: every worker holds the whole model, so leave out what shards it "
             "(distribute_tensor, parallelize_module, fully_shard), or give "
@@ -106,7 +106,7 @@ def _check_memory(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
             )
 
 
-def _kinds_of(thing: object) -> list[str]:
+def _torch_class_names(thing: object) -> list[str]:
     """Return the names of those of an object's classes that are torch's."""
     return [kind.__name__ for kind in cast(type, type(thing)).__mro__ if kind.__module__.split(".")[0] == "torch"]
 
@@ -139,7 +139,7 @@ def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, follows:
             )
 
 
-def checked_function(after_apply: F) -> F:
+def check_function(after_apply: F) -> F:
     """Return what a script gives as its part of a step.
 
     Raises:
@@ -152,10 +152,10 @@ def checked_function(after_apply: F) -> F:
 
 def needs_metric(scheduler: LRScheduler) -> bool:
     """Return whether a scheduler's step needs to be told something: only the script knows what."""
-    return bool(needed_arguments(type(scheduler).step))
+    return bool(required_arguments(type(scheduler).step))
 
 
-def said_frozen(optimizers: Optimizers) -> str:
+def frozen_warning(optimizers: Optimizers) -> str:
     """Return a warning that names an optimizer whose parameters are all frozen, or "" if there is none."""
     for name, optimizer in optimizers.by_name.items():
         if not any(parameter.requires_grad for parameter in parameters_of(optimizer)):
@@ -166,7 +166,7 @@ def said_frozen(optimizers: Optimizers) -> str:
     return ""
 
 
-def said_untrained(model: torch.nn.Module, optimizers: Optimizers) -> str:
+def untrained_warning(model: torch.nn.Module, optimizers: Optimizers) -> str:
     """Return a warning of parameters that require a gradient and are in no optimizer, "" where there are none."""
     trained = {id(parameter) for parameter in optimizers.parameters}
     named = [uncompiled(name) for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained]

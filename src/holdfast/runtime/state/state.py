@@ -16,11 +16,18 @@ from msgspec.structs import replace
 from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.dtensor.local import SpreadAs, as_spread, is_spread, local_of, spread_in_words, spread_of
+from holdfast.runtime.dtensor.local import (
+    TensorPlacement,
+    is_dtensor,
+    local_of,
+    placement_of,
+    wrap_by_placement,
+    wrap_like,
+)
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
-from holdfast.runtime.state.memory import UsedMemory
-from holdfast.runtime.state.optimizers import Optimizers, said_unknown_in_group
+from holdfast.runtime.state.memory import ReusableMemory
+from holdfast.runtime.state.optimizers import Optimizers, unknown_parameter_message
 from holdfast.runtime.state.step_settings import StepSettings
 from holdfast.runtime.tensors import has_extra_state, named_modules, uncompiled
 
@@ -41,7 +48,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     placed: str = ""
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """What it is, as people would say it."""
         spread = f", spread as {self.placed}" if self.placed else ""
         return f"{self.dtype} of shape {self.whole or self.shape}{spread}{'' if self.host else ', on a device'}"
@@ -61,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     added_groups: dict[str, tuple[tuple[int, ...], ...]] = {}
 
     @property
-    def in_all_places(self) -> Manifest:
+    def global_manifest(self) -> Manifest:
         """What it says of all places of a unit: of tensors that are spread over them their global shapes."""
         specs = (replace(one, shape=one.whole if one.placed else one.shape, whole=()) for one in self.tensors)
         return replace(self, tensors=tuple(specs))
@@ -121,8 +128,8 @@ class TrainingState:
                 )
         self.watch = ExtraWatch(self.extra)
         #: the ways to what each of them has from the begin
-        self._first = {
-            name: {way for way, _ in tree.tensors_by_way(thing.state_dict(), f"extra[{name!r}]")}
+        self._initial_paths = {
+            name: {way for way, _ in tree.tensors_by_path(thing.state_dict(), f"extra[{name!r}]")}
             for name, thing in self.extra.items()
         }
         self._modules = named_modules(model)
@@ -134,7 +141,7 @@ class TrainingState:
         self._parameters = {uncompiled(name): p for name, p in named if id(p) not in self._apart}
         self._set_buffers = dict(buffers or {})
         #: what optimizers had, and have not any more: its memory is there
-        self._let_go: list[torch.Tensor] = []
+        self._recycled: list[torch.Tensor] = []
         self._check_optimizers()
         #: the settings before the step under way
         self.settings = StepSettings(self.optimizers, self._parameters.values())
@@ -152,13 +159,13 @@ class TrainingState:
         def take(name: str, tensor: torch.Tensor) -> int:
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 raise BadInputError(f"{name} is a {tensor.layout} tensor: state must be dense")
-            if is_spread(tensor):
+            if is_dtensor(tensor):
                 spread[len(tensors)] = tensor
-            specs.append(_spec(name, tensor))
+            specs.append(_make_spec(name, tensor))
             tensors.append(local_of(tensor).detach())
             return len(tensors) - 1
 
-        own = self.own()
+        own = self.model_tensors()
         for name, tensor in own:
             take(name, tensor)
         kept = self.optimizers.capture(self._apart)
@@ -173,16 +180,16 @@ class TrainingState:
             buffers=len(own) - len(self._parameters),
             optimizer=optimizer,
             extra=extra,
-            frozen=tuple(self.frozen()),
+            frozen=tuple(self.frozen_parameters()),
             added_groups=self._added_groups(),
         )
         return StateView(manifest=manifest, tensors=tensors, spread=spread)
 
-    def own(self) -> list[tuple[str, torch.Tensor]]:
+    def model_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Return the model's tensors that are state, by name: parameters first, then buffers."""
-        return [*self._parameters.items(), *self._buffers().items()]
+        return [*self._parameters.items(), *self._state_buffers().items()]
 
-    def frozen(self) -> dict[int, str]:
+    def frozen_parameters(self) -> dict[int, str]:
         """Return the parameters that do not require a gradient now: index -> name."""
         return {n: name for n, (name, one) in enumerate(self._parameters.items()) if not one.requires_grad}
 
@@ -207,11 +214,11 @@ class TrainingState:
             raise StateMismatchError("its added parameter groups name parameters or optimizers that do not exist here")
         return {name: [[known[n] for n in group] for group in groups] for name, groups in manifest.added_groups.items()}
 
-    def let_go(self, tensors: Iterable[torch.Tensor]) -> None:
+    def recycle_memory(self, tensors: Iterable[torch.Tensor]) -> None:
         """What an optimizer had is of no use: its memory is kept for the state that is received next."""
-        self._let_go = [local_of(tensor) for tensor in tensors]
+        self._recycled = [local_of(tensor) for tensor in tensors]
 
-    def prepare(self, manifest: Manifest, *, aside: bool = False) -> list[torch.Tensor]:
+    def prepare(self, manifest: Manifest, *, separate: bool = False) -> list[torch.Tensor]:
         """Return tensors to receive a state into: the model's own, and new ones for the optimizer's.
 
         Args:
@@ -220,7 +227,7 @@ class TrainingState:
         Raises:
             StateMismatchError: the state is that of another model, or lies beyond all bounds.
         """
-        own = self.own()
+        own = self.model_tensors()
         if len(manifest.tensors) > MAX_TENSORS:
             raise StateMismatchError(f"{len(manifest.tensors)} tensors are more than {MAX_TENSORS}")
         if (manifest.parameters, manifest.buffers) != (len(self._parameters), len(own) - len(self._parameters)):
@@ -230,26 +237,28 @@ class TrainingState:
             )
         if sorted(manifest.extra) != sorted(self.extra):
             raise StateMismatchError(f"it has extra {sorted(manifest.extra)} where this job has {sorted(self.extra)}")
-        if other := self.optimizers.differences(manifest.optimizer):
+        if other := self.optimizers.describe_difference(manifest.optimizer):
             raise StateMismatchError(other)
         self.added_parameters(manifest)
         if any(not 0 <= n < manifest.parameters for n in manifest.frozen or ()):
             raise StateMismatchError("it freezes parameters that do not exist here")
         trees = [manifest.optimizer, *manifest.extra.values()]
-        named = sorted(place for node in trees for place in tree.places(node))
+        named = sorted(place for node in trees for place in tree.tensor_places(node))
         if named != list(range(len(own), len(manifest.tensors))):
             raise StateMismatchError("its trees do not name each tensor once")
         targets: list[torch.Tensor] = []
         for spec, (name, tensor) in zip(manifest.tensors, own, strict=False):
-            if spec != _spec(name, tensor):
-                raise StateMismatchError(f"{name} is {_spec(name, tensor).in_words} here and {spec.in_words} there")
-            targets.append(_empty(spec, torch.device("cpu")) if aside else local_of(tensor).detach())
+            if spec != _make_spec(name, tensor):
+                raise StateMismatchError(
+                    f"{name} is {_make_spec(name, tensor).description} here and {spec.description} there"
+                )
+            targets.append(_allocate(spec, torch.device("cpu")) if separate else local_of(tensor).detach())
         device = self._device()
-        kept = [local_of(tensor) for tensor in self.optimizers.kept_tensors(self._apart)]
-        used = UsedMemory([] if aside else [*self._let_go, *kept], without=targets)
-        self._let_go = []
+        kept = [local_of(tensor) for tensor in self.optimizers.state_tensors(self._apart)]
+        used = ReusableMemory([] if separate else [*self._recycled, *kept], without=targets)
+        self._recycled = []
         for spec in manifest.tensors[len(own) :]:
-            targets.append(_empty(spec, device, used))
+            targets.append(_allocate(spec, device, used))
         return targets
 
     def adopt(self, manifest: Manifest, tensors: list[torch.Tensor]) -> None:
@@ -258,11 +267,11 @@ class TrainingState:
         Raises:
             StateMismatchError: the values do not fit the objects.
         """
-        self.watch.forget()
-        self._take_over(tensors)
+        self.watch.clear()
+        self._copy_received(tensors)
         try:
-            whole = self._spread_again(manifest, tensors)
-            self.optimizers.restore_added(self.added_parameters(manifest))
+            whole = self._restore_placement(manifest, tensors)
+            self.optimizers.restore_added_groups(self.added_parameters(manifest))
             self._restore_frozen(manifest.frozen)
             self.optimizers.adopt(tree.unpack(manifest.optimizer, whole), self._apart)
             for name, node in manifest.extra.items():
@@ -283,7 +292,7 @@ class TrainingState:
             if name not in self._set_buffers
         }
 
-    def not_a_number(self) -> str:
+    def find_nan(self) -> str:
         """Return the name of a parameter of the model that has a NaN in it, "" where none has.
 
         Whatever is read again from memory or a disk may be whole and have one all the same: then it is of no use.
@@ -310,53 +319,53 @@ class TrainingState:
         added = self.optimizers.added_groups()
         for parameter in (one for groups in added.values() for group in groups for one in group):
             if id(parameter) not in index:
-                raise BadInputError(said_unknown_in_group(parameter))
+                raise BadInputError(unknown_parameter_message(parameter))
         return {name: tuple(tuple(index[id(p)] for p in group) for group in groups) for name, groups in added.items()}
 
     @torch.no_grad()
-    def _take_over(self, tensors: list[torch.Tensor]) -> None:
+    def _copy_received(self, tensors: list[torch.Tensor]) -> None:
         """Copy what has come aside into the model's own tensors."""
-        for (_, own), came in zip(self.own(), tensors, strict=False):
+        for (_, own), came in zip(self.model_tensors(), tensors, strict=False):
             here = local_of(own)
             if came.data_ptr() != here.data_ptr():
                 here.copy_(came)
 
-    def _spread_again(self, manifest: Manifest, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _restore_placement(self, manifest: Manifest, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return what has come as what it was: tensors that were spread as one that is here are so again.
 
         Raises:
             ValueError: one is spread as none of these is.
         """
         here = [*self.capture().spread.values()] if any(spec.placed for spec in manifest.tensors) else []
-        spread = {spread_of(tensor): tensor for tensor in here}
+        spread = {placement_of(tensor): tensor for tensor in here}
         placed = {as_what.placed: tensor for as_what, tensor in spread.items()}  # (of whatever shape)
         found: list[torch.Tensor] = []
         for spec, tensor in zip(manifest.tensors, tensors, strict=True):
-            how = SpreadAs(spec.whole, spec.placed)
+            how = TensorPlacement(spec.whole, spec.placed)
             like = spread.get(how, placed.get(how.placed)) if how.placed else None
             # (what an optimizer makes for itself, such as a row's mean, may be cut as nothing else is)
-            again = as_spread(tensor, like, how.whole) if like is not None else tensor
-            again = spread_in_words(tensor, how, here) if how.placed and like is None else again
+            again = wrap_like(tensor, like, how.whole) if like is not None else tensor
+            again = wrap_by_placement(tensor, how, here) if how.placed and like is None else again
             if again is None:
                 raise ValueError(f"{spec.name} is spread as nothing that is here: {spec.placed}")
             found.append(again)
         return found
 
-    def made_late(self) -> str:
+    def find_late_tensor(self) -> str:
         """Return what of `extra` was made since, "" for nothing: a fresh process cannot know how that is spread.
 
         Of others it knows it by their like, which it has from the begin, or by the name of their parameter.
         """
-        own = self.own()
+        own = self.model_tensors()
         named, shapes = {name for name, _ in own}, {tuple(tensor.shape) for _, tensor in own if tensor.dim()}
         for name, thing in self.extra.items():
-            for way, tensor in tree.tensors_by_way(thing.state_dict(), f"extra[{name!r}]"):
-                known = way in self._first[name] or (way[-1:] and way[-1] in named)
-                if not known and (is_spread(tensor) or tuple(tensor.shape) in shapes):
+            for way, tensor in tree.tensors_by_path(thing.state_dict(), f"extra[{name!r}]"):
+                known = way in self._initial_paths[name] or (way[-1:] and way[-1] in named)
+                if not known and (is_dtensor(tensor) or tuple(tensor.shape) in shapes):
                     return f"extra[{name!r}]: {'.'.join(way)}"
         return ""
 
-    def _buffers(self) -> dict[str, torch.Tensor]:
+    def _state_buffers(self) -> dict[str, torch.Tensor]:
         return {uncompiled(name): self._set_buffers.get(name, buffer) for name, buffer in self.model.named_buffers()}
 
     def _device(self) -> torch.device:
@@ -368,7 +377,7 @@ class TrainingState:
         Raises:
             BadInputError: something has replaced one, which would never be trained.
         """
-        known = self._known()
+        known = self._known_ids()
         for name, parameter in self.model.named_parameters():
             if id(parameter) not in known:
                 raise BadInputError(
@@ -376,11 +385,11 @@ class TrainingState:
                     "parameters (fully_shard, parallelize_module) is to be called before the optimizer is made"
                 )
 
-    def _known(self) -> set[int]:
+    def _known_ids(self) -> set[int]:
         return {id(parameter) for parameter in self._parameters.values()} | self._apart
 
     def _check_optimizers(self) -> None:
-        known = self._known()
+        known = self._known_ids()
         if any(id(parameter) not in known for parameter in self.optimizers.parameters):
             raise BadInputError(
                 "the optimizer has parameters that are not the model's: protect the model it is for, and make it after "
@@ -388,16 +397,16 @@ class TrainingState:
             )
 
 
-def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
+def _make_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorSpec(name, dtype, tuple(local_of(tensor).shape), tensor.device.type == "cpu", *spread_of(tensor))
+    return TensorSpec(name, dtype, tuple(local_of(tensor).shape), tensor.device.type == "cpu", *placement_of(tensor))
 
 
-def _empty(spec: TensorSpec, device: torch.device, used: UsedMemory | None = None) -> torch.Tensor:
+def _allocate(spec: TensorSpec, device: torch.device, used: ReusableMemory | None = None) -> torch.Tensor:
     device = torch.device("cpu") if spec.host else device
     try:
         dtype = tree.dtype_of(spec.dtype)
-        found = used.take(spec.shape, dtype, device) if used is not None else None
+        found = used.pop_tensor(spec.shape, dtype, device) if used is not None else None
         return found if found is not None else torch.empty(spec.shape, dtype=dtype, device=device)
     except (ValueError, RuntimeError) as error:
         raise StateMismatchError(f"{spec.name}: {error}") from error

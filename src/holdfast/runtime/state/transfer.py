@@ -44,10 +44,10 @@ from holdfast.runtime.state.wire import (
 CONNECT_S = 5.0
 #: how often a sender tries to get a word in: strangers may keep it out until the receiver knows its plan, no longer
 PAUSE_S = 0.1
-INTRODUCTIONS = round(OFFER_WAIT_S / PAUSE_S)
+CONNECT_ATTEMPTS = round(OFFER_WAIT_S / PAUSE_S)
 
 
-class Push:
+class StateSender:
     """Sends this worker's state, or a part of it, to the members that lack it, in background threads."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Push:
         midway: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,
         make_wire: Callable[[socket.socket], Wire] = Wire,
-        introductions: int = INTRODUCTIONS,
+        connect_attempts: int = CONNECT_ATTEMPTS,
         kind: bytes = STATE,
     ) -> None:
         """Prepare.
@@ -90,7 +90,7 @@ class Push:
         self._midway = midway
         self._chunk_bytes = chunk_bytes
         self._make_wire = make_wire
-        self._introductions = introductions
+        self._connect_attempts = connect_attempts
         self._sockets = Sockets()
         self._aborted = threading.Event()
         self._lock = threading.Lock()
@@ -104,7 +104,9 @@ class Push:
     def start(self) -> None:
         """Begin; returns at once."""
         members = {member.worker: member for member in self._plan.members}
-        jobs = [(members[receiver], stream) for receiver in self._receivers for stream in self._ticket(receiver).mine]
+        jobs = [
+            (members[receiver], stream) for receiver in self._receivers for stream in self._ticket(receiver).own_streams
+        ]
         self._left = len(jobs)
         flat: list[FlatState] = []
         for member, stream in jobs:
@@ -155,7 +157,7 @@ class Push:
             self._on_end(*(self._errors[0] if self._errors else ("", "")))
 
     def _send(self, flat: FlatState, receiver: str, address: tuple[str, int], stream: int) -> None:
-        with self._introduced(receiver, address, stream) as wire:
+        with self._connect(receiver, address, stream) as wire:
             if stream == 0:
                 wire.write(self._header)
             streams = self._ticket(receiver).streams
@@ -171,15 +173,15 @@ class Push:
                 raise TransferError("it was refused")
 
     @contextlib.contextmanager
-    def _introduced(self, receiver: str, address: tuple[str, int], stream: int) -> Generator[Wire]:
+    def _connect(self, receiver: str, address: tuple[str, int], stream: int) -> Generator[Wire]:
         """Connect to the receiver, and yield a wire on which both sides have shown who they are."""
-        for left in reversed(range(self._introductions)):
+        for left in reversed(range(self._connect_attempts)):
             connection = socket.create_connection(address, timeout=CONNECT_S)
             self._sockets.add(connection)
             try:
                 wire = self._make_wire(connection)
                 try:
-                    self._introduce(wire, receiver, stream)
+                    self._authenticate(wire, receiver, stream)
                 except ClosedError:
                     # A crowd of strangers may have taken the place before it was our turn, or all where one may wait.
                     if not left or self._aborted.wait(PAUSE_S):
@@ -190,7 +192,7 @@ class Push:
             finally:
                 self._sockets.remove(connection)
 
-    def _introduce(self, wire: Wire, receiver: str, stream: int) -> None:
+    def _authenticate(self, wire: Wire, receiver: str, stream: int) -> None:
         ticket = self._ticket(receiver)
         generation, rank = self._plan.generation, self._plan.rank(self._sender) or 0
         mine = secrets.token_bytes(NONCE)
@@ -200,6 +202,6 @@ class Push:
             proof = wire.read(TAG)
         except (ConnectionResetError, BrokenPipeError) as error:
             raise ClosedError(str(error)) from None
-        if not hmac.compare_digest(proof, ticket.tag("receiver", stream, mine + theirs)):
+        if not hmac.compare_digest(proof, ticket.make_proof("receiver", stream, mine + theirs)):
             raise TransferError("the receiver could not show who it is")
-        wire.write(self._claim, ticket.tag("sender", stream, mine + theirs, self._claim))
+        wire.write(self._claim, ticket.make_proof("sender", stream, mine + theirs, self._claim))

@@ -14,7 +14,7 @@ from holdfast.errors import BadInputError
 
 _MAX_DEPTH = 32
 #: of the path to a value, in errors
-_SAID_OF_PATH = 120
+_MAX_PATH_CHARACTERS = 120
 
 
 class _Node(msgspec.Struct, frozen=True, array_like=True):
@@ -87,11 +87,11 @@ def pack(value: Any, place: Callable[[torch.Tensor], int] | None, where: str, de
     """
     if depth > _MAX_DEPTH:
         raise BadInputError(
-            f"{_said(where)} is nested deeper than {_MAX_DEPTH}, or holds itself: it cannot be sent to a joiner; make "
-            "it flatter"
+            f"{_shorten_path(where)} is nested deeper than {_MAX_DEPTH}, or holds itself: it cannot be sent to a "
+            "joiner; make it flatter"
         )
     if isinstance(value, torch.Tensor):
-        return _tensor(value, place, where)
+        return _pack_tensor(value, place, where)
     if isinstance(value, np.generic):
         value = cast(Any, value).item()
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
@@ -111,34 +111,34 @@ def pack(value: Any, place: Callable[[torch.Tensor], int] | None, where: str, de
     if type(value) in (dict, OrderedDict, Counter):
         pairs = cast(dict[Any, Any], value).items()
         return Mapping(kind, tuple(_pack_item(key, item, place, where, depth) for key, item in pairs))
-    raise _not_to_hold(kind, place, where)
+    raise _unsupported_type(kind, place, where)
 
 
-def _tensor(value: torch.Tensor, place: Callable[[torch.Tensor], int] | None, where: str) -> Place:
+def _pack_tensor(value: torch.Tensor, place: Callable[[torch.Tensor], int] | None, where: str) -> Place:
     if place is None:
-        raise _not_to_hold("tensor", place, where)
+        raise _unsupported_type("tensor", place, where)
     return Place(place(value))
 
 
-def _not_to_hold(kind: str, place: Callable[[torch.Tensor], int] | None, where: str) -> BadInputError:
+def _unsupported_type(kind: str, place: Callable[[torch.Tensor], int] | None, where: str) -> BadInputError:
     tensors = "" if place is None else "tensors, "
     return BadInputError(
-        f"{_said(where)} is a {kind}: the state may hold {tensors}numbers, strings, bytes, lists, tuples, sets and "
-        "mappings; leave out what is no state, and write down the rest in these"
+        f"{_shorten_path(where)} is a {kind}: the state may hold {tensors}numbers, strings, bytes, lists, tuples, "
+        "sets and mappings; leave out what is no state, and write down the rest in these"
     )
 
 
-def _said(where: str) -> str:
+def _shorten_path(where: str) -> str:
     """Return the path to a value, its middle left out where it is long."""
-    half = _SAID_OF_PATH // 2
-    return where if len(where) <= _SAID_OF_PATH else f"{where[:half]} ... {where[-half:]}"
+    half = _MAX_PATH_CHARACTERS // 2
+    return where if len(where) <= _MAX_PATH_CHARACTERS else f"{where[:half]} ... {where[-half:]}"
 
 
 def _pack_item(
     key: Any, item: Any, place: Callable[[torch.Tensor], int] | None, where: str, depth: int
 ) -> tuple[Any, Node]:
     if type(key) not in _KEYS:
-        raise BadInputError(f"{_said(where)} has the key {key!r}: keys must be numbers or strings")
+        raise BadInputError(f"{_shorten_path(where)} has the key {key!r}: keys must be numbers or strings")
     return key, pack(item, place, f"{where}[{key!r}]", depth + 1)
 
 
@@ -165,35 +165,35 @@ def unpack(node: Node, tensors: list[torch.Tensor]) -> Any:
             return _lookup(_MAPPINGS, node.kind)([(key, unpack(item, tensors)) for key, item in node.items])
 
 
-def places(node: Node) -> list[int]:
+def tensor_places(node: Node) -> list[int]:
     """Return the places of all tensors of a tree, in order."""
     match node:
         case Place():
             return [node.index]
         case Sequence():
-            return [place for item in node.items for place in places(item)]
+            return [place for item in node.items for place in tensor_places(item)]
         case Mapping():
-            return [place for _, item in node.items for place in places(item)]
+            return [place for _, item in node.items for place in tensor_places(item)]
         case _:
             return []
 
 
-def ways(node: Node, way: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+def tensor_paths(node: Node, way: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yield how each tensor of a tree is reached, keys and numbers from the outside in, with its place."""
     match node:
         case Place():
             yield way, node.index
         case Sequence():
             for number, item in enumerate(node.items):
-                yield from ways(item, (*way, str(number)))
+                yield from tensor_paths(item, (*way, str(number)))
         case Mapping():
             for key, item in node.items:
-                yield from ways(item, (*way, str(key)))
+                yield from tensor_paths(item, (*way, str(key)))
         case _:
             pass
 
 
-def tensors_by_way(value: Any, where: str) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+def tensors_by_path(value: Any, where: str) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
     """Yield the tensors of a value, each with how it is reached.
 
     Raises:
@@ -205,7 +205,7 @@ def tensors_by_way(value: Any, where: str) -> Iterator[tuple[tuple[str, ...], to
         found.append(tensor)
         return len(found) - 1
 
-    for way, place in ways(pack(value, take, where)):
+    for way, place in tensor_paths(pack(value, take, where)):
         yield way, found[place]
 
 

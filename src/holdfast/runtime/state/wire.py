@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from holdfast.protocol.plan import GenerationPlan, PassedSteps
-from holdfast.runtime.state.memory import directly_readable, host_bytes
+from holdfast.runtime.state.memory import host_bytes, is_directly_readable
 from holdfast.runtime.state.state import Manifest
 
 #: of each sender
@@ -69,12 +69,12 @@ class Ticket:
         return (self.sender,) if self.kind == PARCEL else self.plan.senders(self.receiver)
 
     @property
-    def mine(self) -> range:
+    def own_streams(self) -> range:
         """Which of them the sender has."""
         senders = self.senders
         return range(senders.index(self.sender), self.streams, len(senders))
 
-    def tag(self, role: str, stream: int, nonces: bytes, claim: bytes = b"") -> bytes:
+    def make_proof(self, role: str, stream: int, nonces: bytes, claim: bytes = b"") -> bytes:
         """Return the proof of one side of one stream."""
         text = "\0".join(
             (role, str(self.plan.term), str(self.plan.generation), self.sender, self.receiver, str(stream))
@@ -99,7 +99,7 @@ class FlatState:
         self.nbytes = 0
         for tensor in tensors:
             host = tensor
-            if not directly_readable(tensor):
+            if not is_directly_readable(tensor):
                 host = tensor.detach().cpu().contiguous()
                 if host.data_ptr() == tensor.data_ptr():
                     host = host.clone()
@@ -121,7 +121,7 @@ class FlatState:
             start, length, place = start + len(part), length - len(part), place + 1
         return found
 
-    def settle(self) -> None:
+    def copy_staged(self) -> None:
         """Copy what came into staging to where it belongs."""
         with torch.no_grad():
             for tensor, host in self._staged:

@@ -87,7 +87,7 @@ class Rehearsal:
         self._left.pop(0)
         self._gone += 1
         try:
-            self._workload.rehearse(LocalCommunicator())
+            self._workload.finish_shadow_step(LocalCommunicator())
         except (MemoryError, torch.OutOfMemoryError) as error:
             # (the dense part, and each expert that is to live here, may fit all the same: all experts of a model do
             # in no real world)
@@ -98,7 +98,7 @@ class Rehearsal:
         """Let go of gradients, and of what optimizers have begun to keep: what is received brings its own."""
         self._workload.state.settings.restore()
         for step in range(1, len(self._workload.updates.order) + 1):
-            self._workload.begin(step, ())
+            self._workload.start_step(step, ())
         gone: list[object] = []
         for optimizer, before in zip(self._workload.state.optimizers, self._kept, strict=True):
             for parameter in list(optimizer.state):
@@ -107,6 +107,6 @@ class Rehearsal:
                     gone.append(optimizer.state[parameter].pop(key))
                 if known is None:
                     del optimizer.state[parameter]
-        self._workload.state.let_go(thing for thing in gone if isinstance(thing, torch.Tensor))
+        self._workload.state.recycle_memory(thing for thing in gone if isinstance(thing, torch.Tensor))
         self._left = []
         self._generators.restore()

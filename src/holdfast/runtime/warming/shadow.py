@@ -32,7 +32,7 @@ class ShadowAttempt:
         self._workload = workload
         self._over = over
         self._micro_batches = range(min(MICRO_BATCHES, workload.micro_batches))
-        workload.begin(step, ())
+        workload.start_step(step, ())
         self.update = workload.update.name
         workload.loader.expect(iter([(step, number) for number in range(workload.micro_batches)]))
         shared.progress.at(Activity.WARMING)
@@ -52,12 +52,12 @@ class ShadowAttempt:
                 return
             self._shared.progress.at(Activity.WARMING)
             yield micro_batch
-            self._workload.note(micro_batch)
+            self._workload.keep_note(micro_batch)
         self.complete = True
 
     def load(self, micro_batch: int) -> Any:
         """Fetch a micro-batch, and seed everything for it."""
-        return self._workload.load(micro_batch)
+        return self._workload.load_micro_batch(micro_batch)
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
         """Add a micro-batch's gradients."""
@@ -80,7 +80,7 @@ class ShadowAttempt:
         Raises:
             BadInputError: it was.
         """
-        self._workload.state.watch.check()
+        self._workload.state.watch.check_unchanged()
 
     def settle(self) -> None:
         """The script wants it applied: it is gone through to its end, and undone."""

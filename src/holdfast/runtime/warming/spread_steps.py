@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from holdfast.runtime.dtensor.local import as_spread, is_spread, local_of
+from holdfast.runtime.dtensor.local import is_dtensor, local_of, wrap_like
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def _step_without_memory(optimizer: Optimizer) -> None:
 
 
 def _is_spread_here(parameter: torch.Tensor) -> bool:
-    return is_spread(parameter) and parameter.requires_grad and parameter.device.type == "cpu"
+    return is_dtensor(parameter) and parameter.requires_grad and parameter.device.type == "cpu"
 
 
 def _without_memory(parameter: torch.Tensor, kinds: dict[object, torch.nn.Parameter]) -> torch.nn.Parameter:
@@ -59,6 +59,6 @@ def _without_memory(parameter: torch.Tensor, kinds: dict[object, torch.nn.Parame
     kind = spread._spec, parameter.dtype
     if kind not in kinds:
         here = torch.empty_like(local_of(parameter).detach(), device="meta")
-        kinds[kind] = torch.nn.Parameter(as_spread(here, parameter))
-        kinds[kind].grad = as_spread(here, parameter)
+        kinds[kind] = torch.nn.Parameter(wrap_like(here, parameter))
+        kinds[kind].grad = wrap_like(here, parameter)
     return kinds[kind]

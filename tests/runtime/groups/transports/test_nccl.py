@@ -102,7 +102,7 @@ def test_a_reduction_of_nccls_own_is_one_call_per_bucket():
     communicator.adds_up = lambda input: True
     parameter = torch.nn.Parameter(torch.zeros(100, device="meta"))
     bucket = Bucket([parameter])
-    bucket.fill(communicator)
+    bucket.fill_buffer(communicator)
     communicator.wait(bucket.start_sums(communicator, 0))
     assert group.calls == [f"reduce_scatter {BLOCK} of {2 * BLOCK}, 7"]
 

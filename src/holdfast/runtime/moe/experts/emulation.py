@@ -1,8 +1,10 @@
 """An emulated accelerator: expert computation takes a stated time per token (DESIGN.md 4).
 
-Two cores cannot show load imbalance between ranks: whoever computes, all wait for the same cores. A rank that sleeps
-for the time that its tokens would take lets the others go on, so that the slowest rank's load decides, as it does where
-each rank has an accelerator of its own. A assignments on this rank, D model dimension.
+Ranks that share two cores cannot show load imbalance: all of them wait for the same cores. A rank that sleeps for the
+time of its tokens leaves the cores to the others. The slowest rank's load then decides, as if each rank had its own
+accelerator.
+
+Shape letters: A assignments on this rank, D model dimension.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ BACKWARD_FACTOR = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Emulation:
-    """Lets expert computation take at least so long: `seconds_per_token` forward, twice that backward.
+    """Slows expert computation down to `seconds_per_token` forward, and twice that backward.
 
-    The time that the computation really takes is part of it. now, sleep: of the clock, in seconds.
+    The time that the computation really takes is included.
     """
 
     seconds_per_token: float
+    #: the clock, in seconds
     now: Callable[[], float] = time.perf_counter
+    #: sleeps for a number of seconds
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         """Check the time.
 
         Raises:
-            BadInputError: it is negative or no number.
+            BadInputError: it is negative, infinite or NaN.
         """
         if not 0 <= self.seconds_per_token < float("inf"):
             raise BadInputError(
@@ -47,24 +51,24 @@ class Emulation:
         """Compute, forward now and backward later, no faster than stated.
 
         Args:
-            compute: is given the tokens and `more`.
+            compute: called with the tokens and `more`.
         """
         started = self.now()
         watch = _BackwardTimer(self, self.seconds_per_token * BACKWARD_FACTOR * tokens_AD.shape[0])
-        # The backward pass comes by behind the experts first.
+        # The backward pass reaches the output of the experts first.
         out_AD = apply(_AtBackward, compute(apply(_AtBackward, tokens_AD, watch.stop), *more), watch.start)
         self.sleep_until_elapsed(started, self.seconds_per_token * tokens_AD.shape[0])
         return out_AD
 
     def sleep_until_elapsed(self, started: float, seconds: float) -> None:
-        """Sleep for what is left of `seconds` from `started` on."""
+        """Sleep until `seconds` have passed since `started`."""
         left = started + seconds - self.now()
         if left > 0:
             self.sleep(left)
 
 
 class _BackwardTimer:
-    """When a backward pass began, and how long it is to take."""
+    """Measures a backward pass and sleeps until it has taken `seconds`."""
 
     def __init__(self, emulation: Emulation, seconds: float) -> None:
         self.started = 0.0
@@ -79,7 +83,7 @@ class _BackwardTimer:
 
 
 class _AtBackward(torch.autograd.Function):
-    """Passes rows on, and calls something when the backward pass comes by."""
+    """Returns its rows unchanged, and calls a function when the backward pass reaches it."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:

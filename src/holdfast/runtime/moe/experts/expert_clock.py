@@ -1,6 +1,8 @@
-"""How long the experts take for a token: measured while training, so that a new placement is weighed with real times.
+"""Measures how long the experts take per token, so that new placements are planned with real times.
 
-The forward pass is measured; the backward pass multiplies twice as much. A assignments on this rank, D model dimension.
+Only the forward pass is measured; the backward pass multiplies twice as much.
+
+Shape letters: A assignments on this rank, D model dimension.
 """
 
 from __future__ import annotations
@@ -13,21 +15,22 @@ import torch
 
 from holdfast.runtime.moe.experts.emulation import BACKWARD_FACTOR
 
-#: What a measurement still counts after the next one: the last hundred or so decide.
+#: Weight of all earlier measurements after each new one: about the last hundred count.
 _FADING = 0.99
 
 
 class ExpertClock:
-    """Measures expert computation; one for all layers of a worker.
+    """Measures expert computation; one clock for all layers of a worker.
 
-    now: seconds, of a clock that never goes back.
+    Args:
+        now: a monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._seconds = 0.0
         self._tokens = 0.0
-        #: on CUDA: before, after, and how many tokens
+        #: on CUDA: the events before and after each measured call, and its tokens
         self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
 
     @property
@@ -36,10 +39,10 @@ class ExpertClock:
         return (1.0 + BACKWARD_FACTOR) * self._seconds / self._tokens if self._tokens else 0.0
 
     def run(self, compute: Callable[..., torch.Tensor], tokens_AD: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        """Compute, and note how long it took; without tokens it is no experts' work.
+        """Compute, and measure the time; a call without tokens is not measured.
 
         Args:
-            compute: is given the tokens and `more`.
+            compute: called with the tokens and `more`.
         """
         if not tokens_AD.shape[0]:
             return compute(tokens_AD, *more)
@@ -53,7 +56,7 @@ class ExpertClock:
     def _run_on_device(
         self, compute: Callable[..., torch.Tensor], tokens_AD: torch.Tensor, *more: torch.Tensor
     ) -> torch.Tensor:
-        """The host does not wait for the device: what has passed there is read at a later call."""
+        """Measure by CUDA events, so that the host does not wait: a later call reads the times."""
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
         out_AD = compute(tokens_AD, *more)

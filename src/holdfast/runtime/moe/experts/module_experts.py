@@ -1,6 +1,8 @@
-"""Experts that are any modules: their parameters stacked row by row, the module called once for each expert's tokens.
+"""Experts that are any modules: parameters stacked row by row, one call of the module for each expert's tokens.
 
-For what the fast path (`stack.py`) does not know. R rows, D model dimension, A assignments, sorted by row.
+For experts that the fast path (`stack.py`) does not support.
+
+Shape letters: R rows, D model dimension, A assignments, sorted by row.
 """
 
 from __future__ import annotations
@@ -25,27 +27,27 @@ class ModuleExperts(ExpertStack):
     """Experts made by a factory."""
 
     def __init__(self, factory: ExpertFactory, dim: int, hidden: int, experts: int, *, seed: int, layer: int) -> None:
-        """Make all experts, each with torch's own randomness seeded by (seed, layer, expert).
+        """Make all experts, each with torch's randomness seeded by (seed, layer, expert).
 
         Raises:
-            BadInputError: the factory makes no modules, or some that have no parameters, have buffers, draw random
-                numbers, are not alike, or share parameters.
+            BadInputError: the factory does not make modules, or makes modules without parameters, with buffers, with
+                random numbers, with different parameters, or with shared ones.
         """
         if isinstance(factory, nn.Module) or not callable(factory):
             raise BadInputError(
-                f"expert is {_describe_object(factory)}: it must be what makes a module, called with (dim, hidden) for each "
-                "expert anew, such as a class"
+                f"expert is {_describe_object(factory)}: give a factory, such as a class, that is called with "
+                "(dim, hidden) for each expert and returns a module"
             )
         super().__init__(dim, experts)
         modules = [_make_expert(factory, dim, hidden, seed, layer, expert) for expert in range(experts)]
         values = [dict(module.named_parameters()) for module in modules]
         _check_modules(modules, values)
-        #: Of each of our parameters, where it belongs in a module.
+        #: the path of each stacked parameter within a module, by the name of the stack
         self._paths = {path.replace(".", "-"): path for path in values[0]}
         for name, path in self._paths.items():
             stack = torch.stack([parameters[path].detach() for parameters in values])
             self.register_parameter(name, nn.Parameter(stack))
-        #: One module without weights, for all rows (in a tuple: its parameters are none of ours).
+        #: One module without weights, for all rows. In a tuple, so that its parameters are not registered here.
         self._template = (modules[0].to("meta"),)
 
     def train(self, mode: bool = True) -> ModuleExperts:
@@ -75,9 +77,9 @@ class ModuleExperts(ExpertStack):
         (template,) = self._template
         out_nD = call_with(template, {path: weights[name][row] for name, path in self._paths.items()}, tokens_nD)
         if not isinstance(out_nD, torch.Tensor) or out_nD.shape != tokens_nD.shape:
-            told = tuple(out_nD.shape) if isinstance(out_nD, torch.Tensor) else type(out_nD).__name__
+            kind = tuple(out_nD.shape) if isinstance(out_nD, torch.Tensor) else type(out_nD).__name__
             raise BadInputError(
-                f"an expert ({type(template).__name__}) returned {told} for tokens of shape {tuple(tokens_nD.shape)}: "
+                f"an expert ({type(template).__name__}) returned {kind} for tokens of shape {tuple(tokens_nD.shape)}: "
                 "it must return a tensor of the same shape"
             )
         return out_nD
@@ -97,21 +99,25 @@ def _describe_object(given: object) -> str:
 
 
 def _check_modules(modules: Sequence[nn.Module], values: Sequence[dict[str, nn.Parameter]]) -> None:
-    """Refuse what cannot be stacked, or would not compute the same wherever it lives."""
+    """Refuse modules that cannot be stacked, or whose results would depend on the rank.
+
+    Raises:
+        BadInputError: a module is refused.
+    """
     first, name = modules[0], type(modules[0]).__name__
     if not values[0]:
         raise BadInputError(f"an expert ({name}) has no parameters: there is nothing to train")
     buffers = [buffer for buffer, _ in first.named_buffers()]
     if buffers:
         raise BadInputError(
-            f"an expert ({name}) has the buffer {buffers[0]!r}: all that an expert keeps must be parameters, which "
-            "move with it"
+            f"an expert ({name}) has the buffer {buffers[0]!r}: only parameters move with an "
+            "expert, so make it a parameter"
         )
     random = [type(module).__name__ for module in first.modules() if isinstance(module, _RANDOM)]
     if random:
         raise BadInputError(
-            f"an expert ({name}) draws random numbers ({random[0]}): what it computes would depend on where it lives; "
-            "put the layer in front of the experts or behind them"
+            f"an expert ({name}) draws random numbers ({random[0]}): its results would depend on its rank; "
+            "put the layer before or after the experts"
         )
     shapes = [{path: (p.shape, p.dtype) for path, p in parameters.items()} for parameters in values]
     for expert, own in enumerate(shapes):

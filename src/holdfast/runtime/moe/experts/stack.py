@@ -1,11 +1,11 @@
-"""Experts as rows of stacked weights: the parameters stay the same objects while experts come and go.
+"""Experts as rows of stacked weights: the parameters stay the same objects when experts move.
 
-`StackedExperts` is the fast path: two grouped multiplications for all experts at once. An FP8 path would sit in
-`grouped`: rows and matrices scaled and cast there, multiplied by torch's scaled grouped_mm. A Triton kernel that does
-what lies between the two multiplications in one pass over memory would sit in `StackedExperts.forward`.
+`StackedExperts` is the fast path: two grouped multiplications for all experts at once. An FP8 path would belong into
+`multiply_grouped`: scale and cast rows and matrices there, and multiply by torch's scaled grouped_mm. A Triton kernel
+that fuses the operations between the two multiplications would belong into `StackedExperts.forward`.
 
-R rows (room for experts on this rank), D model dimension, H hidden size, U what the first matrix makes (H, or 2 H where
-experts are gated), A assignments, sorted by row; X and Y the sides of any matrix.
+Shape letters: R rows (room for experts on this rank), D model dimension, H hidden size, U output size of the first
+matrix (H, or 2 H for gated experts), A assignments, sorted by row; X and Y the sides of any matrix.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ from holdfast.runtime.tensors import apply, integers, pieces
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
-#: grouped_mm wants every matrix row to begin at a multiple of this.
+#: grouped_mm requires every matrix row to start at a multiple of this.
 _ALIGNMENT_BYTES = 16
 _GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class ExpertStack(nn.Module, ABC):
-    """The experts of one layer that live on this rank.
+    """The experts of one layer on this rank.
 
-    Each of its parameters has one row per expert. Replicas of one expert share one row; rows not in use are zero.
+    Each parameter has one row per expert. Replicas of one expert share one row; unused rows are zero.
     """
 
     def __init__(self, dim: int, experts: int) -> None:
-        """Have all experts, in order; a subclass adds the parameters, `(experts, ...)` each.
+        """Start with all experts, in order; a subclass adds the parameters, `(experts, ...)` each.
 
         Args:
-            dim: of the tokens.
-            experts: how many there are in the whole job.
+            dim: the tokens' model dimension.
+            experts: number of experts in the whole job.
         """
         super().__init__()
         self.dim = dim
         self.experts = experts
-        #: Expert of each row, -1 for a row not in use.
+        #: expert of each row, -1 for an unused row
         self.row_experts: tuple[int, ...] = tuple(range(experts))
 
     @property
     def rows(self) -> int:
-        """How many experts there is room for."""
+        """The number of experts that fit."""
         return len(self.row_experts)
 
     @property
     def hosted(self) -> tuple[int, ...]:
-        """The experts that live here, ascending."""
+        """The experts on this rank, ascending."""
         return tuple(sorted(expert for expert in self.row_experts if expert >= 0))
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The weights' device."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The weights' dtype."""
         return next(self.parameters()).dtype
 
     def row(self, expert: int) -> int:
         """Return the row of an expert.
 
         Raises:
-            ValueError: it does not live here.
+            ValueError: the expert is not on this rank.
         """
         return self.row_experts.index(expert)
 
@@ -86,12 +86,12 @@ class ExpertStack(nn.Module, ABC):
 
         Args:
             tokens_AD: sorted by row.
-            row_ends_R: int32, where each row's tokens end.
+            row_ends_R: int32, the end of each row's tokens.
         """
 
 
 class StackedExperts(ExpertStack):
-    """Experts of two matrices with a function between them: plain, gated, with biases or without."""
+    """Experts with two matrices and a function between them: plain or gated, with or without biases."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class StackedExperts(ExpertStack):
         b2: nn.Parameter | None = None,
         outputs_first: bool = False,
     ) -> None:
-        """Take the weights of all experts over, as they are.
+        """Use the given weights of all experts, without a copy.
 
         Args:
             w1, w2: `(E, D, U)` and `(E, H, D)`.
-            between: turns `(A, U)` into `(A, H)`: an activation, or one that gates one half by the other (`gated`).
+            between: turns `(A, U)` into `(A, H)`: an activation, or a gated one (`gated_activation`).
             b1, b2: biases, `(E, U)` and `(E, D)`.
-            outputs_first: the matrices lie as in nn.Linear: `(E, U, D)` and `(E, D, H)`.
+            outputs_first: the matrices are stored as in nn.Linear: `(E, U, D)` and `(E, D, H)`.
 
         Raises:
             BadInputError: the shapes or dtypes do not fit each other.
@@ -121,15 +121,15 @@ class StackedExperts(ExpertStack):
         biased = (b1 is None or b1.shape == shape1[::2]) and (b2 is None or b2.shape == shape2[::2])
         given = {"w1": w1, "w2": w2} | {name: b for name, b in (("b1", b1), ("b2", b2)) if b is not None}
         if not fits or not biased or len({weight.dtype for weight in given.values()}) > 1:
-            told = ", ".join(f"{name} {tuple(weight.shape)} {weight.dtype}" for name, weight in given.items())
+            shapes = ", ".join(f"{name} {tuple(weight.shape)} {weight.dtype}" for name, weight in given.items())
             form = "(E, U, D) and (E, D, H)" if outputs_first else "(E, D, U) and (E, H, D)"
             raise BadInputError(
-                f"the experts' weights do not match: {told}; they must be {form}, with biases (E, U) and (E, D), all "
-                "of one dtype, where U is what goes into the function between them and H what comes out"
+                f"the experts' weights do not match: {shapes}; they must be {form}, with biases (E, U) and (E, D), all "
+                "of one dtype; U is the input size of the function between them, H its output size"
             )
         super().__init__(dim=shape1[1], experts=shape1[0])
         self.between = between
-        # In the order in which they are used, as models register them: optimizers number their state by it.
+        # Registered in the order of use, as models do it: optimizers number their state by this order.
         self.w1, self.b1, self.w2, self.b2 = w1, b1, w2, b2
         self._outputs_first = outputs_first
 
@@ -151,7 +151,10 @@ class StackedExperts(ExpertStack):
 
 
 def gated_activation(activation: Activation) -> Activation:
-    """Return what gates: the first half, activated, times the second (SwiGLU with F.silu: Shazeer, 2020)."""
+    """Return a function that multiplies the activated first half by the second half.
+
+    SwiGLU with F.silu: Shazeer, 2020.
+    """
 
     def between(both_A2H: torch.Tensor) -> torch.Tensor:
         gate_AH, up_AH = both_A2H.chunk(2, dim=-1)
@@ -163,31 +166,31 @@ def gated_activation(activation: Activation) -> Activation:
 def draw_experts(
     dim: int, hidden: int, experts: int, activation: Activation, *, gate: bool, seed: int, layer: int
 ) -> StackedExperts:
-    """Return experts of fresh weights, each a pure function of (seed, layer, expert) and the sizes.
+    """Return experts with fresh weights, each a pure function of (seed, layer, expert) and the sizes.
 
     Args:
         dim, hidden: D and H.
-        gate: they are gated: U is 2 H.
+        gate: gated experts: U is 2 H.
     """
     w1 = torch.empty(experts, dim, 2 * hidden if gate else hidden)
     w2 = torch.empty(experts, hidden, dim)
     for expert in range(experts):
         generator = expert_generator(seed=seed, layer=layer, expert=expert)
         for weight in (w1[expert], w2[expert]):
-            # Always drawn in float32 on the host, so that device and dtype make no other experts.
+            # Always drawn in float32 on the host, so that the weights do not depend on device and dtype.
             bound = weight.shape[0] ** -0.5
             weight.copy_(torch.empty(weight.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator))
     return StackedExperts(nn.Parameter(w1), nn.Parameter(w2), gated_activation(activation) if gate else activation)
 
 
 def expert_generator(*, seed: int, layer: int, expert: int) -> torch.Generator:
-    """Return the randomness of one expert's first weights: a pure function of these numbers, in any world."""
+    """Return the generator of one expert's first weights: a pure function of these numbers, in any world."""
     digest = hashlib.blake2b(struct.pack("<QQQ", seed % (1 << 64), layer, expert), digest_size=8, person=b"hf-expert")
     return torch.Generator().manual_seed(int.from_bytes(digest.digest(), "little") >> 1)
 
 
 def multiply_grouped(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-    """Multiply the tokens of each row with its matrix: `(A, X)` and `(R, X, Y)` give `(A, Y)`."""
+    """Multiply the tokens of each row by its matrix: `(A, X)` and `(R, X, Y)` give `(A, Y)`."""
     if tokens_AX.shape[0] and _supports_grouped_mm(weights_RXY):
         return apply(_ContiguousGrad, F.grouped_mm(tokens_AX, weights_RXY, offs=row_ends_R))
     return _multiply_one_by_one(tokens_AX, weights_RXY, integers(row_ends_R))
@@ -200,14 +203,17 @@ def _supports_grouped_mm(weights_RXY: torch.Tensor) -> bool:
 
 
 def _multiply_one_by_one(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
-    """What grouped_mm has no kernel for: float64, odd sizes; and no tokens at all: the weights still get zeros."""
+    """Multiply row by row, if grouped_mm has no kernel (float64, odd sizes) or there are no tokens.
+
+    Without tokens the weights still get zero gradients.
+    """
     sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     parts = zip(pieces(tokens_AX, sizes), weights_RXY.unbind(0), strict=True)
     return torch.cat([tokens_nX @ weight_XY for tokens_nX, weight_XY in parts])
 
 
 class _ContiguousGrad(torch.autograd.Function):
-    """grouped_mm's backward fails on an expanded gradient."""
+    """Makes the gradient contiguous, because grouped_mm's backward fails on an expanded one."""
 
     @staticmethod
     def forward(ctx: object, rows: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""From router logits, or from a recording, to the experts of each token and their weights."""
+"""Gates and fixed routings: from router logits, or a recording, to each token's experts and weights."""

@@ -1,6 +1,7 @@
-"""Balance without a loss: a bias on the gate's scores, moved at each step by how often each expert was chosen.
+"""Balance without a loss: a bias on the gate's scores, updated at each step by how often each expert was chosen.
 
-(Wang et al., 2024, Algorithm 1; DeepSeek-V3, 2.1.2.) The bias is a buffer of the gate, and so part of the state.
+Source: Wang et al., 2024, Algorithm 1; DeepSeek-V3, 2.1.2. The bias is a buffer of the gate, so it is part of the
+state.
 
 Axes: E experts.
 """
@@ -15,26 +16,26 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BalancingBias:
-    """A buffer of a gate that holdfast moves when a step is applied, and nobody else.
+    """A buffer of a gate that only holdfast changes, when a step is applied.
 
-    Choices are counted exactly, over all micro-batches of the step on all ranks; so the bias is the same everywhere, in
-    every bit.
+    Choices are counted exactly, over all micro-batches of the step on all ranks. So the bias is the same in every bit
+    on all ranks.
     """
 
     gate: nn.Module
-    #: The buffer's name in the gate: `(E,)`.
+    #: the buffer's name in the gate: `(E,)`
     name: str
-    #: By how much it moves at a step.
+    #: change of the bias at each step
     rate: float
 
     @torch.no_grad()
     def update(self, counts_E: torch.Tensor) -> None:
-        """Move towards experts that were chosen less often than the mean, and away from the others.
+        """Raise the bias of experts that were chosen less often than the mean, and lower the others.
 
         Args:
-            counts_E: choices in the whole step, whole numbers.
+            counts_E: choices in the whole step, integers.
         """
-        # In whole numbers: no mean that is rounded decides about a sign.
+        # Integers, so that a rounded mean cannot change a sign.
         lacking_E = (counts_E.sum() - counts_E * counts_E.numel()).sign()
         bias_E = self.gate.get_buffer(self.name)
         bias_E.add_(lacking_E.to(bias_E.device, bias_E.dtype), alpha=self.rate)

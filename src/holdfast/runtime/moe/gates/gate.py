@@ -1,4 +1,4 @@
-"""Gates: from the router's logits to the experts of each token, and their weights.
+"""Gates: from the router's logits to each token's experts and their weights.
 
 Shape letters: T tokens, E experts, K experts per token, G groups of experts.
 """
@@ -16,27 +16,28 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.moe.gates.balancing import BalancingBias
 from holdfast.runtime.options import check_real, check_whole
 
-#: What keeps a sum of scores that are all zero from being divided by (DeepSeek-V3).
+#: Added to a sum of scores before a division, because all scores may be zero (DeepSeek-V3).
 _TINY = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A gate's answer for the tokens of one micro-batch."""
+    """A gate's result for the tokens of one micro-batch."""
 
-    #: `(T, K)` int64, and their weights.
+    #: each token's experts, `(T, K)` int64
     experts: torch.Tensor
+    #: their weights, `(T, K)`
     weights: torch.Tensor
-    #: What is to be added to the loss, a scalar.
+    #: a scalar to add to the loss
     aux_loss: torch.Tensor
 
 
 class TopKGate(nn.Module):
-    """Scores all experts, and takes the K best.
+    """Scores all experts, and chooses the K best.
 
-    Any module can stand in its place that turns logits `(T, E)` into a `Choice`. Where its `balancing` is a
-    `BalancingBias`, holdfast moves that bias at each step; one that is to work with a fixed routing takes the chosen
-    experts as a second argument.
+    Any module that turns logits `(T, E)` into a `Choice` can replace it. If its `balancing` is a `BalancingBias`,
+    holdfast updates that bias at each step. A gate that supports fixed routing takes the chosen experts as a second
+    argument.
     """
 
     def __init__(
@@ -58,20 +59,20 @@ class TopKGate(nn.Module):
 
         Args:
             experts, top_k: E and K.
-            score: of an expert: its share of all (softmax), or its own (sigmoid: DeepSeek-V3).
-            normalise: let a token's weights sum to 1 (GShard). By default where K > 1: with one expert the weight
-                would be 1 whatever the score (Switch), and the gate would learn nothing.
+            score: an expert's share of all (softmax), or its own score (sigmoid: DeepSeek-V3).
+            normalise: scale a token's weights to a sum of 1 (GShard). The default is K > 1: with one expert the weight
+                would always be 1 (Switch), and the gate would learn nothing.
             scale: factor of the weights.
             groups: experts 0..E/G-1 are the first group, and so on.
-            groups_kept: a token's experts come from so many groups (DeepSeek-V2, -V3); all by default.
-            group_best: a group is as good as the sum of so many of its best experts (V2: 1, V3: 2).
+            groups_kept: number of groups from which a token's experts come (DeepSeek-V2, -V3); all by default.
+            group_best: number of best experts whose sum is a group's score (V2: 1, V3: 2).
             aux_loss: coefficient of the load-balancing loss (Switch, equation 4).
             z_loss: coefficient of the router's z-loss, the mean squared logsumexp of the logits (ST-MoE, equation 5).
-            bias_rate: balance without a loss instead (Wang et al., 2024; DeepSeek-V3): a bias on the scores, for the
-                choice alone, moves by so much at each step towards experts that are chosen less than the mean.
+            bias_rate: balance without a loss instead (Wang et al., 2024; DeepSeek-V3). At each step a bias, used for
+                the choice alone, moves by this much towards experts that are chosen less than the mean.
 
         Raises:
-            BadInputError: a number is none or out of range, or the groups do not divide the experts.
+            BadInputError: a number is invalid or out of range, or the groups do not divide the experts.
         """
         super().__init__()
         self.experts, self.top_k, self.score = experts, top_k, score
@@ -83,7 +84,7 @@ class TopKGate(nn.Module):
         self.normalise = top_k > 1 if normalise is None else normalise
         self.bias: torch.Tensor | None
         self.register_buffer("bias", torch.zeros(experts) if bias_rate else None)
-        #: What moves the bias; None without one.
+        #: Updates the bias; None without one.
         self.balancing = BalancingBias(gate=self, name="bias", rate=bias_rate) if bias_rate else None
 
     def _check(self, bias_rate: float) -> None:
@@ -112,14 +113,14 @@ class TopKGate(nn.Module):
                 raise BadInputError(f"{name} is {number}: it must be 0 or more, and the scale above 0")
 
     def forward(self, logits_TE: torch.Tensor, chosen_TK: torch.Tensor | None = None) -> Choice:
-        """Choose.
+        """Choose experts.
 
         Args:
-            logits_TE: of the router, in float32 or more.
-            chosen_TK: a choice made elsewhere (`routing.py`): then only the weights are the gate's.
+            logits_TE: the router's logits, in float32 or wider.
+            chosen_TK: a fixed choice (`routing.py`), for which the gate only computes the weights.
 
         Raises:
-            BadInputError: the logits are of another number of experts.
+            BadInputError: the logits are for another number of experts.
         """
         if logits_TE.shape[-1] != self.experts:
             raise BadInputError(f"TopKGate is for {self.experts} experts, but the router has {logits_TE.shape[-1]}")
@@ -150,7 +151,7 @@ class TopKGate(nn.Module):
         return scores_TE.topk(self.top_k, dim=-1).indices
 
     def _compute_balance_loss(self, scores_TE: torch.Tensor, chosen_TK: torch.Tensor) -> torch.Tensor:
-        """Switch's loss: E times the sum over experts of (share of assignments) x (mean share of the scores)."""
+        """Return Switch's loss: E times the sum over experts of (share of assignments) x (mean share of the scores)."""
         if self.aux_loss == 0.0 or chosen_TK.numel() == 0:
             return scores_TE.new_zeros(())
         if self.score == "sigmoid":
@@ -161,21 +162,21 @@ class TopKGate(nn.Module):
 
 
 def check_choice(choice: object, gate: nn.Module, *, tokens: int, top_k: int, experts: int) -> Choice:
-    """Return a gate's answer.
+    """Return a gate's result after checking it.
 
     Args:
-        tokens, top_k, experts: T, K and E, as they must be.
+        tokens, top_k, experts: the required T, K and E.
 
     Raises:
-        BadInputError: it has another shape, or names experts that there are not.
+        BadInputError: it has another shape, or names experts that do not exist.
     """
     name = type(gate).__name__
     if not isinstance(choice, Choice):
         raise BadInputError(f"the gate {name} returned a {type(choice).__name__}: it must return a holdfast.Choice")
     parts: dict[str, object] = {"experts": choice.experts, "weights": choice.weights, "an aux_loss": choice.aux_loss}
-    for what, part in parts.items():
+    for named, part in parts.items():
         if not isinstance(part, torch.Tensor):
-            raise BadInputError(f"the gate {name} returned {what} as {type(part).__name__}: it must be a tensor")
+            raise BadInputError(f"the gate {name} returned {named} as {type(part).__name__}: it must be a tensor")
     chosen, weights = choice.experts, choice.weights
     if not weights.is_floating_point():
         raise BadInputError(f"the gate {name} returned weights as {weights.dtype}: they must be floating-point numbers")
@@ -190,10 +191,10 @@ def check_choice(choice: object, gate: nn.Module, *, tokens: int, top_k: int, ex
 
 
 def check_expert_numbers(chosen_TK: torch.Tensor, gate: str, experts: int) -> None:
-    """Look at the numbers of the chosen experts.
+    """Check the numbers of the chosen experts.
 
     Raises:
-        BadInputError: they are no whole numbers, or there are no such experts.
+        BadInputError: they are not integers, or out of range.
     """
     if chosen_TK.dtype != torch.int64:
         raise BadInputError(f"the gate {gate} returned experts as {chosen_TK.dtype}: they must be torch.int64")

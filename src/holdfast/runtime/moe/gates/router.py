@@ -1,4 +1,7 @@
-"""The router: one logit per token and expert. T tokens, D model dimension, E experts."""
+"""The router: one logit per token and expert.
+
+Shape letters: T tokens, D model dimension, E experts.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from holdfast.runtime.options import check_real
 
 
 class Router(nn.Module):
-    """A matrix; what gates make a choice of is `tokens @ weight.T`."""
+    """A matrix; its logits `tokens @ weight.T` are the input of the gate."""
 
     def __init__(self, dim: int, experts: int, *, jitter: float, generator: torch.Generator) -> None:
         """Draw the weights.
 
         Args:
-            jitter: while training, tokens are multiplied by noise from 1 - jitter to 1 + jitter (Switch, 2.2).
+            jitter: during training, tokens are multiplied by noise between 1 - jitter and 1 + jitter (Switch, 2.2).
 
         Raises:
-            BadInputError: the jitter is no number, below 0, or not below 1.
+            BadInputError: the jitter is not a number from 0 to below 1.
         """
         check_real(jitter=jitter)
         if not 0 <= jitter < 1:
@@ -33,10 +36,10 @@ class Router(nn.Module):
             self.weight.normal_(0.0, dim**-0.5, generator=generator)
 
     def forward(self, tokens_TD: torch.Tensor, stream: int = 0) -> torch.Tensor:
-        """Return the logits, `(T, E)`, in float32 at least: half precision would send tokens to other experts.
+        """Return the logits, `(T, E)`, in float32 or wider: half precision would send tokens to other experts.
 
         Args:
-            stream: the seed of the noise (`jitter_stream`).
+            stream: seed of the noise (`jitter_stream`).
         """
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         with torch.autocast(tokens_TD.device.type, enabled=False):
@@ -46,16 +49,16 @@ class Router(nn.Module):
             return F.linear(tokens_TD, self.weight.to(dtype))
 
     def _draw_noise(self, tokens_TD: torch.Tensor, stream: int) -> torch.Tensor:
-        # On the host: a device's own generator would draw others.
+        # Drawn on the host: a device's generator would draw other numbers.
         generator = torch.Generator().manual_seed(stream)
         noise_TD = torch.empty(tokens_TD.shape).uniform_(1 - self.jitter, 1 + self.jitter, generator=generator)
         return noise_TD.to(tokens_TD)
 
 
 def jitter_stream(seed: int, step: int, micro_batch: int, layer: int, part: int = 0) -> int:
-    """Return the seed of a layer's noise in one micro-batch: the same whenever, and by whomever, it is computed.
+    """Return the seed of a layer's noise in one micro-batch, which does not depend on the rank or the attempt.
 
     Args:
-        part: of the micro-batch's samples, where several places of a unit share them out.
+        part: part of the micro-batch's samples, if several local ranks of a replica group share them.
     """
     return stream_seed(stream_seed(seed, step, micro_batch, part), layer, 0) >> 1

@@ -1,6 +1,8 @@
-"""Fixed routing: which experts a token goes to as a pure function of (step, micro-batch, position).
+"""Fixed routing: a token's experts as a pure function of (step, micro-batch, position).
 
-With it, two runs on different worlds differ by rounding only: no gate decision can flip. T tokens, E experts.
+With fixed routing, two runs on different worlds differ only by rounding: no gate decision can flip.
+
+Shape letters: T tokens, E experts.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from holdfast.runtime.tensors import from_array
 
 
 class Routing(Protocol):
-    """A source of assignments that replaces the gate's choice (not its weights)."""
+    """A source of assignments that replaces the gate's choice, but not its weights."""
 
     def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:
         """Return the experts of each token, `(T, top_k)` int64, all different within a row."""
@@ -25,14 +27,14 @@ class Routing(Protocol):
 
 
 class RecordedRouting:
-    """Assignments read from a table; each (step, micro-batch) starts at its own place and runs on, round and round."""
+    """Assignments from a table; each (step, micro-batch) starts at its own row and wraps around."""
 
     def __init__(self, table: ArrayLike, *, seed: int = 0) -> None:
-        """Take the table.
+        """Check and keep the table.
 
         Args:
             table: recorded experts, `(R, top_k)` integers; a row's experts are all different.
-            seed: of the starting places.
+            seed: of the starting rows.
 
         Raises:
             BadInputError: the table has another shape, or a row names an expert twice.
@@ -56,16 +58,16 @@ class RecordedRouting:
 
 
 def routing_from_loads(loads: ArrayLike, top_k: int, *, rows: int = 4096, seed: int = 0) -> RecordedRouting:
-    """Return a routing whose experts come up in proportion to recorded loads.
+    """Return a routing that chooses experts in proportion to recorded loads.
 
     Args:
         loads: tokens per expert of one layer, `(E,)`, not negative.
         top_k: experts per token.
-        rows: length of the table drawn.
+        rows: length of the drawn table.
         seed: of the draw.
 
     Raises:
-        BadInputError: the loads are no such numbers, or fewer than top_k.
+        BadInputError: the loads are invalid, or fewer than top_k.
     """
     weights = np.asarray(loads, dtype=np.float64)
     if weights.ndim != 1 or weights.size < top_k or not np.isfinite(weights).all() or (weights < 0).any():

@@ -1,6 +1,8 @@
-"""Routing that follows a recorded trace: the gate's decisions of a real training run, as in Lazarus 6.1.
+"""Routing that follows a recorded trace: the gate decisions of a real training run, as in Lazarus 6.1.
 
-The trace holds tokens per expert, `tokens[iteration, layer, expert]`, and the iterations' numbers. T tokens, E experts.
+The trace contains tokens per expert, `tokens[iteration, layer, expert]`, and the iterations' numbers.
+
+Shape letters: I iterations, L layers, T tokens, E experts.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ _LAYER_STREAM = 1_000_003
 class TraceRouting:
     """Draws each token's experts from the loads of one layer; see `Routing`.
 
-    A micro-batch's experts are a pure function of (seed, step, micro-batch, layer): one that is done again after a
-    failure goes to the same experts, whoever computes it.
+    A micro-batch's experts are a pure function of (seed, step, micro-batch, layer). So a micro-batch that is repeated
+    after a failure, on any rank, goes to the same experts.
     """
 
     def __init__(
         self, loads: NDArray[np.float64], iterations: NDArray[np.int64], top_k: int, *, seed: int, stride: float
     ) -> None:
-        """Take one layer's loads `(I, E)`; `RoutingTrace.layer` checks and makes it."""
+        """Use one layer's loads `(I, E)`; `RoutingTrace.layer_routing` checks and passes them."""
         self._iterations = iterations
         self._top_k = top_k
         self._seed = seed
         self._stride = stride
-        # The Gumbel trick draws without replacement, in proportion to the loads; an expert without load comes last.
+        # The Gumbel trick draws without replacement, in proportion to the loads. Experts without load are drawn last.
         with np.errstate(divide="ignore"):
             self._log_loads = np.log(loads)
 
@@ -51,7 +53,7 @@ class RoutingTrace:
     """A checked trace."""
 
     def __init__(self, tokens: ArrayLike, iterations: ArrayLike, *, name: str = "the routing trace") -> None:
-        """Check and take a trace.
+        """Check and keep a trace.
 
         Args:
             tokens: per iteration, layer and expert, `(I, L, E)`, not negative.
@@ -59,7 +61,7 @@ class RoutingTrace:
             name: for error messages.
 
         Raises:
-            BadInputError: the numbers are no such trace.
+            BadInputError: the arrays are not a valid trace.
         """
         loads, numbers = np.asarray(tokens), np.asarray(iterations)
         if loads.ndim != 3 or loads.size == 0 or not np.issubdtype(loads.dtype, np.number):
@@ -72,8 +74,8 @@ class RoutingTrace:
         self._loads = loads.astype(np.float64)
         bad = ~np.isfinite(self._loads) | (self._loads < 0)
         if bad.any():
-            where = tuple(int(index) for index in np.argwhere(bad)[0])
-            raise BadInputError(f"{name}: tokens[{', '.join(map(str, where))}] is {loads[where]}: it must be 0 or more")
+            place = tuple(int(index) for index in np.argwhere(bad)[0])
+            raise BadInputError(f"{name}: tokens[{', '.join(map(str, place))}] is {loads[place]}: it must be 0 or more")
         self._iterations = numbers.astype(np.int64)
         if (np.diff(self._iterations) <= 0).any():
             raise BadInputError(f"{name}: iterations must ascend")
@@ -81,10 +83,10 @@ class RoutingTrace:
 
     @classmethod
     def read(cls, path: Path) -> RoutingTrace:
-        """Read a `.npz` with `tokens` and `iterations`.
+        """Read a `.npz` file with `tokens` and `iterations`.
 
         Raises:
-            BadInputError: the file cannot be read, or is no trace.
+            BadInputError: the file cannot be read, or does not contain a trace.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
@@ -94,14 +96,14 @@ class RoutingTrace:
                 return cls(arrays["tokens"], arrays["iterations"], name=str(path))
         except BadInputError:
             raise
-        except (OSError, ValueError, AttributeError, EOFError) as error:  # what np.load raises for other files
+        except (OSError, ValueError, AttributeError, EOFError) as error:  # np.load raises these for other files
             raise BadInputError(f"{path} cannot be read as a routing trace (.npz): {error}") from None
 
     def check_model(self, layers: int, experts: int) -> None:
-        """Refuse a model that the trace does not fit; of more layers than the model has, the first ones count.
+        """Refuse a model that the trace does not fit; a trace may have more layers than the model.
 
         Raises:
-            BadInputError: other experts, or too few layers.
+            BadInputError: another number of experts, or too few layers.
         """
         _, recorded_layers, recorded_experts = self._loads.shape
         if recorded_experts != experts or recorded_layers < layers:
@@ -111,7 +113,7 @@ class RoutingTrace:
             )
 
     def layer_loads(self, layer: int) -> NDArray[np.float64]:
-        """Return the recorded loads of a layer, `(I, E)`; an iteration without any token counts as uniform."""
+        """Return the recorded loads of a layer, `(I, E)`; an iteration without tokens counts as uniform."""
         loads = self._loads[:, layer]
         return np.where(loads.sum(axis=1, keepdims=True) > 0, loads, 1.0)
 
@@ -121,7 +123,7 @@ class RoutingTrace:
         Args:
             top_k: experts per token.
             seed: of the draw.
-            stride: recorded iterations that pass in one step of the model; the nearest recorded one counts.
+            stride: recorded iterations per step of the model; the nearest recorded iteration is used.
 
         Raises:
             BadInputError: the trace has no such layer, fewer experts than top_k, or the stride is not positive.

@@ -1,1 +1,1 @@
-"""The experts that a worker holds: their weights and optimizer state, their moves, their gradients."""
+"""The experts on a worker: their weights and optimizer state, migrations, gradients, and checkpoints."""

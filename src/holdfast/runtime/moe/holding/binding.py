@@ -1,4 +1,4 @@
-"""All MoE layers of a model at once: bind them, and say what the job must know about them."""
+"""Functions for all MoE layers of a model: bind them to a group, and list the dense parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.moe.layer.token_exchange import Channel
 
-#: Tokens out, results back, and the gradients of both.
+#: Tokens, results, and the gradients of both.
 EXCHANGES_PER_LAYER = 4
 
 
@@ -25,14 +25,14 @@ def bind_layers(
     Args:
         layers: in the order of registration (`moe_layers`).
         comm: the group of all members.
-        placement: per layer and rank; the experts must be here already.
-        scheme: how surplus tokens find free capacity; by default each layer's own.
+        placement: per layer and rank; the experts must already be on their ranks.
+        scheme: matches surplus tokens with free capacity; by default each layer's own scheme.
 
     Returns:
-        The state that the layers share: tell it what begins, and ask it whether the step is void.
+        The state that the layers share: the caller starts micro-batches there, and checks whether the step is void.
 
     Raises:
-        ValueError: the placement fits neither the group nor what is here.
+        ValueError: the placement does not fit the group, or the experts on this rank.
     """
     exchanges = EXCHANGES_PER_LAYER * len(layers) if comm.size > 1 else 0
     state = StepState(layers=max(len(layers), 1), expected_exchanges=exchanges)
@@ -43,6 +43,6 @@ def bind_layers(
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that are the same on every rank: all but the experts'."""
+    """Return the parameters that are the same on every rank: all except those of experts."""
     experts = {id(weight) for layer in moe_layers(model) for weight in layer.experts.weights().values()}
     return [parameter for parameter in model.parameters() if id(parameter) not in experts]

@@ -1,7 +1,7 @@
-"""How often the gates chose each expert in a step: counted here, summed in the reduction, used inside apply.
+"""Number of choices of each expert in a step: counted here, summed in the reduction, used in apply.
 
-Whole numbers from end to end, so that their sum is exact whoever adds them in whatever order, and the biases that
-follow from it are the same on every rank, in every bit, after every recovery.
+All numbers are integers, so their sum does not depend on the order of ranks. The biases that follow from it are the
+same in every bit on every rank, also after a recovery.
 
 Axes: E experts.
 """
@@ -17,17 +17,17 @@ from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.moe.gates.balancing import BalancingBias
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.moe.layer.rounds import StepState
-from holdfast.runtime.reduction.squares import Reduced
+from holdfast.runtime.reduction.squares import GradientSummary
 from holdfast.runtime.tensors import integers, pieces
 
 
 class RoutingChoices:
-    """The choices of all layers whose gates are balanced by a bias; reduced beside the gradients."""
+    """The choices of all layers that balance by a bias; reduced together with the gradients."""
 
-    everywhere = True
+    over_all_workers = True
 
     def __init__(self, layers: Sequence[ExpertLayer], state: StepState) -> None:
-        """Count what the layers note in their state."""
+        """Read the counts of the layers from their shared state."""
         self._biases: dict[int, tuple[BalancingBias, int]] = {
             number: (layer.balancing, layer.experts.experts)
             for number, layer in enumerate(layers)
@@ -36,25 +36,25 @@ class RoutingChoices:
         self._state = state
         self._totals: dict[int, torch.Tensor] = {}
 
-    def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
-        """Sum the choices of all ranks; `scale` is for gradients. All ranks must call it.
+    def reduce_scatter(self, comm: Communicator, scale: float) -> GradientSummary:
+        """Sum the choices of all ranks; `scale` is only for gradients. All ranks must call it.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local choices are intact.
         """
         if self._biases:
             mine = [count for layer in self._biases for count in self._local_counts(layer)]
-            # (float64 on the wire: exact up to 2**53, as everything that is counted in v)
+            # Sent as float64, which is exact up to 2**53, like all counts in the step result.
             total = torch.tensor(finish_sums(start_sums(comm, mine, "routing choices")), dtype=torch.int64)
             sizes = [experts for _, experts in self._biases.values()]
             self._totals = dict(zip(self._biases, pieces(total, sizes), strict=True))
-        return Reduced()
+        return GradientSummary()
 
     def all_gather(self, comm: Communicator, factor: float) -> None:
-        """Nothing is left to do: the sums are everywhere already, and are not clipped."""
+        """Do nothing: every rank has the sums already, and they are not clipped."""
 
     def use_reduced(self) -> None:
-        """Move the biases by the whole step's choices; once, inside apply."""
+        """Update the biases by the whole step's choices; called once, in apply."""
         for layer, total_E in self._totals.items():
             self._biases[layer][0].update(total_E)
         self._totals = {}

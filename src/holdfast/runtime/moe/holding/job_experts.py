@@ -1,6 +1,7 @@
-"""The experts of one worker through a job's life: their weights, their moves, and their part of each step.
+"""The experts of one worker during a job: their weights, their migrations, and their part of each step.
 
-Which count as held, and when they may go, is decided by `coordination.holding`; here is what lies in memory.
+`coordination.experts.holding` decides which experts count as held, and when they may be dropped. This module manages
+their memory.
 
 Axes: L layers, E experts, N ranks.
 """
@@ -37,22 +38,22 @@ from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers, ser
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.state.memory import host_bytes
 
-#: A step's loads count half after this share of the window: their mean age is then that in a sum over the window.
+#: A step's loads count half after this share of the window. Their mean age is then that of a plain sum over the window.
 HALF_LIFE_OF_WINDOW = 0.35
 #: Reports of the loads in a window.
 REPORTS_PER_WINDOW = 20
-#: elements of each weight of each expert by which workers see whether they have made the same
-_LOOKED_AT = 16
+#: elements of each weight of each expert that workers compare
+_COMPARED_ELEMENTS = 16
 
 
 class JobExperts:
-    """All experts that live here, and what they do in a step."""
+    """All experts on this worker, and their work in a step."""
 
     def __init__(self, layers: Sequence[ExpertLayer], optimizer: Optimizer | None, *, seed: int = 0) -> None:
-        """Hold all experts, as a script has made them; work alone until `take_up`.
+        """Start with all experts, as the script made them, and work alone until `enter_generation`.
 
         Args:
-            optimizer: the one that steps them; None for none.
+            optimizer: the one that steps the experts, or None.
             seed: of the job.
 
         Raises:
@@ -70,10 +71,11 @@ class JobExperts:
         self._seed = seed
         self._comm: Communicator
         self._placement: Placement
-        #: the experts that travel beside the step under way, None for none; and where all live once it is applied
+        #: the migration during the step in progress, or None
         self.migration: BackgroundMigration | None = None
+        #: the placement after that step
         self._next_placement: NextPlacement | None = None
-        #: the gradients of the next step are to lie in other rows
+        #: whether the next step needs new gradient buffers, because experts have changed their rows
         self._rebind = False
         self._window = LOADS_WINDOW
         self._clock = ExpertClock()
@@ -83,7 +85,7 @@ class JobExperts:
         self._bind(LocalCommunicator(), place_everywhere([self.experts] * len(layers), 1))
 
     def shape(self, slots: int) -> ExpertShape:
-        """Return what the coordinator must know.
+        """Return the number of layers, experts and slots for the coordinator.
 
         Args:
             slots: of this node, per layer.
@@ -91,19 +93,20 @@ class JobExperts:
         return ExpertShape(layers=len(self.layers), experts=self.experts, slots=slots)
 
     def fingerprint(self) -> str:
-        """Return a hash of the beginning of each expert's weights, as hexadecimal digits.
+        """Return a hash of the first elements of each expert's weights, as hexadecimal digits.
 
-        Fresh experts are nowhere sent: where workers have made others, copies of one would differ from the first step.
+        Fresh experts are not sent to other workers. If workers made different ones, the copies of an expert would
+        differ from the first step.
         """
         digest = hashlib.blake2b(digest_size=8)
         for layer in self.layers:
             for weight in layer.experts.weights().values():
-                digest.update(host_bytes(weight.flatten(1)[:, :_LOOKED_AT]))
+                digest.update(host_bytes(weight.flatten(1)[:, :_COMPARED_ELEMENTS]))
         return digest.hexdigest()
 
     @property
     def void(self) -> Exception | None:
-        """Why the step under way is void, None while it is not."""
+        """The reason why the step in progress is void, or None."""
         return self.state.void
 
     # ---- entering a generation ----
@@ -116,22 +119,22 @@ class JobExperts:
         *,
         moving: Communicator | None = None,
     ) -> int:
-        """Take up a generation's group and placement; nothing that counts is let go of yet.
+        """Enter a generation's group and placement, and keep all experts that still count.
 
         Args:
-            change: what to keep of what is here, and whether to take part in a migration.
-            moving: the same group, wrapped for the migration; None: as it is.
+            change: which experts to keep, and whether to take part in a migration.
+            moving: the same group, wrapped for the migration; None to use `comm`.
 
         Returns:
-            The bytes of the experts that came here.
+            The bytes of the received experts.
 
         Raises:
-            CorruptExpertError: an expert came damaged.
-            HaltedError, PeerLostError: broken off; what was held still is.
+            CorruptExpertError: an expert arrived with a wrong checksum.
+            HaltedError, PeerLostError: abandoned; all experts are still here.
         """
         keep = _distinct_experts(change.keep)
         if self.shards.hosted != keep:
-            # (what came beside a step that was broken off may count)
+            # Experts of a migration that was broken off may count.
             self._keep_only(keep, self.migration.arrived if self.migration is not None else None)
         self.migration = self._next_placement = None
         self._window = plan.window
@@ -146,7 +149,7 @@ class JobExperts:
         return received
 
     def _start_migration(self, comm: Communicator, serving: Placement, wanted: Placement) -> None:
-        """Work on where the experts live, while what is missing travels: it is for `passed` to take up."""
+        """Keep the present placement, and start a background migration; `on_step_passed` completes it."""
         self.migration = BackgroundMigration(self.shards, serving, wanted, comm.rank)
         mine = experts_of_rank(wanted, comm.rank)
         rows = tuple(
@@ -157,6 +160,7 @@ class JobExperts:
         self._bind(comm, serving)
 
     def _receive_missing(self, comm: Communicator, held: IntArray, wanted: IntArray) -> int:
+        """Receive the missing experts of a placement, and return the received bytes."""
         before, after = placement_from_counts(held), placement_from_counts(wanted)
         moves = plan_moves(before, after, [self.experts] * len(self.layers))
         staged = stage_migration(comm, self.shards, held=before, wanted=after, transfers=moves)
@@ -183,14 +187,14 @@ class JobExperts:
         names: Sequence[Sequence[int]],
         arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]] | None = None,
     ) -> None:
-        """Let these experts of each layer live here, and no others; give back the room that they do not need."""
+        """Keep exactly these experts of each layer, and release the memory of all others."""
         for layer, (experts, rows) in enumerate(zip(names, _row_counts(names), strict=True)):
             self.shards.rearrange(layer, experts, rows=rows, arrived=arrived[layer] if arrived else None)
 
     # ---- a step ----
 
     def start_step(self) -> None:
-        """Begin a step: no gradient yet; room that a migration needed is given back once it is over."""
+        """Start a step without gradients; if a migration has ended, release the memory that it needed."""
         hosted = self.shards.hosted
         if any(layer.experts.rows > rows for layer, rows in zip(self.layers, _row_counts(hosted), strict=True)):
             self._keep_only(hosted)
@@ -203,39 +207,39 @@ class JobExperts:
         self.state.start_attempt()
 
     def serve_micro_batch(self, step: int, micro_batch: int) -> None:
-        """Take part in the others' micro-batches of one round, without one of one's own."""
+        """Compute for the other ranks' micro-batches of one round, without an own one."""
         self.state.start_micro_batch(step, micro_batch)
         serve_round(self.layers)
         self.finish_micro_batch()
 
     def start_evaluation_shard(self, step: int, shard: int) -> None:
-        """A shard of an evaluation is about to be measured: forward alone, and it is no part of the step."""
+        """Prepare for a shard of an evaluation, which has only a forward pass and is not part of the step."""
         self.state.start_micro_batch(step, shard)
 
     def has_evaluated_shard(self) -> bool:
-        """Tell whether a shard went through each layer once, forward alone, where other ranks take part."""
+        """Return whether a shard's forward pass used each layer once; always True if the step is void."""
         return self.void is not None or 2 * self.state.exchanges == self.state.expected_exchanges
 
     def serve_evaluation_shard(self, step: int, shard: int) -> None:
-        """Take part in the others' shards of one round of an evaluation, without one of one's own."""
+        """Compute for the other ranks' shards of one round of an evaluation, without an own one."""
         self.start_evaluation_shard(step, shard)
         for layer in self.layers:
             layer.serve()
 
     def finish_micro_batch(self) -> None:
-        """A micro-batch has had its backward.
+        """Collect the gradients of a micro-batch after its backward.
 
         Raises:
-            BadInputError: it did not pass through all layers, both ways.
+            BadInputError: it did not use all layers, in both directions.
         """
         self.gradients.collect()
         self.state.finish_micro_batch()
 
     def skip_micro_batch(self, step: int, micro_batch: int) -> None:
-        """The script leaves the micro-batch at hand out. Serve the round's other micro-batches all the same.
+        """Leave the script's micro-batch out, but serve the other ranks' micro-batches of the round.
 
         Raises:
-            StepUseError: the forward pass has gone through some of the layers only.
+            StepUseError: the forward pass has used only some of the layers.
         """
         state = self.state
         state.micro_batch_choices.clear()
@@ -257,10 +261,11 @@ class JobExperts:
         self.finish_micro_batch()
 
     def on_step_passed(self) -> None:
-        """A commit operation of this generation has passed: everybody holds what it is to host, the rest may go.
+        """Drop the experts that this rank no longer hosts, because all members now hold theirs.
 
-        The rows stay as many as they are: the reduced gradients lie in the same order. What has travelled beside the
-        step takes its place, as they were laid out for.
+        Called when a commit operation of this generation has passed. The number of rows stays the same, because the
+        reduced gradients use the same rows. After a background migration, the received experts get the rows that were
+        planned for them.
         """
         self._add_step_loads()
         if self._next_placement is not None:
@@ -272,7 +277,7 @@ class JobExperts:
                 self.shards.rearrange(layer, names)
 
     def _adopt_migrated(self, next_placement: NextPlacement) -> None:
-        """Let the experts live where they have travelled to, and serve them there from the next step on."""
+        """Move the experts of a finished background migration into their rows, and serve them from the next step on."""
         assert self.migration is not None
         placed = experts_of_rank(next_placement.placement, self._comm.rank)
         self._keep_only(placed, self.migration.arrived)
@@ -282,7 +287,7 @@ class JobExperts:
         self.migration, self._next_placement, self._rebind = None, None, True
 
     def _add_step_loads(self) -> None:
-        """Add the step that has passed; an attempt that was undone does not count."""
+        """Add the loads of the step that has passed; abandoned attempts do not count."""
         none = np.zeros(self.experts, dtype=np.int64)
         tokens = np.stack([self.state.loads.get(layer, none) for layer in range(len(self.layers))])
         self._loads = self._loads.add(tokens, steps=1, half_life=HALF_LIFE_OF_WINDOW * self._window)
@@ -295,17 +300,17 @@ class JobExperts:
 
     @property
     def report_every(self) -> int:
-        """Steps from one report of the loads to the next."""
+        """Number of steps between two reports of the loads."""
         return max(self._window // REPORTS_PER_WINDOW, 1)
 
     @property
     def token_s(self) -> float:
-        """Seconds that an expert takes for a token here, forward and backward; 0 before anything was measured."""
+        """Seconds per token of an expert on this rank, forward and backward; 0 before the first measurement."""
         return self._clock.token_s
 
     @property
     def expert_bytes(self) -> int:
-        """What the largest expert has in parameters and optimizer state."""
+        """Bytes of parameters and optimizer state of the largest expert."""
         return max(spec.nbytes for spec in self.describe_layers())
 
     def verify(self, comm: Communicator) -> None:
@@ -320,22 +325,22 @@ class JobExperts:
     # ---- checkpoints ----
 
     def rows_to_save(self) -> dict[str, torch.Tensor]:
-        """Return the live rows, by name, of the experts that this rank saves: each is saved by one of its hosts."""
+        """Return the live rows, by name, of the experts that this rank saves: one host saves each expert."""
         pairs = assign_savers(self._placement, (self.experts,) * len(self.layers))
         return named_rows(self.shards, pairs[self._comm.rank])
 
     def part_to_save(self) -> tuple[tuple[tuple[int, int], ...], list[torch.Tensor]]:
-        """Return the (layer, expert) pairs that this rank saves where each saves its part, and their live rows."""
+        """Return the (layer, expert) pairs that this rank saves, and their live rows."""
         pairs = assign_savers(self._placement, (self.experts,) * len(self.layers))[self._comm.rank]
         return pairs, self.rows_of_pairs(pairs)
 
     def rows_of_pairs(self, pairs: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-        """Return the live rows of (layer, expert) pairs that live here, one after the other."""
+        """Return the live rows of (layer, expert) pairs on this rank, one after the other."""
         specs = self.describe_layers()
         return [self.shards.row(layer, expert, row) for layer, expert in pairs for row in specs[layer].rows]
 
     def describe_layers(self) -> tuple[LayerSpec, ...]:
-        """Return what each layer keeps per expert and beside them."""
+        """Return the specification of each layer's tensors and optimizer values."""
         return tuple(self.shards.describe(layer) for layer in range(len(self.layers)))
 
     def planned_experts(self, plan: ExpertPlan, rank: int) -> tuple[tuple[int, ...], ...]:
@@ -343,7 +348,7 @@ class JobExperts:
         return self.decode_experts(plan.placement[rank])
 
     def decode_experts(self, blob: bytes) -> tuple[tuple[int, ...], ...]:
-        """Return the distinct experts of each layer that a blob has, ascending."""
+        """Return the distinct experts of each layer in an encoded placement, ascending."""
         return _distinct_experts(decode(blob, self.shape(1)))
 
     def adopt(
@@ -352,17 +357,17 @@ class JobExperts:
         specs: Sequence[LayerSpec],
         arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]],
     ) -> None:
-        """Let the experts of a checkpoint live here, and no others."""
+        """Replace all experts by those of a checkpoint."""
         for layer, spec in enumerate(specs):
             self.shards.adopt(layer, spec)
         self._keep_only(names, arrived)
 
 
 def make_job_experts(model: nn.Module, optimizer: Optimizer | None, *, seed: int = 0) -> JobExperts | None:
-    """Return the experts of a model, None for a dense one.
+    """Return the experts of a model, or None for a dense one.
 
     Args:
-        optimizer: the one that steps them; None for none.
+        optimizer: the one that steps them, or None.
         seed: of the job.
 
     Raises:
@@ -378,5 +383,5 @@ def _distinct_experts(counts: IntArray) -> tuple[tuple[int, ...], ...]:
 
 
 def _row_counts(names: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return how many rows the experts of each layer need; never none: a stack needs one to be multiplied with."""
+    """Return the number of rows for the experts of each layer; at least 1, because a stack needs a row to multiply."""
     return tuple(max(1, len(experts)) for experts in names)

@@ -1,9 +1,9 @@
-"""Experts move: weights and optimizer state, from the ranks that have them to those that lack them, checksummed.
+"""Migration of experts: weights and optimizer state go to the ranks that lack them, with checksums.
 
-Moving is in two parts. `stage` brings everything that is missing here into buffers of its own and changes nothing, so
-it can be abandoned at any moment. Once all ranks have staged (the caller makes sure of that, by whatever agreement it
-has), `StagedMigration.apply` changes the placement locally and cannot fail half-way. A sender may drop an expert only
-then: until all have staged, the sender's may be the only whole copy.
+A migration has two parts. `stage_migration` receives the missing experts into new buffers and changes nothing, so it
+can be abandoned at any moment. When all ranks have staged, `StagedMigration.apply` changes the placement locally and
+cannot fail half-way. The caller makes sure that all ranks have staged. A sender may drop an expert only then, because
+until then it may have the only copy.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.tree import dtype_of
 from holdfast.runtime.tensors import integer_rows
 
-#: A rank sends at most about this much in one all-to-all.
+#: bytes that a rank sends in one all-to-all, approximately
 WAVE_BYTES = 256 << 20
 MAX_SPEC_BYTES = 16 << 20
-#: Every piece begins at a multiple of this, so that it can be viewed in its own dtype.
+#: Every piece starts at a multiple of this, so that it can be viewed in its own dtype.
 _ALIGNMENT = 16
 
 #: (layer, expert, source, destination)
@@ -35,35 +35,35 @@ Move = tuple[int, int, int, int]
 
 
 class LostExpertsError(HoldfastError):
-    """Experts without a live copy: only a checkpoint can bring them back."""
+    """Experts without a live copy: only a checkpoint can restore them."""
 
     def __init__(self, lost: Sequence[tuple[int, int]]) -> None:
-        """Name them, as (layer, expert)."""
+        """Name the lost experts, as (layer, expert)."""
         self.lost = tuple(lost)
         names = ", ".join(f"expert {expert} of MoE layer {layer}" for layer, expert in self.lost)
         super().__init__(f"no live copy is left of {names}")
 
 
 class CorruptExpertError(HoldfastError):
-    """An expert arrived with another checksum than it was sent with."""
+    """An expert arrived with a wrong checksum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedMigration:
-    """All that this rank needs for its new experts, checked; nothing is changed yet."""
+    """All new experts of this rank, received and checked; nothing is changed yet."""
 
     shards: ExpertShards
     specs: tuple[LayerSpec, ...]
-    #: This rank's new experts per layer.
+    #: this rank's new experts per layer
     wanted: tuple[tuple[int, ...], ...]
-    #: Room for experts per layer; None: as it is.
+    #: new number of rows per layer; None to keep it
     rows: tuple[int, ...] | None
-    #: Per layer, rows by (expert, name of the tensor).
+    #: per layer, received rows by (expert, name of the tensor)
     arrived: tuple[dict[tuple[int, str], torch.Tensor], ...]
     received_bytes: int
 
     def apply(self) -> None:
-        """Take the new experts in, let go of those that live elsewhere now."""
+        """Add the new experts, and drop those that moved to other ranks."""
         for layer, (spec, experts) in enumerate(zip(self.specs, self.wanted, strict=True)):
             self.shards.adopt(layer, spec)
             rows = None if self.rows is None else self.rows[layer]
@@ -71,15 +71,15 @@ class StagedMigration:
 
 
 def plan_moves(held: Placement, wanted: Placement, experts: Sequence[int]) -> Transfers:
-    """Plan who sends what, balanced over the owners.
+    """Plan which rank sends which experts, balanced over the owners.
 
     Args:
-        held: what each rank of the new group holds; a joiner holds nothing.
-        wanted: what each is to host.
-        experts: how many each layer has.
+        held: experts of each rank of the new group; a joiner has none.
+        wanted: experts that each rank will host.
+        experts: number of experts of each layer.
 
     Raises:
-        LostExpertsError: something is wanted that nobody holds.
+        LostExpertsError: no rank has an expert that is wanted.
     """
     transfers, lost = plan_transfers(count_replicas(held, experts), count_replicas(wanted, experts))
     if lost:
@@ -97,20 +97,20 @@ def stage_migration(
     rows: Sequence[int] | None = None,
     wave_bytes: int = WAVE_BYTES,
 ) -> StagedMigration:
-    """Bring all that is missing here; every rank of the new group must call it with the same plan.
+    """Receive all experts that this rank lacks; every rank of the new group must call it with the same plan.
 
     Args:
         comm: the new group.
-        shards: what is here.
+        shards: the experts of this rank.
         held, wanted: per layer and rank of the new group.
-        transfers: of `plan_moves`; ranks are those of the new group.
-        rows: room for experts per layer on this rank, where it is to change.
-        wave_bytes: how much a rank sends in one collective.
+        transfers: from `plan_moves`; ranks are those of the new group.
+        rows: new number of rows per layer on this rank; None to keep it.
+        wave_bytes: bytes that a rank sends in one collective.
 
     Raises:
-        LostExpertsError: somebody would lack an expert; all ranks raise it.
+        LostExpertsError: a rank would lack an expert; all ranks raise it.
         CorruptExpertError: a checksum is wrong.
-        ValueError: what is here is not what `held` says, or the ranks' states are of different kinds.
+        ValueError: this rank's experts are not those of `held`, or the ranks' states are of different kinds.
         HaltedError, PeerLostError: abandoned. Nothing is changed.
     """
     moves = transfers.as_tuples()
@@ -139,7 +139,7 @@ def stage_migration(
 
 
 def _check_moves(held: Placement, wanted: Placement, moves: Sequence[Move]) -> None:
-    """Raise where a rank would not get all that it is to host, or would be sent what the sender has not."""
+    """Raise if a rank would lack an expert, or if a sender does not have an expert that it should send."""
     owned = {(layer, e, rank) for layer, ranks in enumerate(held) for rank, es in enumerate(ranks) for e in es}
     wrong = [(layer, expert) for layer, expert, source, _ in moves if (layer, expert, source) not in owned]
     owned |= {(layer, expert, to) for layer, expert, _, to in moves}
@@ -150,31 +150,31 @@ def _check_moves(held: Placement, wanted: Placement, moves: Sequence[Move]) -> N
 
 
 def _agree_on_specs(comm: Communicator, shards: ExpertShards, held: Placement) -> tuple[LayerSpec, ...]:
-    """Return what the ranks that hold experts keep of them: a joiner's optimizer has nothing yet.
+    """Return the specification of the ranks that hold experts: a joiner's optimizer has no state yet.
 
     Raises:
-        ValueError: on all ranks, where the holders keep different kinds of state.
+        ValueError: on all ranks, if the holders have different kinds of state.
     """
     own = tuple(shards.describe(layer) for layer in range(len(shards.layers)))
     mine = msgspec.msgpack.encode(own)
     device = shards.layers[0].experts.device if shards.layers else torch.device("cpu")
     gathered = torch.empty(2 * comm.size, dtype=torch.int64, device=device)
     comm.wait(comm.start_all_gather(gathered, torch.tensor([len(mine), zlib.crc32(mine)], device=device)))
-    told = [(size, checksum) for size, checksum in integer_rows(gathered.view(-1, 2))]
+    reported = [(size, checksum) for size, checksum in integer_rows(gathered.view(-1, 2))]
     holders = [rank for rank in range(comm.size) if any(ranks[rank] for ranks in held)]
-    if len({told[rank] for rank in holders}) > 1:
+    if len({reported[rank] for rank in holders}) > 1:
         raise ValueError(f"the ranks {holders} keep different kinds of state for their experts")
-    if len(set(told)) == 1:
+    if len(set(reported)) == 1:
         return own
     if not holders:
         raise ValueError("no rank holds an expert, and the ranks keep different kinds of state")
-    return _gather_specs(comm, mine, [size for size, _ in told], device)[holders[0]]
+    return _gather_specs(comm, mine, [size for size, _ in reported], device)[holders[0]]
 
 
 def _gather_specs(
     comm: Communicator, mine: bytes, sizes: Sequence[int], device: torch.device
 ) -> dict[int, tuple[LayerSpec, ...]]:
-    """Return every rank's description."""
+    """Return every rank's specification."""
     longest = max(sizes)
     if longest > MAX_SPEC_BYTES:
         raise ValueError(f"the description of the experts has {longest} bytes: at most {MAX_SPEC_BYTES}")
@@ -183,12 +183,12 @@ def _gather_specs(
     gathered = torch.empty(comm.size * longest, dtype=torch.uint8, device=device)
     comm.wait(comm.start_all_gather(gathered, padded.to(device)))
     table = gathered.view(comm.size, longest).cpu()
-    said = {rank: bytes(table[rank, :size].numpy()) for rank, size in enumerate(sizes)}
-    return {rank: msgspec.msgpack.decode(text, type=tuple[LayerSpec, ...]) for rank, text in said.items()}
+    encoded = {rank: bytes(table[rank, :size].numpy()) for rank, size in enumerate(sizes)}
+    return {rank: msgspec.msgpack.decode(text, type=tuple[LayerSpec, ...]) for rank, text in encoded.items()}
 
 
 def _split_into_waves(moves: Sequence[Move], specs: Sequence[LayerSpec], most: int) -> Iterator[list[Move]]:
-    """Cut the moves, in their order, so that no rank sends or gets more than `most` bytes in one wave (or one move)."""
+    """Split the moves, in order, into waves of at most `most` bytes per rank and direction, or one move."""
     wave: list[Move] = []
     load: dict[tuple[str, int], int] = {}
     for move in moves:
@@ -207,7 +207,7 @@ def _split_into_waves(moves: Sequence[Move], specs: Sequence[LayerSpec], most: i
 def _send_wave(
     comm: Communicator, shards: ExpertShards, specs: Sequence[LayerSpec], wave: Sequence[Move]
 ) -> tuple[torch.Tensor, list[Move]]:
-    """Send this rank's parcels of a wave; return the bytes that came, and which moves they are, in order."""
+    """Send this rank's parcels of a wave; return the received bytes and their moves, in order."""
     device = shards.layers[0].experts.device
     outgoing = sorted((m for m in wave if m[2] == comm.rank), key=lambda m: m[3])
     incoming = sorted((m for m in wave if m[3] == comm.rank), key=lambda m: m[2])
@@ -226,7 +226,7 @@ def _send_wave(
 
 
 def _pack(buffer: torch.Tensor, offset: int, shards: ExpertShards, layer: int, expert: int, spec: LayerSpec) -> int:
-    """Write one expert's rows and their checksum; return where the next one begins."""
+    """Write one expert's rows and their checksum; return the offset of the next expert."""
     start = offset
     for row in spec.rows:
         data = shards.row(layer, expert, row).reshape(-1).view(torch.uint8)
@@ -246,7 +246,7 @@ def _unpack(
     specs: Sequence[LayerSpec],
     arrived: Sequence[dict[tuple[int, str], torch.Tensor]],
 ) -> None:
-    """Check what came, and note where it lies.
+    """Check the received experts, and record their rows.
 
     Raises:
         CorruptExpertError: a checksum is wrong.
@@ -254,9 +254,9 @@ def _unpack(
     offset = 0
     for layer, expert, source, _ in moves:
         end = offset + _parcel_size(specs[layer]) - _ALIGNMENT
-        told = int(buffer[end : end + 8].cpu().view(torch.int64))
-        if told != _checksum(buffer[offset:end], layer, expert):
-            raise CorruptExpertError(f"expert {expert} of MoE layer {layer} came damaged from rank {source}")
+        expected = int(buffer[end : end + 8].cpu().view(torch.int64))
+        if expected != _checksum(buffer[offset:end], layer, expert):
+            raise CorruptExpertError(f"expert {expert} of MoE layer {layer} from rank {source} has a wrong checksum")
         for row in specs[layer].rows:
             arrived[layer][expert, row.name] = _view_row(buffer[offset : offset + row.nbytes], row)
             offset += _align(row.nbytes)
@@ -268,7 +268,7 @@ def _view_row(data: torch.Tensor, row: RowSpec) -> torch.Tensor:
 
 
 def _checksum(data: torch.Tensor, layer: int, expert: int) -> int:
-    # The names are part of it: another expert's bytes are as wrong as flipped ones.
+    # The checksum includes the names, so that another expert's bytes are detected, too.
     return zlib.crc32(host_bytes(data), zlib.crc32(f"{layer}/{expert}".encode()))
 
 

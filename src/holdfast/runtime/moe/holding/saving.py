@@ -1,4 +1,4 @@
-"""Experts in checkpoints: named by layer and expert, not by rank, so that any world can read what another wrote."""
+"""Experts in checkpoints: named by layer and expert, not by rank, so that every world can read them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.runtime.state.tree import dtype_of
 
 
 def assign_savers(placement: Placement, experts: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Return the (layer, expert) pairs that each rank saves: every expert once, even over its hosts. Pure.
+    """Return the (layer, expert) pairs that each rank saves: every expert once, evenly over its hosts. Pure.
 
     Args:
         placement: per layer and rank.
-        experts: how many each layer has.
+        experts: number of experts of each layer.
     """
     have = count_replicas(placement, experts) > 0
     layer, expert = np.nonzero(have.any(axis=2))
@@ -31,11 +31,11 @@ def assign_savers(placement: Placement, experts: tuple[int, ...]) -> tuple[tuple
 
 
 def named_rows(shards: ExpertShards, pairs: Iterable[tuple[int, int]]) -> dict[str, torch.Tensor]:
-    """Return the live rows of experts that live here, by names that are the same in every world.
+    """Return the live rows of experts on this rank, by names that are the same in every world.
 
-    To save, give the pairs that `savers` says; to load, all that live here: `torch.distributed.checkpoint` fills the
-    rows in place. What the optimizer keeps beside the rows (`step`) is not here: it is in `ExpertShards.describe`,
-    to be saved with the dense state and given to `ExpertShards.adopt` before the rows are loaded.
+    To save, pass the pairs from `assign_savers`. To load, pass all pairs of this rank: `torch.distributed.checkpoint`
+    fills the rows in place. Optimizer values that all rows share (`step`) are not included: save
+    `ExpertShards.describe` with the dense state, and pass it to `ExpertShards.adopt` before the rows are loaded.
     """
     named: dict[str, torch.Tensor] = {}
     for layer, expert in pairs:
@@ -52,7 +52,7 @@ def row_name(layer: int, expert: int, row: str) -> str:
 def empty_rows(
     specs: Sequence[LayerSpec], wanted: Sequence[Sequence[int]], device: torch.device
 ) -> list[dict[tuple[int, str], torch.Tensor]]:
-    """Return memory for the rows of experts that are to come, per layer by (expert, name of the row)."""
+    """Allocate memory for the rows of missing experts, per layer by (expert, name of the row)."""
     return [
         {
             (expert, row.name): torch.empty(row.shape, dtype=dtype_of(row.dtype), device=device)
@@ -64,5 +64,5 @@ def empty_rows(
 
 
 def hosted_pairs(shards: ExpertShards) -> tuple[tuple[int, int], ...]:
-    """Return the (layer, expert) pairs that live here."""
+    """Return the (layer, expert) pairs on this rank."""
     return tuple((layer, expert) for layer, experts in enumerate(shards.hosted) for expert in experts)

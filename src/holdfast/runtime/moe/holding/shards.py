@@ -1,6 +1,6 @@
-"""The experts of this rank with everything that belongs to them, row by row: weights and optimizer state.
+"""The expert shard store: weights and optimizer state of this rank's experts, row by row.
 
-An expert's rows can be read, replaced and rearranged here; nothing in this module talks to anybody.
+An expert's rows can be read, replaced and rearranged. This module does not communicate.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from holdfast.runtime.state.tree import dtype_of
 
 
 class RowSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One stacked tensor: `key` is the optimizer's name for it, "" for the weight itself; `shape` is one row's."""
+    """One stacked tensor."""
 
     weight: str
+    #: the optimizer's name for the tensor, "" for the weight itself
     key: str
     dtype: str
+    #: of one row
     shape: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        """What the tensor is called in checkpoints: w1, w1.exp_avg, ..."""
+        """The tensor's name in checkpoints: w1, w1.exp_avg, ..."""
         return f"{self.weight}.{self.key}" if self.key else self.weight
 
     @property
@@ -38,23 +40,24 @@ class RowSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ValueSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One value of the optimizer's that all rows share, such as `step`; dtype "" for a plain number."""
+    """One optimizer value that all rows share, such as `step`."""
 
     weight: str
     key: str
+    #: "" for a plain number
     dtype: str
     value: int | float | bool | None
 
 
 class LayerSpec(msgspec.Struct, frozen=True, array_like=True):
-    """All that one layer keeps per expert, and beside the experts."""
+    """All tensors that one layer has per expert, and the values that its experts share."""
 
     rows: tuple[RowSpec, ...]
     values: tuple[ValueSpec, ...]
 
     @property
     def weights(self) -> tuple[RowSpec, ...]:
-        """The expert itself, without what the optimizer keeps of it."""
+        """The weights of an expert, without optimizer state."""
         return tuple(row for row in self.rows if not row.key)
 
     @property
@@ -67,25 +70,25 @@ class ExpertShards:
     """The stacked tensors of all MoE layers."""
 
     def __init__(self, layers: Sequence[ExpertLayer], optimizer: Optimizer | None = None) -> None:
-        """Take note of the layers and of the optimizer that holds their state, if any."""
+        """Use these layers, and the optimizer that has their state, if any."""
         self.layers = list(layers)
         self._optimizer = optimizer
 
     @property
     def hosted(self) -> tuple[tuple[int, ...], ...]:
-        """The experts that live here, per layer, ascending."""
+        """The experts on this rank, per layer, ascending."""
         return tuple(layer.experts.hosted for layer in self.layers)
 
     @property
     def expert_counts(self) -> tuple[int, ...]:
-        """How many experts each layer has in the whole job."""
+        """Number of experts of each layer in the whole job."""
         return tuple(layer.experts.experts for layer in self.layers)
 
     def describe(self, layer: int) -> LayerSpec:
-        """Say what a layer keeps.
+        """Return the specification of a layer's tensors and values.
 
         Raises:
-            BadInputError: the optimizer keeps something that belongs neither to a row nor to all of them.
+            BadInputError: the optimizer has state that is neither one row per expert nor one value.
         """
         rows: list[RowSpec] = []
         values: list[ValueSpec] = []
@@ -99,15 +102,15 @@ class ExpertShards:
         return LayerSpec(tuple(rows), tuple(values))
 
     def row(self, layer: int, expert: int, spec: RowSpec) -> torch.Tensor:
-        """Return one expert's row of one tensor, the live one."""
+        """Return one expert's live row of one tensor."""
         return self._stack_of(layer, spec)[self.layers[layer].experts.row(expert)]
 
     def assign_rows(self, layer: int, experts: Sequence[int], rows: int) -> tuple[int, ...]:
-        """Return the expert of each row, -1 for none, once exactly these distinct ones live in so many rows."""
+        """Return the expert of each row, -1 for none, if these distinct experts get this many rows."""
         return _assign_rows(self.layers[layer].experts.row_experts, sorted(experts), rows)
 
     def adopt(self, layer: int, spec: LayerSpec) -> None:
-        """Let the optimizer have the state that `spec` names: missing stacks are zero, values are set."""
+        """Give the optimizer the state of a specification: missing stacks become zero, values are set."""
         weights = self._weights(layer)
         if self._optimizer is None:
             return
@@ -135,23 +138,23 @@ class ExpertShards:
         rows: int | None = None,
         arrived: Mapping[tuple[int, str], torch.Tensor] | None = None,
     ) -> None:
-        """Let exactly these experts live here from now on.
+        """Keep exactly these experts on this rank.
 
-        An expert that stays keeps its row; a new one takes a free one; rows not in use become zero.
+        An expert that stays keeps its row, a new one gets a free one, and unused rows become zero.
 
         Args:
-            layer: which one.
-            experts: distinct, each of them here already or in `arrived`.
-            rows: room for experts from now on; by default as it is, or as much as they need.
+            layer: index of the layer.
+            experts: distinct, each of them already here or in `arrived`.
+            rows: new number of rows; by default the present number, or more if the experts need it.
             arrived: rows of new experts by (expert, name of the tensor).
 
         Raises:
-            ValueError: an expert is neither here nor in `arrived`, or there are more than rows.
+            ValueError: an expert is neither here nor in `arrived`, or there are more experts than rows.
         """
         module, arrived = self.layers[layer].experts, arrived or {}
         wanted = sorted(set(experts))
-        came = {expert for expert, _ in arrived}
-        unknown = [expert for expert in wanted if expert not in came and expert not in module.row_experts]
+        received = {expert for expert, _ in arrived}
+        unknown = [expert for expert in wanted if expert not in received and expert not in module.row_experts]
         room = max(module.rows, len(wanted)) if rows is None else rows
         if unknown or len(wanted) > room:
             raise ValueError(f"layer {layer}: experts {wanted} in {room} rows: {unknown} are not here")
@@ -165,7 +168,7 @@ class ExpertShards:
             self._set_stack(layer, row, stack)
         module.row_experts = new
         for moe in self.layers:
-            # It would keep a graph alive that knows the weights in their old shape.
+            # Otherwise it would keep a graph alive that has the weights in their old shape.
             moe.aux_loss = moe.aux_loss.detach()
 
     # ---- inside ----
@@ -194,10 +197,10 @@ class ExpertShards:
 
 
 def replace_data(weight: nn.Parameter, data: torch.Tensor) -> None:
-    """Give a parameter other data, maybe of another shape, though old graphs of it may still be alive.
+    """Replace a parameter's data, maybe by another shape, even if old graphs of it are still alive.
 
-    A live graph holds the parameter's gradient accumulator, which knows the old shape; only a change of dtype makes
-    torch forget it.
+    A live graph holds the parameter's gradient accumulator, which has the old shape; only a change of dtype makes torch
+    drop it.
     """
     other = torch.float16 if data.dtype != torch.float16 else torch.float32
     weight.grad = None
@@ -206,7 +209,7 @@ def replace_data(weight: nn.Parameter, data: torch.Tensor) -> None:
 
 
 def _assign_rows(old: tuple[int, ...], wanted: Sequence[int], rows: int) -> tuple[int, ...]:
-    """Return the expert of each row: those that stay keep theirs where it still exists, the others fill up."""
+    """Return the expert of each row: experts that stay keep their row if it still exists, others fill free rows."""
     keep = [expert if expert in wanted else -1 for expert in old[:rows]]
     keep += [-1] * (rows - len(keep))
     newcomers = iter([expert for expert in wanted if expert not in keep])
@@ -214,7 +217,7 @@ def _assign_rows(old: tuple[int, ...], wanted: Sequence[int], rows: int) -> tupl
 
 
 def _rearrange_stack(stack: torch.Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> torch.Tensor:
-    """Return the stack with its rows in the new order: in place where no expert changes its row."""
+    """Return the stack with its rows in the new order: in place if no expert changes its row."""
     moved = any(expert >= 0 and expert in old and old.index(expert) != place for place, expert in enumerate(new))
     if len(old) != len(new) or moved:
         fresh = stack.new_zeros((len(new), *stack.shape[1:]))
@@ -243,8 +246,8 @@ def _value_spec(weight: str, key: str, value: object) -> ValueSpec:
         return ValueSpec(weight, key, str(value.dtype).removeprefix("torch."), number)
     if value is None or isinstance(value, int | float):
         return ValueSpec(weight, key, "", value)
-    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
     raise BadInputError(
-        f"the optimizer's state {key!r} of expert weights is {what}: experts can move only with an optimizer whose "
+        f"the optimizer's state {key!r} of expert weights is {kind}: experts can move only with an optimizer whose "
         "state is one row per expert, or one number"
     )

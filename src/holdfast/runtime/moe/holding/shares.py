@@ -1,7 +1,7 @@
-"""How expert gradients are shared out: each (layer, expert, weight) is cut into as many shards as it has host ranks.
+"""Division of expert gradients: each (layer, expert, weight) is cut into one shard per host rank.
 
-Pure integers, the same on every rank. Shards of all items with the same hosts lie side by side, so that the owner of
-a shard sums all of them at once.
+Pure integers, the same on every rank. Shards of all items with the same hosts are adjacent, so that the owner of a
+shard sums all of them at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from holdfast.planning.levels import BLOCK
 from holdfast.runtime.moe.hosts import Placement, hosts_by_expert
 
-#: whose gradients are summed up, and who is to have the sum
+#: the ranks that compute the gradients, and the ranks that apply their sum
 ShardGroupKey = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -28,30 +28,32 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardGroup:
-    """All items that live on the same ranks, and are to: whose gradients `hosts` make and `receivers` apply."""
+    """All items with the same present and future hosts."""
 
+    #: ranks that compute the gradients
     hosts: tuple[int, ...]
+    #: ranks that apply the sum
     receivers: tuple[int, ...]
     items: tuple[Item, ...]
 
     @property
     def key(self) -> ShardGroupKey:
-        """What tells a family from all others."""
+        """The hosts and receivers, which identify the group."""
         return self.hosts, self.receivers
 
     @property
     def is_local(self) -> bool:
-        """True where nothing travels: one rank has it all, and keeps it."""
+        """Whether one rank has all items and keeps them, so that nothing is sent."""
         return len(self.hosts) == 1 and self.receivers == self.hosts
 
     def shard(self, item: Item, rank: int) -> slice:
-        """Return the elements of an item that a host sums up."""
+        """Return the elements of an item that a host sums."""
         place = self.hosts.index(rank)
         size = -(-item.numel // (len(self.hosts) * BLOCK)) * BLOCK
         return slice(min(place * size, item.numel), min((place + 1) * size, item.numel))
 
     def shard_length(self, rank: int) -> int:
-        """Return how many elements a host sums up in all."""
+        """Return the number of elements that a host sums in total."""
         parts = (self.shard(item, rank) for item in self.items)
         return sum(part.stop - part.start for part in parts)
 
@@ -59,12 +61,12 @@ class ShardGroup:
 def group_items(
     placement: Placement, weights: Sequence[dict[str, int]], following: Placement | None = None
 ) -> tuple[ShardGroup, ...]:
-    """Group all items by their hosts, and by those that are to be their hosts.
+    """Group all items by their present and future hosts.
 
     Args:
         placement: per layer and rank.
         weights: per layer, elements of one expert's weights by name.
-        following: the placement from the next step on; None: the same.
+        following: the placement from the next step on; None if it stays the same.
     """
     grouped: dict[ShardGroupKey, list[Item]] = {}
     for layer, (held, then, sizes) in enumerate(zip(placement, following or placement, weights, strict=True)):

@@ -1,7 +1,7 @@
-"""Experts that travel beside a step: what this rank sends of its rows, what comes to it, and when all of that is here.
+"""A migration of experts in the background of a step: rows that this rank sends and receives.
 
-The rows that are sent are the live ones; they do not change before the step is applied. What comes lies beside what is
-here until then. How it is carried is for others (runtime/state/parcels.py).
+The live rows are sent; they do not change before the step is applied. Received rows are stored separately until then.
+`runtime/state/parcels.py` sends and receives them.
 """
 
 from __future__ import annotations
@@ -23,52 +23,53 @@ Pair = tuple[int, int]
 
 
 class BackgroundMigration:
-    """One rank's part of a migration; the plan is the same in all eyes."""
+    """One rank's part of a migration; the plan is the same on all ranks."""
 
     def __init__(self, shards: ExpertShards, held: Placement, wanted: Placement, rank: int) -> None:
-        """Plan it; nothing has come yet.
+        """Plan the migration.
 
         Args:
             held, wanted: per layer and rank.
 
         Raises:
-            LostExpertsError: something is wanted that nobody holds.
+            LostExpertsError: no rank has an expert that is wanted.
         """
         self._shards = shards
-        #: what goes to each rank, and what comes from each
+        #: the pairs to send to each rank
         self.outgoing: dict[int, list[Pair]] = {}
+        #: the pairs to receive from each rank
         self.incoming: dict[int, list[Pair]] = {}
         for layer, expert, source, to in plan_moves(held, wanted, shards.expert_counts).as_tuples():
             if source == rank:
                 self.outgoing.setdefault(to, []).append((layer, expert))
             if to == rank:
                 self.incoming.setdefault(source, []).append((layer, expert))
-        #: per layer, rows that have come by (expert, name of the tensor); only what is whole
+        #: per layer, completely received rows by (expert, name of the tensor)
         self.arrived: tuple[dict[tuple[int, str], torch.Tensor], ...] = tuple({} for _ in shards.layers)
 
     @property
     def receivers(self) -> Collection[int]:
-        """The ranks that this one sends something to."""
+        """The ranks that this one sends experts to."""
         return self.outgoing
 
     @property
     def senders(self) -> Collection[int]:
-        """The ranks that something comes from."""
+        """The ranks that send experts to this one."""
         return self.incoming
 
     def view(self, to: int) -> StateView:
-        """Return the live rows that go to a rank, and what they are."""
+        """Return the live rows for a rank, and their description."""
         specs = self._specs()
         pairs = self.outgoing[to]
         tensors = [self._shards.row(layer, expert, row) for layer, expert in pairs for row in specs[layer].rows]
         return StateView(manifest=_manifest(pairs, specs), tensors=tensors)
 
     def prepare(self, source: int, manifest: Manifest) -> list[torch.Tensor]:
-        """Return tensors for what comes from a rank.
+        """Return tensors to receive a rank's experts into.
 
         Raises:
-            StateMismatchError: it is not what that rank is to send, or its optimizer keeps another state than this
-                one's. Here all have taken the same steps.
+            StateMismatchError: the manifest is not the planned one, or the sender's optimizer has another kind of
+                state. All members have taken the same steps, so the kinds should be equal.
         """
         specs, pairs = self._specs(), self.incoming[source]
         if manifest != _manifest(pairs, specs):
@@ -78,7 +79,7 @@ class BackgroundMigration:
         return [rows[layer][expert, row.name] for layer, expert in pairs for row in specs[layer].rows]
 
     def on_received(self, source: int, tensors: Sequence[torch.Tensor]) -> None:
-        """All is here that comes from a rank: it lies in the tensors of `prepare`."""
+        """Record the rows of a rank, whose tensors of `prepare` are now filled."""
         specs, rows = self._specs(), iter(tensors)
         for layer, expert in self.incoming[source]:
             for row in specs[layer].rows:
@@ -89,15 +90,15 @@ class BackgroundMigration:
 
 
 def _manifest(pairs: Sequence[Pair], specs: Sequence[LayerSpec]) -> Manifest:
-    """Return what the rows of experts are, in the order in which they travel, and what belongs to all of them."""
+    """Return the manifest of experts' rows, in the order of transfer, with the values that they share."""
     tensors = tuple(
         TensorSpec(row_name(layer, expert, row.name), row.dtype, row.shape, host=False)
         for layer, expert in pairs
         for row in specs[layer].rows
     )
     values = [msgspec.to_builtins(spec.values) for spec in specs]
-    beside = tree.pack(values, None, "optimizer state of experts")
-    return Manifest(tensors=tensors, parameters=0, buffers=0, optimizer=beside, extra={})
+    shared = tree.pack(values, None, "optimizer state of experts")
+    return Manifest(tensors=tensors, parameters=0, buffers=0, optimizer=shared, extra={})
 
 
 def _by_layer(pairs: Sequence[Pair], layers: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The test mode's look at the experts: all copies of one are the same in every bit."""
+"""Check of the test mode: all copies of an expert are the same in every bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReplicasDifferError(HoldfastError):
 
 
 def compute_checksums(shards: ExpertShards) -> dict[tuple[int, int], int]:
-    """Return a checksum of each (layer, expert) that is here: weights and optimizer state."""
+    """Return a checksum of each (layer, expert) on this rank: weights and optimizer state."""
     found: dict[tuple[int, int], int] = {}
     for layer, experts in enumerate(shards.hosted):
         rows = shards.describe(layer).rows
@@ -41,10 +41,10 @@ def verify_replicas(comm: Communicator, shards: ExpertShards) -> None:
     """
     mine = compute_checksums(shards)
     pairs = [(layer, expert) for layer, number in enumerate(shards.expert_counts) for expert in range(number)]
-    told = torch.tensor([mine.get(pair, _ABSENT) for pair in pairs], dtype=torch.int64)
+    own = torch.tensor([mine.get(pair, _ABSENT) for pair in pairs], dtype=torch.int64)
     device = shards.layers[0].experts.device if shards.layers else torch.device("cpu")
     gathered = torch.empty(comm.size * len(pairs), dtype=torch.int64, device=device)
-    comm.wait(comm.start_all_gather(gathered, told.to(device)))
+    comm.wait(comm.start_all_gather(gathered, own.to(device)))
     table = gathered.view(comm.size, len(pairs)).cpu()
     for place, (layer, expert) in enumerate(pairs):
         versions = {rank: value for rank, value in enumerate(integers(table[:, place])) if value != _ABSENT}

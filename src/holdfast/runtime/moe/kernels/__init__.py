@@ -1,1 +1,1 @@
-"""Permuting rows of tokens on a device: one interface, with torch or Triton."""
+"""Kernels that permute rows of tokens on a device: one interface, implemented with torch and with Triton."""

@@ -1,6 +1,8 @@
-"""From the gathered counts to one rank's all-to-all: splits, and the orders in which its rows go in and come out.
+"""From the gathered counts to one rank's all-to-all: split sizes, and the orders of its rows.
 
-Pure integers and numpy; the same on every rank. E experts, N ranks, A assignments (tokens x top_k).
+Pure integers and numpy; the same on every rank.
+
+Axes: E experts, N ranks, A assignments (tokens x top_k).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Dispatch:
     #: `(A_sent,)` and `(A_received,)` permutations.
     send_order: IntArray
     receive_order: IntArray
-    #: Where each stacked row's tokens end, `(rows,)`.
+    #: the end of each stacked row's tokens, `(rows,)`
     row_ends: IntArray
 
 
@@ -47,8 +49,8 @@ def plan_dispatch(
         tokens: T, assignments per expert and source rank, `(E, N)`.
         replicas: R, replicas per expert and rank, `(E, N)`.
         rank: this rank.
-        row_experts: expert of each stacked row, `(rows,)`; -1 for a row that is not in use.
-        scheme: how surplus tokens are matched with free capacity.
+        row_experts: expert of each stacked row, `(rows,)`; -1 for an unused row.
+        scheme: matches surplus tokens with free capacity.
 
     Raises:
         BadInputError: an expert with tokens has no replica.
@@ -58,7 +60,7 @@ def plan_dispatch(
     by_expert = np.argsort(assigned, kind="stable")
     # Sorted by expert, the assignments form one segment per (expert, destination); they leave by destination.
     send_order = by_expert[_order_by_columns(sent)]
-    # They arrive as one segment per (source, expert), and are wanted by row, then by source.
+    # They arrive as one segment per (source, expert), and the experts need them by row, then by source.
     arrived = np.ascontiguousarray(received.T)
     row_sizes = np.zeros(len(row_experts), dtype=np.int64)
     rows = np.asarray(row_experts, dtype=np.int64)
@@ -81,11 +83,11 @@ def inverse(order: IntArray) -> IntArray:
 
 
 def _order_by_columns(sizes: IntArray, columns: IntArray | None = None) -> IntArray:
-    """Return the places of elements that lie in segments (i, j), row by row, when read column by column.
+    """Return the positions of elements stored in segments (i, j), row by row, when read column by column.
 
     Args:
         sizes: of the segments, `(I, J)`.
-        columns: which columns to read, in which order; all by default. Those left out must be empty.
+        columns: the columns to read, in order; all by default. Columns left out must be empty.
     """
     starts = (np.cumsum(sizes) - sizes.reshape(-1)).reshape(sizes.shape)
     if columns is not None:

@@ -1,9 +1,9 @@
-"""Moving rows of tokens on one device: in front of the exchange, behind it, and back; one interface, two makers.
+"""The interface of the token kernels, which move rows of tokens on one device before and after the exchange.
 
-Nothing here is seen by autograd: `token_exchange.py` calls it forwards and backwards.
+Autograd does not see these operations: `token_exchange.py` calls them forward and backward.
 
-Shape letters: T tokens, D model dimension, K experts per token, A assignments (T*K) or rows that came from the other
-ranks, E experts, N ranks, R rows of stacked weights.
+Shape letters: T tokens, D model dimension, K experts per token, A assignments (T*K) or rows received from other ranks,
+E experts, N ranks, R rows of stacked weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.planning.arrays import IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchInputs:
-    """What a rank's part of one layer's dispatch follows from."""
+    """The inputs of a rank's part of one layer's dispatch."""
 
     #: Expert of each of this rank's assignments, `(A,)` int64, on the device.
     assigned_A: torch.Tensor
@@ -29,13 +29,13 @@ class DispatchInputs:
     #: R, replicas per expert and rank, `(E, N)`.
     replicas: IntArray
     rank: int
-    #: Expert of each stacked row, `(R,)`; -1 for a row that is not in use.
+    #: expert of each stacked row, `(R,)`; -1 for an unused row
     row_experts: Sequence[int]
     scheme: DispatchScheme
 
     @property
     def in_order(self) -> bool:
-        """Whether rows arrive as the experts want them: all come from one rank, or are for one expert."""
+        """Whether rows arrive in the order of the experts: all come from one rank, or are for one expert."""
         used = [expert for expert in self.row_experts if expert >= 0]
         return len(used) < 2 or (self.tokens_EN.shape[1] == 1 and used == sorted(used))
 
@@ -47,29 +47,29 @@ class Movement:
     #: Rows per peer, `(N,)`.
     send: tuple[int, ...]
     receive: tuple[int, ...]
-    #: `(A,)` int64 permutations: of this rank's assignments, and of the rows it receives.
+    #: `(A,)` int64 permutations: of this rank's assignments, and of the rows it receives
     send_order: torch.Tensor
     send_inverse: torch.Tensor
     receive_order: torch.Tensor
     receive_inverse: torch.Tensor
-    #: `receive_order` is that in which they arrive: nothing has to be moved.
+    #: whether `receive_order` is the order of arrival, so that nothing has to be moved
     in_order: bool
-    #: Where each stacked row's tokens end, `(R,)` int32.
+    #: the end of each stacked row's tokens, `(R,)` int32
     row_ends: torch.Tensor
 
 
 class TokenKernels(ABC):
-    """Plans and moves. Orders are permutations that come with their inverses, so that all that moves is gathered.
+    """Plans and moves rows. Orders are permutations with their inverses, so that every move is a gather.
 
-    Token t has the assignments t*K .. t*K + K - 1; sums over them are taken in that order.
+    Token t has the assignments t*K .. t*K + K - 1; sums over them use that order.
     """
 
-    #: What benchmarks call it.
+    #: name in benchmarks
     name: str
 
     @abstractmethod
     def plan(self, question: DispatchInputs) -> Movement:
-        """Return this rank's part of a dispatch; the integers are the same whoever computes them.
+        """Return this rank's part of a dispatch; all kernels return the same integers.
 
         Raises:
             BadInputError: an expert with tokens has no replica.
@@ -81,7 +81,7 @@ class TokenKernels(ABC):
 
     @abstractmethod
     def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
-        """Return the sum of each token's rows, `(T, D)`: what turns the gradient of such a gather back.
+        """Return the sum of each token's rows, `(T, D)`: the gradient of a `gather` with top_k.
 
         Args:
             rows_AD: row `inverse[a]` belongs to assignment a.
@@ -95,8 +95,8 @@ class TokenKernels(ABC):
 
         Args:
             rows_AD: row `inverse[a]` belongs to assignment a.
-            weights_TK: of the gate; sums are taken in the wider dtype of the rows' and theirs.
-            dtype: of the sums when they are done.
+            weights_TK: the gate's weights; sums use the wider dtype of rows and weights.
+            dtype: of the result.
         """
 
     @abstractmethod

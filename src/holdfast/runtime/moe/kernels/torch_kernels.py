@@ -1,4 +1,4 @@
-"""Token kernels by torch and numpy: any device, any dtype. Letters as in `interface.py`."""
+"""Token kernels by torch and numpy: any device, any dtype. Shape letters as in `interface.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.runtime.tensors import from_array
 
 
 class TorchKernels(TokenKernels):
-    """Plans on the host, gathers by `index_select`."""
+    """Plans on the host, and gathers by `index_select`."""
 
     name = "torch"
 
@@ -28,18 +28,18 @@ class TorchKernels(TokenKernels):
             question.scheme,
         )
 
-        def there(array: IntArray) -> torch.Tensor:
+        def to_device(array: IntArray) -> torch.Tensor:
             return from_array(array).to(device)
 
         return Movement(
             send=plan.send,
             receive=plan.receive,
-            send_order=there(plan.send_order),
-            send_inverse=there(inverse(plan.send_order)),
-            receive_order=there(plan.receive_order),
-            receive_inverse=there(inverse(plan.receive_order)),
+            send_order=to_device(plan.send_order),
+            send_inverse=to_device(inverse(plan.send_order)),
+            receive_order=to_device(plan.receive_order),
+            receive_inverse=to_device(inverse(plan.receive_order)),
             in_order=question.in_order,
-            row_ends=there(plan.row_ends).to(torch.int32),
+            row_ends=to_device(plan.row_ends).to(torch.int32),
         )
 
     def gather(self, rows: torch.Tensor, order_A: torch.Tensor, top_k: int = 1) -> torch.Tensor:
@@ -48,7 +48,7 @@ class TorchKernels(TokenKernels):
 
     def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
         """See `TokenKernels.gather_sum`."""
-        # Choice by choice, first to last: for the few there are, what is added stays in the cache.
+        # Choice by choice, first to last: there are few, so the sums stay in the cache.
         first, *others = inverse_A.view(-1, top_k).unbind(1)
         total_TD = rows_AD.index_select(0, first)
         for inverse_T in others:
@@ -75,7 +75,7 @@ class TorchKernels(TokenKernels):
         inverse_A: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `TokenKernels.combine_backward`."""
-        # In the order of the rows, so that they need no gathering again.
+        # In the order of the rows, so that they need not be gathered again.
         dtype = torch.promote_types(rows_AD.dtype, weights_TK.dtype)
         spread_AD = self.gather(grad_TD.to(dtype), order_A, weights_TK.shape[1])
         grad_A = torch.einsum("ad,ad->a", spread_AD, rows_AD.to(dtype))

@@ -1,9 +1,9 @@
-"""The programs that run on the GPU; `triton_kernels.py` launches them. Letters as in `interface.py`.
+"""The programs that run on the GPU; `triton_kernels.py` launches them. Shape letters as in `interface.py`.
 
 Every program writes each of its results exactly once and adds in a fixed order: results are the same in every run.
 """
 
-# Triton's language is typed for its compiler, not for a type checker; and it is absent where there is no GPU.
+# Triton's language is typed for its compiler, not for a type checker, and it may not be installed.
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 
@@ -91,7 +91,7 @@ def combine_backward(
 def interval_shares(tokens, replicas, sent, received, rank, ranks, stride_e, stride_n, BLOCK_N: tl.constexpr):
     """One expert's row and column of the interval schedule (`planning.Interval`), for one rank, `(E, N)` both.
 
-    The same integers as `planning.dispatch_schedule` gives; `tokens` `(E, N)` has strides, the others are contiguous.
+    The integers are those of `planning.dispatch_schedule`; `tokens` `(E, N)` has strides, the others are contiguous.
     """
     e = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK_N)
@@ -119,7 +119,7 @@ def _capacities(T, R, start, n):
 
 @triton.jit
 def _grant(wanted, supply, start, n):
-    """Serve `wanted` from `supply`, rank by rank from `start` round to it again."""
+    """Serve `wanted` from `supply`, rank by rank, from `start` and wrapping around."""
     before = tl.cumsum(wanted, axis=0) - wanted
     skipped = tl.sum(tl.where(n == start, before, 0), axis=0)
     wrapped = tl.where(n < start, tl.sum(wanted, axis=0), 0)
@@ -128,7 +128,7 @@ def _grant(wanted, supply, start, n):
 
 @triton.jit
 def _overlap(mine, others, rank, n):
-    """How much of the rank's stretch of one line lies opposite each rank's stretch of the other."""
+    """Length of the overlap of the rank's interval on one line with each rank's interval on the other."""
     begin = tl.sum(tl.where(n < rank, mine, 0), axis=0)
     end = begin + tl.sum(tl.where(n == rank, mine, 0), axis=0)
     stop = tl.cumsum(others, axis=0)
@@ -148,9 +148,9 @@ def order_by_segments(
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """order[q] = lookup[q + shifts[s]] for the segment s that holds place q; inverse undoes it.
+    """order[q] = lookup[q + shifts[s]] for the segment s that contains position q; inverse undoes it.
 
-    `ends` `(segments,)` is where each segment ends, never falling; 2**STEPS > segments.
+    `ends` `(segments,)` are the segments' ends, ascending; 2**STEPS > segments.
     """
     q = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     known = q < number

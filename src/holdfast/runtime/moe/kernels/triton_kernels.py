@@ -1,10 +1,10 @@
 """Token kernels by Triton: schedule and gathers stay on the GPU, top-k is combined without a copy per choice.
 
-Under `TRITON_INTERPRET=1`, set before this module is imported, they run on CPU tensors too, slowly. Letters as in
-`interface.py`.
+Under `TRITON_INTERPRET=1`, set before this module is imported, they also run on CPU tensors, slowly. Shape letters as
+in `interface.py`.
 """
 
-# Triton has no types, and need not be there; what it compiles looks like functions and is none.
+# Triton has no types, and may not be installed; its compiled programs look like functions but are not.
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLACES = 512
 
 
 class TritonKernels(TokenKernels):
-    """float32 and bfloat16."""
+    """Token kernels for float32 and bfloat16."""
 
     name = "triton"
 
@@ -128,9 +128,9 @@ def _sum_rows(
 
 
 def _schedule_shares(question: DispatchInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many tokens per expert the rank sends to and gets from each rank, `(E, N)` both, on the device."""
+    """Return the tokens per expert that the rank sends to and receives from each rank, `(E, N)` both, on the device."""
     tokens_EN, device = question.tokens_EN, question.tokens_EN.device
-    # Only the default scheme has a program of its own; and what cannot be planned is refused by the plain one.
+    # Only the default scheme has its own program. The plain function also refuses invalid inputs.
     if type(question.scheme) is not Interval or not question.replicas.any(axis=1).all():
         schedule = dispatch_schedule(tokens_EN.cpu().numpy(), question.replicas, question.scheme)
         row, column = schedule.send_row(question.rank), schedule.receive_column(question.rank)
@@ -155,19 +155,19 @@ def _schedule_shares(question: DispatchInputs) -> tuple[torch.Tensor, torch.Tens
 
 
 def _segment_starts(sizes: torch.Tensor) -> torch.Tensor:
-    """Return where each segment starts when they lie one after the other, row by row, `(I, J)`."""
+    """Return the start of each segment if they are stored one after the other, row by row, `(I, J)`."""
     return (sizes.flatten().cumsum(0) - sizes.flatten()).view(sizes.shape)
 
 
 def _order_segments(
     sizes: torch.Tensor, starts: torch.Tensor, number: int, lookup: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the places of elements that lie in segments, read one after the other; and the inverse.
+    """Return the positions of elements stored in segments, read one after the other; and the inverse.
 
     Args:
         sizes, starts: of the segments, in the order in which they are read.
-        number: of elements in all.
-        lookup: what lies at each place; the place itself without.
+        number: total number of elements.
+        lookup: the value at each position; without it, the position itself.
     """
     flat = sizes.flatten()
     ends = flat.cumsum(0)
@@ -193,12 +193,12 @@ def _order_segments(
 
 
 def _launch(program: Any, grid: tuple[int, ...], *tensors_and_numbers: Any, **constants: Any) -> None:
-    """Run a program on the device of its first tensor, which need not be the current one."""
+    """Run a program on the device of its first tensor, which may not be the current device."""
     with torch.cuda.device_of(tensors_and_numbers[0]):
         program[grid](*tensors_and_numbers, **constants)
 
 
 def _tile(width: int) -> tuple[int, int]:
-    """Return rows and columns of the tile that one program works on."""
+    """Return rows and columns of the tile of one program."""
     wide = min(triton.next_power_of_2(width), _WIDEST)
     return max(_TILE // wide, 1), wide

@@ -18,7 +18,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.dtensor.local import is_spread
+from holdfast.runtime.dtensor.local import is_dtensor
 from holdfast.runtime.tensors import apply, numbers
 
 #: by how much of the largest number places may differ in what they have of one token, for other reasons than that they
@@ -108,7 +108,7 @@ def check_no_dtensor(tokens: torch.Tensor) -> None:
     Raises:
         BadInputError: they are.
     """
-    if is_spread(tokens):
+    if is_dtensor(tokens):
         raise BadInputError(
             "an MoE layer is given a DTensor: it must have its tokens as a tensor of this place's own, the same at all "
             "places; leave use_local_output as it is in what comes before the layer, or give it tokens.full_tensor()"

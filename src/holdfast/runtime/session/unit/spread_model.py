@@ -10,7 +10,7 @@ import torch
 from holdfast.protocol.layouts.layout import WHOLE
 from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.plan import Role
-from holdfast.runtime.dtensor.place import PlaceInUnit
+from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.session.unit.alike import check_alike
 from holdfast.runtime.session.unit.unit import Unit
@@ -35,7 +35,7 @@ class SpreadModel:
 
         layout, place = (unit.layout, unit.place) if unit is not None else (WHOLE, 0)
         #: which part of the model is here
-        self.place = PlaceInUnit(layout=layout, place=place, spread=True, layouts=layouts)
+        self.place = ReplicaPosition(layout=layout, local_rank=place, has_layout=True, layouts=layouts)
         self._replica = ReplicaMesh(layout, Role(place=place), device)
         self._groups: Mapping[str, Communicator] = unit.groups if unit is not None else {}
         if unit is not None:
@@ -50,7 +50,7 @@ class SpreadModel:
         """Return the same places under other names (`ReplicaMesh.named`)."""
         return self._replica.named(dimensions)
 
-    def take(self, model: object) -> PlaceInUnit:
+    def take(self, model: object) -> ReplicaPosition:
         """Look whether a model is spread as the layout says, and have FSDP2 add gradients up and divide by nothing,
         and places with the same samples share the experts' tokens out.
 
