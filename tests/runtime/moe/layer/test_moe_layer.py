@@ -248,7 +248,7 @@ def test_a_binding_that_does_not_fit_is_refused() -> None:
     model = small_model()
     layers, comm = moe_layers(model), LocalCommunicator()
     settle(ExpertShards(layers), (((0, 1),), ((0, 1, 2),)), 0)
-    with pytest.raises(ValueError, match="the placement says"):
+    with pytest.raises(ValueError, match="but its placement has"):
         bind_layers(layers, comm, place_everywhere(EXPERTS, 1))
     with pytest.raises(ValueError, match="does not fit a group of 1"):
         bind_layers(layers, comm, place_everywhere(EXPERTS, 2))
@@ -332,8 +332,8 @@ def test_layers_out_of_turn_are_refused() -> None:
     state, _ = bound(Halting(1000), model, place_everywhere(EXPERTS, 2))
     state.start_micro_batch(1, 0)
     layers = moe_layers(model)
-    with pytest.raises(BadInputError, match="layer 1 is called where layer 0 is due"):
+    with pytest.raises(BadInputError, match="layer 1 is called, but layer 0 is next"):
         layers[1](batch(1, 0))
     layers[0](batch(1, 0))
-    with pytest.raises(BadInputError, match="layer 0 is called where layer 1 is due"):
+    with pytest.raises(BadInputError, match="layer 0 is called, but layer 1 is next"):
         layers[0](batch(1, 0))

@@ -99,7 +99,7 @@ def _describe_object(given: object) -> str:
 
 
 def _check_modules(modules: Sequence[nn.Module], values: Sequence[dict[str, nn.Parameter]]) -> None:
-    """Refuse modules that cannot be stacked, or whose results would depend on the rank.
+    """Refuse modules that cannot be stacked, or that could give other results on another rank.
 
     Raises:
         BadInputError: a module is refused.

@@ -203,9 +203,9 @@ def _supports_grouped_mm(weights_RXY: torch.Tensor) -> bool:
 
 
 def _multiply_one_by_one(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
-    """Multiply row by row, if grouped_mm has no kernel (float64, odd sizes) or there are no tokens.
+    """Multiply row by row, if grouped_mm has no kernel (float64, odd sizes) or without tokens.
 
-    Without tokens the weights still get zero gradients.
+    The weights then still get zero gradients.
     """
     sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     parts = zip(pieces(tokens_AX, sizes), weights_RXY.unbind(0), strict=True)

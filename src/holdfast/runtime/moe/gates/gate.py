@@ -65,7 +65,7 @@ class TopKGate(nn.Module):
             scale: factor of the weights.
             groups: experts 0..E/G-1 are the first group, and so on.
             groups_kept: number of groups from which a token's experts come (DeepSeek-V2, -V3); all by default.
-            group_best: number of best experts whose sum is a group's score (V2: 1, V3: 2).
+            group_best: a group's score is the sum of this many best experts (V2: 1, V3: 2).
             aux_loss: coefficient of the load-balancing loss (Switch, equation 4).
             z_loss: coefficient of the router's z-loss, the mean squared logsumexp of the logits (ST-MoE, equation 5).
             bias_rate: balance without a loss instead (Wang et al., 2024; DeepSeek-V3). At each step a bias, used for

@@ -43,6 +43,6 @@ def bind_layers(
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that are the same on every rank: all except those of experts."""
+    """Return the parameters that are the same on every rank: all except the experts' own."""
     experts = {id(weight) for layer in moe_layers(model) for weight in layer.experts.weights().values()}
     return [parameter for parameter in model.parameters() if id(parameter) not in experts]

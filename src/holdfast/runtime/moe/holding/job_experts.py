@@ -357,7 +357,7 @@ class JobExperts:
         specs: Sequence[LayerSpec],
         arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]],
     ) -> None:
-        """Replace all experts by those of a checkpoint."""
+        """Replace all experts by the experts of a checkpoint."""
         for layer, spec in enumerate(specs):
             self.shards.adopt(layer, spec)
         self._keep_only(names, arrived)

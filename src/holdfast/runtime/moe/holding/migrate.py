@@ -63,7 +63,7 @@ class StagedMigration:
     received_bytes: int
 
     def apply(self) -> None:
-        """Add the new experts, and drop those that moved to other ranks."""
+        """Add the new experts, and drop the ones that moved to other ranks."""
         for layer, (spec, experts) in enumerate(zip(self.specs, self.wanted, strict=True)):
             self.shards.adopt(layer, spec)
             rows = None if self.rows is None else self.rows[layer]
@@ -103,14 +103,14 @@ def stage_migration(
         comm: the new group.
         shards: the experts of this rank.
         held, wanted: per layer and rank of the new group.
-        transfers: from `plan_moves`; ranks are those of the new group.
+        transfers: from `plan_moves`; numbered as in the new group.
         rows: new number of rows per layer on this rank; None to keep it.
         wave_bytes: bytes that a rank sends in one collective.
 
     Raises:
         LostExpertsError: a rank would lack an expert; all ranks raise it.
         CorruptExpertError: a checksum is wrong.
-        ValueError: this rank's experts are not those of `held`, or the ranks' states are of different kinds.
+        ValueError: this rank's experts differ from `held`, or the ranks' states are of different kinds.
         HaltedError, PeerLostError: abandoned. Nothing is changed.
     """
     moves = transfers.as_tuples()

@@ -73,13 +73,15 @@ class BackgroundMigration:
         """
         specs, pairs = self._specs(), self.incoming[source]
         if manifest != _manifest(pairs, specs):
-            raise StateMismatchError(f"the experts of rank {source} are not those of the plan, or of another kind")
+            raise StateMismatchError(
+                f"the experts of rank {source} are not the planned ones, or their state has another kind"
+            )
         device = self._shards.layers[0].experts.device
         rows = empty_rows(specs, _by_layer(pairs, len(specs)), device)
         return [rows[layer][expert, row.name] for layer, expert in pairs for row in specs[layer].rows]
 
     def on_received(self, source: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Record the rows of a rank, whose tensors of `prepare` are now filled."""
+        """Record the rows of a rank, after its tensors from `prepare` were filled."""
         specs, rows = self._specs(), iter(tensors)
         for layer, expert in self.incoming[source]:
             for row in specs[layer].rows:

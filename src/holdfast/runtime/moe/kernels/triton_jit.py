@@ -91,7 +91,8 @@ def combine_backward(
 def interval_shares(tokens, replicas, sent, received, rank, ranks, stride_e, stride_n, BLOCK_N: tl.constexpr):
     """One expert's row and column of the interval schedule (`planning.Interval`), for one rank, `(E, N)` both.
 
-    The integers are those of `planning.dispatch_schedule`; `tokens` `(E, N)` has strides, the others are contiguous.
+    The integers are the same as in `planning.dispatch_schedule`; `tokens` `(E, N)` has strides, the others are
+    contiguous.
     """
     e = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK_N)

@@ -1,6 +1,6 @@
-"""Capacity: what an expert takes at most of one micro-batch's tokens; the rest of them does without that expert.
+"""Expert capacity: the maximum number of a micro-batch's tokens per expert; surplus tokens skip the expert.
 
-It is counted within each micro-batch, so that it drops the same tokens in any world.
+It is counted within each micro-batch, so that the same tokens are dropped in any world.
 
 Shape letters: T tokens, K experts per token, E experts, A assignments (T*K), M of them kept, D model dimension.
 """
@@ -13,10 +13,10 @@ import torch
 
 
 def select_assignments(chosen_TK: torch.Tensor, experts: int, factor: float) -> torch.Tensor:
-    """Return the assignments that find room, `(M,)`, ascending; assignment a is choice a % K of token a // K.
+    """Return the assignments within the capacity, `(M,)`, ascending; assignment a is choice a % K of token a // K.
 
-    Every expert takes `factor` times its even share, rounded up: all tokens' first choices before any second one
-    (GShard), earlier tokens before later ones.
+    Every expert computes at most `factor` times its even share, rounded up. The first choices of all tokens precede any
+    second choice (GShard), and earlier tokens precede later ones.
     """
     tokens, top_k = chosen_TK.shape
     if not chosen_TK.numel():
@@ -32,14 +32,14 @@ def select_assignments(chosen_TK: torch.Tensor, experts: int, factor: float) -> 
 
 
 def gather_kept(tokens_TD: torch.Tensor, kept_M: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Return each kept assignment's token, `(M, D)`."""
-    # By way of all assignments: then no gradient is a sum of colliding rows, in whatever order a device adds them.
+    """Return the token of each kept assignment, `(M, D)`."""
+    # Expand to all assignments first: then no gradient is a sum of colliding rows in a device-dependent order.
     every_AD = tokens_TD.unsqueeze(1).expand(-1, top_k, -1).reshape(-1, tokens_TD.shape[1])
     return every_AD.index_select(0, kept_M)
 
 
 def sum_kept(done_MD: torch.Tensor, kept_M: torch.Tensor, tokens: int, top_k: int) -> torch.Tensor:
-    """Return the sum of each token's rows, `(T, D)`; zeros for a token without any."""
+    """Return the sum of each token's rows, `(T, D)`; zeros for a token without rows."""
     none_1D = done_MD.new_zeros((1, done_MD.shape[1]))
     place_A = torch.full((tokens * top_k,), done_MD.shape[0], dtype=torch.int64, device=kept_M.device)
     place_A[kept_M] = torch.arange(kept_M.numel(), device=kept_M.device)

@@ -1,4 +1,4 @@
-"""Experts that live on any ranks, in any number of copies: tokens go to them and come back weighted.
+"""A layer of experts on any ranks, in any number of copies: sends tokens to them and combines their outputs.
 
 Shape letters: T tokens, D model dimension, E experts, N ranks, K experts per token, A assignments (T*K), R rows of
 stacked weights.
@@ -34,41 +34,43 @@ from holdfast.runtime.moe.layer.same_tokens import TokenSplit, check_no_dtensor
 from holdfast.runtime.moe.layer.token_exchange import Channel, Route
 from holdfast.runtime.options import check_real
 
-#: What crosses the wire, as numbers; 0 is a rank that only serves.
+#: dtypes by their numbers in the header; 0 is a rank without own tokens
 _DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _HEADER = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Binding:
-    """The group that a layer works in, its place among the model's MoE layers, and who hosts what."""
+    """The group and the placement of a layer, and its index among the model's MoE layers."""
 
     channel: Channel
-    #: What the layers of this worker know of the step under way, as the channel does.
+    #: the state of the step that all layers of this worker share, as in `channel`
     state: StepState
     index: int
     #: R, replicas per expert and rank, `(E, N)`.
     replicas: IntArray
     scheme: DispatchScheme
-    #: What plans and moves the rows; None: the fastest for their device and dtype.
+    #: plans and moves the rows; None for the fastest for their device and dtype
     kernels: TokenKernels | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _GatheredCounts:
-    """What the ranks' headers say together: assignments per expert and source `(E, N)`, and the dtype of the tokens."""
+    """The result of gathering the ranks' headers."""
 
+    #: assignments per expert and source rank, `(E, N)`
     tokens_EN: torch.Tensor
-    #: The same summed over the sources, on the host, `(E,)`.
+    #: their sums over the sources, on the host, `(E,)`
     loads: IntArray
+    #: of the tokens
     dtype: torch.dtype
 
 
 class ExpertLayer(nn.Module):
-    """A layer of experts, whoever chooses among them.
+    """A layer of experts; a subclass or the caller chooses the experts of each token.
 
-    Built in a script it is complete: all experts live here. In a job, holdfast binds it to a group and a placement,
-    and keeps only some of them.
+    In a script it is complete: all experts are local. In a job, holdfast binds it to a group and a placement, and keeps
+    only some of them.
     """
 
     def __init__(
@@ -83,15 +85,15 @@ class ExpertLayer(nn.Module):
 
         Args:
             experts: all of them.
-            dispatch: how tokens are shared among an expert's replicas: "interval" (evenly, in few messages),
-                "proportional" (evenly, in proportion: Lazarus, Algorithm 1) or "minmax" (so that the busiest rank
-                computes as few as possible).
-            capacity_factor: an expert takes so many times its even share of a micro-batch's tokens; those beyond do
-                without it. None: all that are sent to it.
-            balancing: the gate's bias, where it is balanced without a loss.
+            dispatch: division of tokens among an expert's replicas: "interval" (evenly, in few messages),
+                "proportional" (evenly, in proportion: Lazarus, Algorithm 1) or "minmax" (the busiest rank computes as
+                few tokens as possible).
+            capacity_factor: an expert computes at most this many times its even share of a micro-batch's tokens;
+                surplus tokens skip it. None for no limit.
+            balancing: the gate's bias, if it balances without a loss.
 
         Raises:
-            BadInputError: there is no such dispatch, or the capacity is not above 0.
+            BadInputError: the dispatch is unknown, or the capacity is not above 0.
         """
         super().__init__()
         check_real(capacity_factor=0.0 if capacity_factor is None else capacity_factor)
@@ -104,13 +106,13 @@ class ExpertLayer(nn.Module):
         self.scheme = scheme_named(dispatch)
         self.capacity_factor = capacity_factor
         self.balancing = balancing
-        #: An emulated accelerator; None: expert computation takes as long as it takes.
+        #: an emulated accelerator, or None
         self.emulation: Emulation | None = None
-        #: Other places of this unit that have the same tokens; None: there are none.
+        #: splits tokens that other local ranks of this replica group have, too; None without such ranks
         self.token_split: TokenSplit | None = None
-        #: Measures the experts' computation; None: nobody asks.
+        #: measures the experts' computation, or None
         self.clock: ExpertClock | None = None
-        #: What the gate asks to add to the loss, of the last forward, a scalar; 0 where it asks for nothing.
+        #: the gate's term of the loss in the last forward, a scalar
         self.aux_loss = torch.zeros(())
         state = StepState()
         self.binding = Binding(
@@ -130,25 +132,27 @@ class ExpertLayer(nn.Module):
         scheme: DispatchScheme | None = None,
         kernels: TokenKernels | None = None,
     ) -> None:
-        """Work in another group from now on. The experts must be here already (`shards.py`, `migrate.py`).
+        """Use another group. The experts must already be on this rank (`shards.py`, `migrate.py`).
 
         Args:
             channel: the group, and the state that all layers of the model share.
             placement: this layer's experts per rank.
-            index: this layer's place among the model's MoE layers.
-            scheme: how surplus tokens find free capacity; by default the layer's own (`dispatch`).
-            kernels: what plans and moves the rows; by default the fastest for their device and dtype.
+            index: this layer's index among the model's MoE layers.
+            scheme: matches surplus tokens with free capacity; by default the layer's own (`dispatch`).
+            kernels: plans and moves the rows; by default the fastest for their device and dtype.
 
         Raises:
-            ValueError: the placement is not that of this group, or an expert that it says is not here.
+            ValueError: the placement does not fit the group, or one of its experts is not on this rank.
         """
         replicas = count_layer_replicas(placement, self.experts.experts)
         if len(placement) != channel.size:
             raise ValueError(f"a placement over {len(placement)} ranks does not fit a group of {channel.size}")
         mine = tuple(sorted(set(placement[channel.rank])))
-        # More may live here while a migration is under way: they are sent no tokens.
+        # During a migration there may be more experts, which get no tokens.
         if not set(mine) <= set(self.experts.hosted):
-            raise ValueError(f"layer {index}: experts {self.experts.hosted} live here, the placement says {mine}")
+            raise ValueError(
+                f"layer {index}: experts {self.experts.hosted} are on this rank, but its placement has {mine}"
+            )
         self.binding = Binding(
             channel=channel,
             state=channel.state,
@@ -159,14 +163,14 @@ class ExpertLayer(nn.Module):
         )
 
     def apply_experts(self, tokens: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-        """Return the experts' weighted outputs, `(..., D)` like the tokens; zeros where the step is void.
+        """Return the experts' weighted outputs, `(..., D)` like the tokens; zeros if the step is void.
 
         Args:
             chosen_TK: experts of each token, int64.
-            weights_TK: theirs.
+            weights_TK: their weights.
 
         Raises:
-            BadInputError: not this layer's turn, or the ranks do not agree about dtype or gradients.
+            BadInputError: another layer should be called, or the ranks do not agree about dtype or gradients.
         """
         binding, same = self.binding, self.token_split
         binding.channel.enter_layer(binding.index)
@@ -196,11 +200,12 @@ class ExpertLayer(nn.Module):
         weights_TK: torch.Tensor,
         dtype: torch.dtype,
     ) -> torch.Tensor | None:
-        """Return the weighted outputs of those tokens that are this place's, `(T, D)`; None where the step is void.
+        """Return the weighted outputs of this local rank's tokens, `(T, D)`, or None if the step is void.
 
         Args:
-            chosen_TK: experts of all tokens: those that came to an expert first find room there.
-            mine: which tokens are this place's; `tokens_TD`, `weights_TK`: theirs.
+            tokens_TD, weights_TK: this local rank's tokens and weights.
+            chosen_TK: experts of all tokens, because the capacity is filled in the order of all tokens.
+            mine: the tokens of this local rank.
         """
         if self.capacity_factor is None:
             return self._exchange_and_compute(tokens_TD, chosen_TK[mine], weights_TK, dtype)
@@ -214,10 +219,10 @@ class ExpertLayer(nn.Module):
         return None if mixed_MD is None else capacity.sum_kept(mixed_MD, kept_M, count, top_k)
 
     def serve(self) -> torch.Tensor:
-        """Take part in a forward of the other ranks without tokens of one's own.
+        """Take part in a forward of the other ranks without own tokens.
 
         Returns:
-            `(0, D)`: its backward takes part in theirs.
+            `(0, D)`: its backward takes part in the other ranks' backward.
         """
         device, dtype = self.experts.device, self.experts.dtype
         none_TD = torch.empty((0, self.experts.dim), device=device, dtype=dtype)
@@ -229,7 +234,7 @@ class ExpertLayer(nn.Module):
     def _exchange_and_compute(
         self, tokens_TD: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor, dtype: torch.dtype | None
     ) -> torch.Tensor | None:
-        """Return the weighted outputs of each token's experts, `(T, D)`; None where the step is void."""
+        """Return the weighted outputs of each token's experts, `(T, D)`, or None if the step is void."""
         assigned_A = chosen_TK.reshape(-1)
         agreement = self._gather_counts(torch.bincount(assigned_A, minlength=self.experts.experts), dtype)
         if agreement is None:
@@ -256,10 +261,10 @@ class ExpertLayer(nn.Module):
         return exchange.from_experts(done_AD, weights_TK, route, tokens_TD.dtype)
 
     def _compute(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-        """Return what the experts make of their rows, `(A, D)`; what is void counts for nothing, and is not timed."""
+        """Return the experts' outputs for their rows, `(A, D)`; a void step is not timed."""
         if self.binding.state.void is not None:
             return self.experts(tokens_AD, row_ends_R)
-        if self.clock is None or not torch.is_grad_enabled():  # (it measures forward and backward)
+        if self.clock is None or not torch.is_grad_enabled():  # The time per token includes the backward pass.
             return self._compute_emulated(tokens_AD, row_ends_R)
         return self.clock.run(self._compute_emulated, tokens_AD, row_ends_R)
 
@@ -269,7 +274,7 @@ class ExpertLayer(nn.Module):
         return self.emulation.run(self.experts, tokens_AD, row_ends_R)
 
     def _gather_counts(self, counts_E: torch.Tensor, dtype: torch.dtype | None) -> _GatheredCounts | None:
-        """Gather the counts, with what must be the same on all ranks; None where the step is void."""
+        """Gather all ranks' counts, layer, dtype and gradient mode; return None if the step is void."""
         gradients = 1 + int(torch.is_grad_enabled())
         serving = dtype is None
         head = [self.binding.index, 0, 0] if serving else [self.binding.index, _DTYPES.index(dtype), gradients]
@@ -285,7 +290,11 @@ class ExpertLayer(nn.Module):
         )
 
     def _common_dtype(self, heads: IntArray) -> torch.dtype:
-        """Return the dtype of the tokens on the wire; all ranks raise together where they disagree."""
+        """Return the dtype of the tokens on the wire.
+
+        Raises:
+            BadInputError: the ranks disagree; all ranks raise it together.
+        """
         active = heads[heads[:, 1] > 0]
         if (heads[:, 0] != heads[0, 0]).any() or (active != active[:1]).any():
             raise BadInputError(
@@ -297,7 +306,7 @@ class ExpertLayer(nn.Module):
 
 
 class ElasticExperts(ExpertLayer):
-    """Experts for a model that has its own router: it says which experts each token uses, and with which weight."""
+    """Experts for a model with its own router, which chooses the experts and weights of each token."""
 
     def forward(self, tokens_TD: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
         """Return the weighted outputs of each token's experts, `(T, D)`, in the tokens' dtype.
@@ -305,11 +314,11 @@ class ElasticExperts(ExpertLayer):
         Args:
             tokens_TD: of one micro-batch.
             chosen_TK: experts of each token, int64.
-            weights_TK: theirs.
+            weights_TK: their weights.
 
         Raises:
-            BadInputError: the shapes do not fit, there is no such expert, it is not this layer's turn, or the ranks do
-                not agree about dtype or gradients.
+            BadInputError: the shapes do not fit, an expert does not exist, another layer should be called, or the ranks
+                do not agree about dtype or gradients.
         """
         check_no_dtensor(tokens_TD)
         dim = self.experts.dim
@@ -323,21 +332,21 @@ class ElasticExperts(ExpertLayer):
                 f"the experts are given tokens {tuple(tokens_TD.shape)}, chosen experts {tuple(chosen_TK.shape)} and "
                 f"weights {tuple(weights_TK.shape)}: they must be (T, {dim}), (T, K) and (T, K)"
             )
-        check_expert_numbers(chosen_TK, "in front of the experts", self.experts.experts)
+        check_expert_numbers(chosen_TK, "before the experts", self.experts.experts)
         return self.apply_experts(tokens_TD, chosen_TK, weights_TK)
 
 
 def _zero_output(tokens: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-    """Return zeros like the tokens, which depend on all that a result would depend on.
+    """Return zeros like the tokens, with the autograd dependencies of a real result.
 
-    FSDP2 moves the gradients of those parameters that have one: all places of a unit must come to the same, be the step
-    void at one of them and not yet at another.
+    FSDP2 reduces the gradients of parameters that have one. So all local ranks of a replica group must have gradients
+    of the same parameters, even if the step is void on only some of them.
     """
     return tokens * 0.0 + (weights_TK.sum() * 0.0).to(tokens.dtype)
 
 
 def _wire_dtype(tokens: torch.Tensor) -> torch.dtype:
-    """Return the dtype that tokens travel and are computed in: autocast's where it is on."""
+    """Return the dtype in which tokens are sent and computed: autocast's if it is enabled."""
     kind = tokens.device.type
     if torch.is_autocast_enabled(kind) and tokens.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -350,15 +359,15 @@ def moe_layers(model: nn.Module) -> list[ExpertLayer]:
 
 
 def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that differ from rank to rank, and that the dense reduction must leave out."""
+    """Return the parameters that differ between ranks, and are not part of the dense reduction."""
     return [weight for layer in moe_layers(model) for weight in layer.experts.weights().values()]
 
 
 def serve_round(layers: Sequence[ExpertLayer]) -> None:
-    """Take part in one micro-batch of the other ranks, forward and backward, without one of one's own.
+    """Take part in one micro-batch of the other ranks, forward and backward, without an own micro-batch.
 
-    This is the surplus round of a rank whose micro-batches are used up: it sends no token and adds exact zeros; the
-    gradients of its experts grow by what the other ranks' tokens ask for. Nothing else of the model is touched.
+    A rank without further micro-batches sends no tokens and adds exact zeros. The gradients of its experts grow by the
+    other ranks' tokens. The rest of the model is not used.
 
     Raises:
         BadInputError: the ranks do not agree about the forward pass.

@@ -1,4 +1,4 @@
-"""The MoE layer: a router, a gate that sees its logits, experts that live anywhere, and shared ones that live here.
+"""The MoE layer: a router, a gate that sees its logits, experts on any ranks, and optional shared experts.
 
 Shape letters: T tokens, D model dimension, E experts, K experts per token.
 """
@@ -19,15 +19,15 @@ from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.moe.layer.same_tokens import check_no_dtensor
 from holdfast.runtime.options import check_whole
 
-#: Of one seed.
+#: layers of one seed
 _MOST_LAYERS = 1 << 32
 
 
 class MoE(ExpertLayer):
-    """A feed-forward block of which each token uses `top_k` of `experts`.
+    """A feed-forward block in which each token uses `top_k` of `experts`.
 
-    Built in a script it is complete: all experts live here. In a job, holdfast binds it to a group and a placement,
-    and keeps only some of them.
+    In a script it is complete: all experts are local. In a job, holdfast binds it to a group and a placement, and keeps
+    only some of them.
     """
 
     def __init__(
@@ -53,23 +53,24 @@ class MoE(ExpertLayer):
         """Make the layer.
 
         Args:
-            dim, hidden: of the tokens, and inside each expert.
-            experts, top_k: how many there are in the whole job, and how many of them each token uses.
-            gated: an expert has a third matrix that gates what goes into its last one (SwiGLU).
-            activation: inside an expert; by default GELU, and SiLU where it is gated.
-            expert: makes an expert of (dim, hidden), any module that turns `(n, dim)` into `(n, dim)` row by row; in
-                the place of those two kinds, which are computed all at once.
+            dim, hidden: size of the tokens, and size inside each expert.
+            experts, top_k: number of experts in the whole job, and number of experts that each token uses.
+            gated: an expert has a third matrix that gates the input of its last one (SwiGLU).
+            activation: inside an expert; by default GELU, or SiLU for gated experts.
+            expert: makes an expert from (dim, hidden): any module that turns `(n, dim)` into `(n, dim)` row by row. It
+                replaces the two built-in kinds, which are faster.
             gate: turns the router's logits into a `Choice`; by default `TopKGate(experts, top_k, aux_loss=aux_loss)`.
-            shared: a module that all tokens go through, its output added to the experts'; every worker has it whole.
+            shared: a module for all tokens; its output is added to the experts', and every worker has all of it.
             capacity_factor, dispatch: see `ExpertLayer`.
             aux_loss: coefficient of the load-balancing loss in `self.aux_loss`; add that to your loss.
-            jitter: while training, the router sees tokens times noise from 1 - jitter to 1 + jitter.
-            seed: of the weights; by default drawn from torch's own generator, so that `torch.manual_seed` fixes it.
-            layer: tells layers of one seed apart.
-            routing: fixed assignments in place of the gate's choice.
+            jitter: during training, the router sees tokens times noise from 1 - jitter to 1 + jitter.
+            seed: of the weights; by default drawn from torch's generator, so that `torch.manual_seed` determines it.
+            layer: distinguishes layers with the same seed.
+            routing: fixed assignments that replace the gate's choice.
 
         Raises:
-            BadInputError: an option is out of range or of another type, some exclude each other, or expert makes none.
+            BadInputError: an option is out of range, has a wrong type, excludes another one, or `expert` does not make
+                a module.
         """
         dim, hidden, experts, top_k = _check_sizes(dim, hidden, experts, top_k)
         seed, layer = _check_seed(seed, layer)
@@ -92,11 +93,11 @@ class MoE(ExpertLayer):
         self.shared = shared
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the experts' weighted outputs, `(..., D)` like the tokens; the shared module's are added.
+        """Return the experts' weighted outputs, `(..., D)` like the tokens, plus the shared module's output.
 
         Raises:
-            BadInputError: the tokens do not fit, the gate's choice is none, the shared module's output has another
-                shape, it is not this layer's turn, or the ranks do not agree about dtype or gradients.
+            BadInputError: the tokens do not fit, the gate's result is not a choice, the shared module's output has
+                another shape, another layer should be called, or the ranks do not agree about dtype or gradients.
         """
         check_no_dtensor(tokens)
         if tokens.shape[-1:] != (self.experts.dim,) or not tokens.is_floating_point():
@@ -129,7 +130,11 @@ class MoE(ExpertLayer):
 
 
 def _check_sizes(dim: int, hidden: int, experts: int, top_k: int) -> tuple[int, int, int, int]:
-    """Return them as Python's own numbers."""
+    """Return the sizes as Python integers.
+
+    Raises:
+        BadInputError: a size is out of range.
+    """
     check_whole(dim=dim, hidden=hidden, experts=experts, top_k=top_k)
     if min(dim, hidden, experts) < 1 or not 1 <= top_k <= experts:
         raise BadInputError(
@@ -140,7 +145,11 @@ def _check_sizes(dim: int, hidden: int, experts: int, top_k: int) -> tuple[int, 
 
 
 def _check_seed(seed: int | None, layer: int) -> tuple[int, int]:
-    """Return the numbers that weights are drawn by, as Python's own."""
+    """Return seed and layer number, which determine the weights, as Python integers.
+
+    Raises:
+        BadInputError: the layer number is out of range.
+    """
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
     check_whole(seed=seed, layer=layer)
     if not 0 <= layer < _MOST_LAYERS:

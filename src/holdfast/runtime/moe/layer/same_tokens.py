@@ -1,11 +1,12 @@
-"""Places of a unit that have the same tokens (tensor parallelism): each brings its share of them to the experts.
+"""Tensor parallelism: local ranks with the same tokens each send their share of them to the experts.
 
-All of them choose experts for all tokens, alike; so gate, capacity, noise and what is added to the loss are what they
-would be in one place. Then each goes on with its share, and what comes of the shares is gathered. Backward, the
-gradients of the shares are gathered likewise. Nothing is added up: all places have the same numbers, in every bit.
+All local ranks choose experts for all tokens, with the same result. So gate, capacity, noise and the auxiliary loss are
+the same as on a single rank. Then each local rank continues with its share, and the results of all shares are gathered.
+In backward, the gradients of the shares are gathered, too. Nothing is summed: all local ranks have the same numbers in
+every bit.
 
-The shares are of tokens, in order, and depend on nothing but their number: also where a step is void at one place and
-not at another, and computes with other numbers there, all gather alike.
+Shares depend only on the number of tokens, in order. So all local ranks gather the same shapes, even if the step is
+void on only some of them.
 
 Shape letters: T tokens, P of them in a share, K experts per token, D model dimension, X any.
 """
@@ -21,8 +22,7 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.dtensor.local import is_dtensor
 from holdfast.runtime.tensors import apply, numbers
 
-#: by how much of the largest number places may differ in what they have of one token, for other reasons than that they
-#: have others
+#: difference of one token between local ranks that counts as rounding, relative to the largest number
 _ROUNDING = 0.05
 
 
@@ -31,7 +31,7 @@ class _Work(Protocol):
 
 
 class TensorParallelGroup(Protocol):
-    """The group of the places: what an outer group is."""
+    """The group of the local ranks with the same tokens, an outer group."""
 
     def rank(self) -> int: ...
 
@@ -41,19 +41,22 @@ class TensorParallelGroup(Protocol):
 
 
 class TokenSplit:
-    """The places that have the tokens of one layer, as one of them sees them."""
+    """Splits the tokens of one layer among the local ranks that have the same tokens."""
 
     def __init__(self, group: TensorParallelGroup) -> None:
-        """`group`: as long as the unit lasts. All its places must call the same, in the same order."""
+        """Use a group that exists as long as the replica group.
+
+        All its ranks must make the same calls in the same order.
+        """
         self._group = group
         self._rank, self._places = group.rank(), group.size()
         self._checked = False
 
     def check_same_tokens(self, tokens_TD: torch.Tensor) -> None:
-        """Look, once, whether all places have the same tokens: as many, and the same first one.
+        """Check, once, that all local ranks have the same number of tokens and the same first token.
 
         Raises:
-            BadInputError: they have not; on all places.
+            BadInputError: they differ; on all local ranks.
         """
         if self._checked:
             return
@@ -66,52 +69,52 @@ class TokenSplit:
         differ = bool((rows - rows[:1]).abs().max() > _ROUNDING * rows.abs().max())
         if differ or bool((counts != counts[0]).any()):
             raise BadInputError(
-                "an MoE layer is given other tokens at each place along tensor "
-                f"({', '.join(str(int(count)) for count in numbers(counts))} of them): its tokens must be the same at "
-                "all of these places, whole and not cut along their sequence; gather them in front of the layer"
+                "an MoE layer is given other tokens on each local rank along tensor "
+                f"({', '.join(str(int(count)) for count in numbers(counts))} of them): its tokens must be the same on "
+                "all of these ranks, complete and not cut along their sequence; gather them before the layer"
             )
 
     def own_slice(self, tokens: int) -> slice:
-        """Return which of so many tokens this place goes on with."""
+        """Return this local rank's share of a number of tokens."""
         size = self._share_size(tokens)
         return slice(min(self._rank * size, tokens), min((self._rank + 1) * size, tokens))
 
     def split(self, tokens_TD: torch.Tensor, weights_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return this place's share, `(P, D)` and `(P, K)`; backward, all places get the gradients of all tokens."""
+        """Return this local rank's share, `(P, D)` and `(P, K)`; in backward, all get the gradients of all tokens."""
         return cast("tuple[torch.Tensor, torch.Tensor]", apply(_Split, tokens_TD, weights_TK, self))
 
     def join(self, mixed_PD: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Return what all places have made of their shares, `(T, D)`; backward, each gets what is of its own."""
+        """Gather the results of all shares, `(T, D)`; in backward, each local rank gets the gradient of its share."""
         return apply(_Join, mixed_PD, self, tokens)
 
     def gather_shares(self, share_PX: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Gather the shares of all places, `(T, X)`."""
+        """Gather the shares of all local ranks, `(T, X)`."""
         size = self._share_size(tokens)
         room = share_PX.new_zeros((self._places, size, *share_PX.shape[1:]))
         room[self._rank, : len(share_PX)] = share_PX
         return self._all_gather(room).flatten(0, 1)[:tokens]
 
     def _share_size(self, tokens: int) -> int:
-        """Return how many tokens a share has, but for the last ones, which may have fewer."""
+        """Return the number of tokens in a share; the last shares may have fewer."""
         return -(-tokens // self._places)
 
     def _all_gather(self, room: torch.Tensor) -> torch.Tensor:
-        """Fill room for what all places have, where there is what this one has."""
+        """Fill `room` with all local ranks' data; on entry it contains only this one's."""
         if room.numel():
             self._group.all_gather_single(room, room[self._rank]).wait()
         return room
 
 
 def check_no_dtensor(tokens: torch.Tensor) -> None:
-    """Refuse tokens that are spread over the places of a unit: what goes to an expert is a row of numbers.
+    """Refuse DTensors: a token must be complete on each local rank.
 
     Raises:
-        BadInputError: they are.
+        BadInputError: the tokens are a DTensor.
     """
     if is_dtensor(tokens):
         raise BadInputError(
-            "an MoE layer is given a DTensor: it must have its tokens as a tensor of this place's own, the same at all "
-            "places; leave use_local_output as it is in what comes before the layer, or give it tokens.full_tensor()"
+            "an MoE layer is given a DTensor: its tokens must be a plain tensor, the same on all local ranks; leave "
+            "use_local_output at its default in the module before the layer, or pass tokens.full_tensor()"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tokens to their experts and back, with autograd: exchanges that never block and never raise into the user's loop.
+"""Exchange of tokens with their experts, with autograd; it never raises into the user's loop.
 
 Shape letters: T tokens, K experts per token, A assignments sent or received by this rank, D model dimension.
 """
@@ -20,7 +20,7 @@ from holdfast.runtime.tensors import apply
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
-    """A group, and the step whose failure its collectives report to."""
+    """A group, and the state that its failures are reported to."""
 
     comm: Communicator
     state: StepState
@@ -32,20 +32,20 @@ class Channel:
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self.comm.size
 
     def enter_layer(self, layer: int) -> None:
-        """A layer's forward begins.
+        """Check that a layer's forward starts in its turn.
 
         Raises:
-            BadInputError: other ranks take part, and it is not this layer's turn.
+            BadInputError: other ranks take part, and another layer is next.
         """
         if self.size > 1:
             self.state.enter_layer(layer)
 
     def all_gather(self, mine_X: torch.Tensor) -> torch.Tensor | None:
-        """Return all ranks' `(X,)` tensors as `(N, X)`; None where the step is void."""
+        """Return all ranks' `(X,)` tensors as `(N, X)`, or None if the step is void."""
         gathered = mine_X.new_empty(self.comm.size * mine_X.numel())
         if self.state.void is not None:
             return None
@@ -57,9 +57,9 @@ class Channel:
         return gathered.view(self.comm.size, -1)
 
     def all_to_all(self, rows_AD: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
-        """Send `send[r]` rows to each rank r, return the `receive[r]` rows from each; zeros where the step is void.
+        """Send `send[r]` rows to each rank r, return the `receive[r]` rows from each; zeros if the step is void.
 
-        A world of one has nothing to exchange, and gets its own rows back.
+        A world of one gets its own rows back.
         """
         if self.comm.size == 1:
             return rows_AD
@@ -72,14 +72,14 @@ class Channel:
                 self.comm.wait(pending)
                 return output
             except (HaltedError, PeerLostError) as error:
-                # The abandoned operation may still write to `output`: it is never looked at again.
+                # The abandoned operation may still write to `output`, so it is not used.
                 self.state.mark_void(error)
         return rows_AD.new_zeros(shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """The way of one micro-batch's tokens through one layer: which rows go where, over which group, moved by whom."""
+    """The exchange of one micro-batch's tokens in one layer: the rows' destinations, the group, and the kernels."""
 
     channel: Channel
     movement: Movement
@@ -87,12 +87,12 @@ class Route:
     top_k: int
 
     def by_row(self, arrived_AD: torch.Tensor) -> torch.Tensor:
-        """Return what has come, in the order of the stacked rows."""
+        """Return received rows in the order of the stacked rows."""
         move = self.movement
         return arrived_AD if move.in_order else self.kernels.gather(arrived_AD, move.receive_order)
 
     def by_source(self, rows_AD: torch.Tensor) -> torch.Tensor:
-        """Return what lies in the order of the stacked rows in that in which it came."""
+        """Return rows in the order of the stacked rows in the order in which they were received."""
         move = self.movement
         return rows_AD if move.in_order else self.kernels.gather(rows_AD, move.receive_inverse)
 
@@ -140,16 +140,16 @@ class _FromExperts(torch.autograd.Function):
         back_AD, weights_TK = ctx.saved_tensors
         grad_AD, grad_TK = kernels.combine_backward(grad_TD, back_AD, weights_TK, move.send_order, move.send_inverse)
         if route.channel.state.skipping:
-            grad_AD = torch.zeros_like(grad_AD)  # Also where it is not a number.
+            grad_AD = torch.zeros_like(grad_AD)  # Not a multiplication by 0, because the gradient may be NaN.
         arrived_AD = route.channel.all_to_all(grad_AD, move.send, move.receive)
         return route.by_row(arrived_AD), grad_TK, None, None
 
 
 def to_experts(tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:
-    """Return the rows that this rank's experts are to compute, `(A, D)`, sorted by stacked row; differentiable once."""
+    """Return the rows for this rank's experts, `(A, D)`, sorted by stacked row; differentiable once."""
     return apply(_ToExperts, tokens_TD, route)
 
 
 def from_experts(done_AD: torch.Tensor, weights_TK: torch.Tensor, route: Route, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weighted outputs `(T, D)`, in a dtype, for tokens that went `to_experts`; differentiable once."""
+    """Return the weighted outputs `(T, D)` of tokens sent by `to_experts`, in a dtype; differentiable once."""
     return apply(_FromExperts, done_AD, weights_TK, route, dtype)
