@@ -73,9 +73,7 @@ class BackgroundMigration:
         """
         specs, pairs = self._specs(), self.incoming[source]
         if manifest != _manifest(pairs, specs):
-            raise StateMismatchError(
-                f"the experts of rank {source} are not the planned ones, or their state has another kind"
-            )
+            raise StateMismatchError(f"the experts of rank {source} differ from the plan, in number or kind")
         device = self._shards.layers[0].experts.device
         rows = empty_rows(specs, _by_layer(pairs, len(specs)), device)
         return [rows[layer][expert, row.name] for layer, expert in pairs for row in specs[layer].rows]

@@ -150,9 +150,7 @@ class ExpertLayer(nn.Module):
         mine = tuple(sorted(set(placement[channel.rank])))
         # During a migration there may be more experts, which get no tokens.
         if not set(mine) <= set(self.experts.hosted):
-            raise ValueError(
-                f"layer {index}: experts {self.experts.hosted} are on this rank, but its placement has {mine}"
-            )
+            raise ValueError(f"layer {index}: experts {self.experts.hosted} are here, but its placement has {mine}")
         self.binding = Binding(
             channel=channel,
             state=channel.state,

@@ -85,7 +85,10 @@ class StepState:
         self.loads[layer] = self.loads[layer] + tokens_E if layer in self.loads else tokens_E
 
     def mark_void(self, error: Exception) -> None:
-        """Mark the step void. The first reason is kept without frames, which would keep the dead group's sockets open."""
+        """Mark the step void; only the first reason counts.
+
+        Its frames are dropped, because they would keep the dead group's sockets open.
+        """
         if self.void is None:
             error.__context__ = error.__cause__ = None
             self.void = error.with_traceback(None)
