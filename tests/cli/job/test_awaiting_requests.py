@@ -109,7 +109,7 @@ def test_a_move_is_awaited_until_it_is_told_who_has_the_place_and_what_it_waits_
 
 
 def test_a_job_that_is_over_before_is_waited_for_no_longer() -> None:
-    going = left(node("a"), leaving=(leaving("a", "nothing any more: the job ends"),))
+    going = left(node("a"), leaving=(leaving("a", "nothing: the job ends"),))
     client = Moves(going, {**going, "state": "finished"}, events=())
     with pytest.raises(RefusedError, match="the job is finished, before a had moved"):
         await_moved(client, ["a"], 7, say=None)

@@ -89,10 +89,10 @@ def test_it_is_told_what_a_node_waits_for() -> None:
 def test_of_two_that_are_asked_one_after_the_other_the_second_waits_for_the_first() -> None:
     job = beside("s0", "s1")
     job.feed(MoveNodes(("n1",)))
-    assert waited_for(job) == {"n1": "standby s0 to join beside it"}
+    assert waited_for(job) == {"n1": "standby s0 to join next to it"}
     job.feed(MoveNodes(("n2",)))
     pending = "generation 2 to begin, which is being prepared"
-    assert waited_for(job) == {"n1": "standby s0 to join beside it", "n2": pending}
+    assert waited_for(job) == {"n1": "standby s0 to join next to it", "n2": pending}
     everybody = job.join("s0", step=2)
     assert waited_for(job) == {"n1": "the end of a step", "n2": "n1, which leaves before it"}
     assert job.machine.record.pending is None, "no other one joins in between"
@@ -107,14 +107,14 @@ def test_of_two_that_are_asked_one_after_the_other_the_second_waits_for_the_firs
     for node in ("n0", "s0", "n2"):
         job.say(msg.Entered(worker=w(node), generation=3, applied=3))
     job.step(4, "n0", "s0", "n2", generation=3)
-    assert waited_for(job) == {"n2": "standby s1 to join beside it"}
+    assert waited_for(job) == {"n2": "standby s1 to join next to it"}
 
 
 def test_of_two_with_one_warm_standby_one_waits_for_the_other_standby() -> None:
     job = beside("s0")
     come(job, "s1", warm=False)
     job.feed(MoveNodes(("n1", "n2")))
-    assert waited_for(job) == {"n1": "standby s0 to join beside it", "n2": "a standby to be warm"}
+    assert waited_for(job) == {"n1": "standby s0 to join next to it", "n2": "a standby to be warm"}
 
 
 def test_where_the_job_ends_nobody_is_waited_for() -> None:
@@ -125,7 +125,7 @@ def test_where_the_job_ends_nobody_is_waited_for() -> None:
     for node in ("n0", "n1", "n2"):
         job.report(node, 1)
     job.feed(MoveNodes(("n1",)))
-    assert waited_for(job) == {"n1": "nothing any more: the job ends"}
+    assert waited_for(job) == {"n1": "nothing: the job ends"}
 
 
 def test_a_join_that_is_being_prepared_comes_first() -> None:

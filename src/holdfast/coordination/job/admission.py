@@ -1,4 +1,4 @@
-"""Who is let in: what an agent's first message must fit; and who has to come again."""
+"""Checks of an agent's first message, and the catch-up of a node that comes back."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _KEPT_REFUSALS = 4096
 
 @dataclass(slots=True)
 class _Namesake:
-    """Somebody asks for a name that another still holds."""
+    """A node asks for a name while another node's lease on it runs; the times of its first and last try."""
 
     first: float
     last: float
 
 
 class Admission:
-    """The door: lets agents in, and tells those that come back what they have missed."""
+    """Admits or refuses agents, and sends missed orders to returning nodes."""
 
     def __init__(self, parts: JobParts) -> None:
         self._transaction = parts.transaction
@@ -47,22 +47,24 @@ class Admission:
         self._record_age = parts.record_age
         self._snapshots, self._checkpoints = parts.snapshots, parts.checkpoints
         self._namesakes: dict[str, _Namesake] = {}
-        #: the refused nodes that were reported, with their addresses; the oldest first
+        #: The refused nodes that were reported, with their addresses, oldest first.
         self._refused: dict[tuple[str, str], None] = {}
 
     def let_in(self, connection: int, hello: Hello) -> Node | None:
-        """Welcome an agent and return its node, or turn it away: None."""
+        """Admit an agent and return its node, or refuse it and return None."""
         transaction, config = self._transaction, self._config
         if newer := self._record_age.newer_than_record(hello):
-            # The write finds out whether another coordinator leads: then this one was paused, and ends as superseded.
+            # The write detects whether another coordinator leads. Then this one was paused, and ends as superseded.
             transaction.change()
             transaction.stop_outdated(newer)
             return None
         if hello.term > transaction.record.term and not self._record_age.raise_term(hello):
-            transaction.close(connection)  # it may find the newer coordinator
+            # The agent may find the newer coordinator.
+            transaction.close(connection)
             return None
         if not self._tenant.lets_in(hello):
-            transaction.close(connection)  # (it comes again until its pool says whose it is)
+            # The agent reconnects until the pool has assigned its node.
+            transaction.close(connection)
             return None
         why_not = self._refusal(hello)
         if why_not is not None:
@@ -103,10 +105,11 @@ class Admission:
         return node
 
     def catch_up(self, node: Node, generation: int, ended: Set[str]) -> None:
-        """Tell a node that came (back) what its workers should know by now; `generation` was in force when it came.
+        """Send a node that has connected the orders that it missed.
 
         Args:
-            ended: workers of which it is known how they have ended.
+            generation: the generation that was in force when the node connected.
+            ended: the workers that are known to have ended.
         """
         transaction, plan = self._transaction, self._transaction.record.plan
         self._checkpoints.remind(node.name)
@@ -119,13 +122,14 @@ class Admission:
             return
         for worker in list(node.workers):
             if plan is None or plan.generation != generation or plan.rank(worker) is None:
-                continue  # nothing to catch up with, or just told
+                # It missed nothing, or has just got its orders.
+                continue
             if node.workers[worker].entered < generation:
-                # The rendezvous of the coordinator before is lost: only a new generation helps.
+                # The rendezvous of the previous coordinator is lost. Only a new generation helps.
                 self._stopping.begin(transaction.now)
 
     def _refusal(self, hello: Hello) -> Refused | None:
-        """Return why an agent is refused, None where it is welcome."""
+        """Return why an agent is refused, or None if it is admitted."""
         record = self._transaction.record
         why = _misfit(record, hello)
         if why is not None:
@@ -159,10 +163,10 @@ class Admission:
         return None
 
     def bad_address(self, hello: Hello) -> str | None:
-        """Return why other nodes cannot reach the address that a node advertises, or it theirs; None if they can.
+        """Return why a node cannot reach another one at its advertised address, or None if all can.
 
-        A loopback address will do only if the coordinator and all nodes are on one host. A member that comes back
-        after a lost connection is not asked again: the others have reached it.
+        A loopback address works only if the coordinator and all nodes are on one host. A member that reconnects is not
+        checked again, because the others have already reached it.
         """
         if self._transaction.planned_on(hello.node):
             return None
@@ -211,7 +215,7 @@ class Admission:
         self._transaction.emit(NodeRefused, node=node, why=why, address=address)
 
     def _keep_out(self, hello: Hello) -> None:
-        """A node finds itself unfit. A pool has others, and gives this one again once it has come anew."""
+        """Exclude a node that reports itself unfit. A pool replaces it, and may grant it again once it reconnects."""
         if hello.grant:
             self._tenant.refuse(hello.node, hello.unfit)
         else:
@@ -220,13 +224,13 @@ class Admission:
         self._transaction.emit(NodeLeft, node=hello.node, reason=reason, detail=hello.unfit)
 
     def pause_over(self) -> None:
-        """This process was away: what it did not read in that time says nothing about anybody."""
+        """Forget name conflicts after this process was paused: silence in that time proves nothing."""
         self._namesakes.clear()
 
     def _name_taken(self, known: Node) -> Refused:
-        """Refuse a namesake: for good only once the other has lived on for two leases since it first asked.
+        """Refuse a node with a name that is taken, finally only after the other one stayed alive for two leases.
 
-        Until then it may well be the same node, come back before its old connection's end was noticed.
+        Until then it may be the same node, which reconnected before the end of its old connection was noticed.
         """
         now, lease_s = self._transaction.now, self._config.lease_s
         self._namesakes = {
@@ -244,13 +248,13 @@ class Admission:
 
 
 def reaches_only_itself(address: str) -> bool:
-    """Return whether an address leads nowhere but to the host that uses it: loopback, or the unspecified address."""
+    """Return whether an address is reachable only on its own host: a loopback or unspecified address."""
     if address == "localhost":
         return True
     try:
         parsed = ip_address(address)
     except ValueError:
-        return False  # a name
+        return False  # A host name.
     return parsed.is_loopback or parsed.is_unspecified
 
 
@@ -265,15 +269,15 @@ def _misfit(record: Record, hello: Hello) -> str | None:
 
 
 def _was_expelled(planned: Set[str], hello: Hello) -> bool:
-    """True where the node holds workers that were in a generation and are in none any more."""
-    # (Whoever has applied a step was told to begin, or has prepared.)
+    """Return whether the node has workers that were in a generation and are in no plan now."""
+    # A worker that has applied a step was ordered to begin before, or has prepared.
     begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}
     left = {kept.worker for kept in hello.kept if isinstance(kept, WorkerDown) and kept.has_left_loop}
     return not begun - left <= planned
 
 
 def send_away_all(transaction: Transaction, why: str) -> None:
-    """Have all nodes replace their workers and come again, except where none was in a generation, and they come up."""
+    """Make all nodes replace their workers and reconnect, unless their first workers are still starting."""
     stay = {node.name for node in transaction.members.regular if node.coming and not transaction.planned_on(node.name)}
     if transaction.record.held is not None:
         transaction.change(

@@ -1,4 +1,4 @@
-"""Who a coordinator waits for now, and for what."""
+"""The nodes and workers that the coordinator waits for, with reasons, for status displays."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from holdfast.coordination.lateness.judge import is_waiting, where
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.position import Awaited
 
-#: of those that wait for somebody, so many are named
+#: At most this many waiting workers are listed.
 _NAMED = 8
 
 
 def awaited_by(parts: JobParts, now: float) -> Iterator[Awaited]:
-    """Yield whom the job waits for, and (last) who is to join it; `now` in unix seconds."""
+    """Yield everything that the job waits for, pending members last; `now` in Unix seconds."""
     transaction = parts.transaction
     plan, pending, stop = transaction.record.plan, transaction.record.pending, parts.stopping.stop
     promised = parts.absences.promised
@@ -37,7 +37,7 @@ def awaited_by(parts: JobParts, now: float) -> Iterator[Awaited]:
 
 
 def _members(parts: JobParts, plan: GenerationPlan, now: float) -> Iterator[Awaited]:
-    """Yield the members that have not entered a generation; once all have, those behind the others' step."""
+    """Yield the members that have not entered a generation. If all have, yield the members that lag behind."""
     transaction, ledger = parts.transaction, parts.ledger
     infos = {worker: parts.members.worker(worker) for worker in plan.workers}
     outside = [worker for worker, info in infos.items() if info is None or info.entered < plan.generation]
@@ -48,14 +48,14 @@ def _members(parts: JobParts, plan: GenerationPlan, now: float) -> Iterator[Awai
     applied = {worker: ledger.applied_by(worker) or 0 for worker in plan.workers}
     furthest = max(applied.values(), default=0)
     for worker, step in applied.items():
-        # (one step behind is what all are while the others' word is on its way)
+        # A lag of one step is normal: reports of the others are still on their way.
         if step < furthest - 1:
             yield Awaited(who=transaction.place_of(worker), what=f"to apply step {step + 1}")
     yield from _at_work(parts, now)
 
 
 def _at_work(parts: JobParts, now: float) -> Iterator[Awaited]:
-    """Yield who is at work while others wait for it, as the nodes have told since the newest step."""
+    """Yield the workers that compute while others wait for them, as of the newest probe."""
     transaction, asked = parts.transaction, parts.inquiry.newest
     if asked is None:
         return

@@ -1,9 +1,8 @@
-"""The coordinator's machine: every decision about a job, as (input, now) -> instructions.
+"""The coordinator's state machine: every decision about a job, as (input, now) -> instructions.
 
-An input is first taken in by the handler that its kind and the job's state have in the tables at the end; then whatever
-has become due is done, always in the same order (`_advance`). Within one call everything durable goes into one Persist
-that precedes all events and messages, so a crash at any write leaves either the state before or the state after, never
-a promise without its record.
+First the handler of (input, job phase) runs; the tables are at the end of `Coordinator`. Then all due work runs, always
+in the same order (`_advance`). Each call is one transaction: all durable changes go into one Persist before all events
+and messages. So a crash leaves the state before the call or the state after it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from holdfast.protocol.position import Position
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 _ALIVE = msg.Heartbeat()
-#: fields of the record that a job which begins again from its checkpoints learns from its new workers, or does not need
+#: Fields of the record that a resumed job discards: its new workers report them again, or it does not need them.
 _OF_ONE_RUN = (
     *("outcome", "plan", "pending", "decision", "passed", "raised", "given_up", "will", "stopped", "refusal"),
     *("script_digest", "config", "data", "global_batch", "micro_batches", "seed", "expert_shape"),
@@ -54,7 +53,7 @@ _EMPTY = Record(schema=SCHEMA, job="", term=0)
 
 
 class Coordinator:
-    """One job's coordination. The shell feeds it inputs with the time and carries out what it returns, in order."""
+    """Coordinates one job. The shell passes inputs with the time, and executes the returned instructions in order."""
 
     def __init__(
         self,
@@ -63,11 +62,12 @@ class Coordinator:
         record: Record | None,
         ended: tuple[int, int] | None = None,
     ) -> None:
-        """Take up a job.
+        """Load the state of a job.
 
         Args:
-            tail: what the events in the journal add up to. record: the stored one, None if the store is empty. ended:
-                the highest term and generation in the journal of a job that is over, and that begins again.
+            tail: the position after the last event in the journal.
+            record: the stored record, or None if the store is empty.
+            ended: for a job that is over and will be resumed: the highest term and generation in its journal.
         """
         self.config = config
         record = record or Record(schema=SCHEMA, job=config.spec.name, term=0)
@@ -75,7 +75,7 @@ class Coordinator:
         if ended is not None:
             term, generation = max(record.term, ended[0]), max(record.generation, ended[1])
             record = msgspec.structs.replace(record, term=term, generation=generation)
-        #: events that are not in the journal, although the record knows of them
+        #: Events that are in the record but not in the journal.
         self._lost = missing_events(record, tail)
         self.transaction = Transaction(record, reduce(Position.after, self._lost, tail))
         self.transaction.begins_again = self._begins_again
@@ -87,7 +87,7 @@ class Coordinator:
         self._hearing = Hearing(parts)
         self._finishing = Finishing(parts)
         self._last_tick: float | None = None
-        #: when a tick came too late to judge by what was learnt of leases
+        #: The last late tick: after it, learned lease times cannot be trusted for a while.
         self._late_tick = 0.0
 
     # ---- the shell's side ----
@@ -99,26 +99,26 @@ class Coordinator:
 
     @property
     def members(self) -> Membership:
-        """Who is there."""
+        """The connected nodes and their workers."""
         return self.transaction.members
 
     @property
     def over(self) -> EndJob | None:
-        """How the job ended, None while it goes on."""
+        """How the job ended, or None if it has not ended."""
         return self.parts.ending.over
 
     @property
     def state(self) -> str:
-        """What users are told: waiting, running, recovering, stopping, finished, stopped or failed."""
+        """The state for users: waiting, running, recovering, stopping, finished, stopped or failed."""
         if self.over is None and self.parts.closing.under_way:
             return "stopping"
         return self.record.outcome or self.parts.state
 
     def start(self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> list[Instruction]:
-        """Open a new term; what the journal lacks of what the record knows is emitted first.
+        """Open a new term. Events that are in the record but not in the journal are emitted first.
 
         Args:
-            checkpoints: intact ones that lie in the checkpoint directory; they count where the record knows of none.
+            checkpoints: intact checkpoints in the checkpoint directory, used if the record has none.
         """
         transaction, first = self.transaction, self.record.term == 0
         transaction.now = self._last_tick = now
@@ -130,15 +130,15 @@ class Coordinator:
         if self._begins_again or (self.record.outcome == "failed" and not self.config.takeover):
             transaction.change(**{name: getattr(_EMPTY, name) for name in _OF_ONE_RUN})
         if self._begins_again and checkpoints:
-            transaction.change(checkpoints=())  # those in the directory count: some may have been removed meanwhile
+            # Use only checkpoints that are in the directory: others may have been removed.
+            transaction.change(checkpoints=())
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
-            # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
+            # Continue after the highest term in the directory, so that new checkpoints are newer than all old ones.
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
             transaction.change(checkpoints=tuple(checkpoints), term=term)
         if not self.config.takeover:
-            transaction.change(
-                data=()
-            )  # Its user may have corrected the data: the workers of this run say what they are.
+            # The user may have corrected the data. The workers of this run report it again.
+            transaction.change(data=())
         emulated, told = self.config.spec.experiments.emulated_seconds, self.parts.flop.told
         transaction.origin = {"url": url, "coordinator_pid": pid, **told}
         if first:
@@ -159,17 +159,18 @@ class Coordinator:
         return [*(Emit(event) for event in self._lost), *transaction.flush()]
 
     def handle(self, event: Input, now: float) -> list[Instruction]:
-        """Take in one input.
+        """Handle one input and return the instructions for the shell.
 
         Raises:
-            BadInputError, UnreachableError, RefusedError: a user's request that is refused.
+            BadInputError, UnreachableError, RefusedError: a user's request is refused.
         """
         self.transaction.now = max(now, self.transaction.now)
         if isinstance(event, Received) and event.message == _ALIVE:
-            self.members.renew(event.connection, self.transaction.now)  # most of what is heard, and nothing comes of it
+            # The most frequent message. It only renews the lease.
+            self.members.renew(event.connection, self.transaction.now)
             return []
         self._take(event)
-        # (Where somebody stands leads to nothing, but where that is all.)
+        # A heartbeat alone triggers no decision, unless a step has become complete.
         if self.parts.ledger.due or not (isinstance(event, Received) and isinstance(event.message, msg.Heartbeat)):
             self._advance()
             self.parts.tenant.look()
@@ -186,7 +187,7 @@ class Coordinator:
             self._INPUTS[type(event)][self.parts.state](self, event)
 
     def _advance(self) -> None:
-        """Do what is due now."""
+        """Do all work that is due."""
         self.parts.record_age.confirm()
         if why := self.parts.ladder.deserted(awaited=bool(self.parts.absences.promised)):
             self.parts.ending.failed(why)
@@ -198,11 +199,12 @@ class Coordinator:
             self._admission.refuse_node(node, why)
         self.parts.departures.let_go()
         self._deciding.decide()
-        self.parts.departures.let_go()  # (those that are members of nothing any more)
+        self.parts.departures.let_go()  # The decision may have released more draining nodes.
         self._deciding.start()
         plan = self.record.plan
         if plan is None or self.parts.stopping.stop is not None or self.over is not None:
-            return  # (while reports are awaited nobody knows who a member is)
+            # While reports are awaited, the next membership is unknown.
+            return
         self.parts.departures.look(plan, self.parts.checkpoints.newest_written)
         if at_boundary := self.parts.progress.release():
             self.parts.made_good()
@@ -228,7 +230,7 @@ class Coordinator:
         why = self.parts.progress.skipped_too_often(self.config.spec.recovery.max_skipped_steps)
         if not why or plan.last:
             return False
-        # Before all members have entered, a resumed job may have yet to roll back. Members whose loops are over need
+        # Before all members have entered, a resumed job may have yet to roll back. Members that ended their loops need
         # not enter a generation that came into force with the last step.
         if not (self.members.entered(plan) or self.parts.progress.finished(plan)):
             return False
@@ -236,20 +238,21 @@ class Coordinator:
         return True
 
     def _rearrange(self, plan: GenerationPlan) -> None:
-        """Nothing is about to change the plan in force: change it where that is of use."""
+        """Prepare improvements of a settled plan: standbys, additional nodes, a better expert placement."""
         self.parts.standbys.look(plan)
         self.parts.departures.enter_beside()
         self.parts.replacing.grow(plan)
         if not self.config.spec.recovery.restarts_all:
             self.parts.joining.prepare(plan)
         elif self.parts.joining.newcomers(plan):
-            self.parts.stopping.begin(self.transaction.now)  # only a restart lets them in
+            # Only a restart of all workers admits new nodes.
+            self.parts.stopping.begin(self.transaction.now)
         if self._settled is not None and (experts := self.parts.other_placement(plan)) is not None:
             self.parts.joining.rearrange(plan, experts)
 
     @property
     def _settled(self) -> GenerationPlan | None:
-        """The plan in force, where nothing is about to change it; else None."""
+        """The plan in force if nothing is about to change it, or None."""
         plan = self.record.plan
         if plan is None or plan.last or plan.puts_away or self.members.owed:
             return None
@@ -270,13 +273,14 @@ class Coordinator:
                 self._AGENT_SAYS[type(message)][self.parts.state](self, node, message)
         elif isinstance(message, msg.AddressProbed):
             self._on_address_probed(event.connection, message)
-        else:  # expelled, or not let in yet
+        else:
+            # The node was expelled, or is not admitted yet.
             self._probing.keep(event.connection, message)
 
     def _hello(self, connection: int, hello: msg.Hello) -> None:
         known = self.members.nodes.get(hello.node)
         if known is not None and known.session == hello.session:
-            # It has lost its old connection, and nobody told us yet.
+            # The agent reconnected before the end of its old connection was noticed.
             self.transaction.close(known.connection)
             self._take(Disconnected(known.connection))
         if self._admission.bad_address(hello) is None and self._probing.begin(connection, hello):
@@ -289,7 +293,7 @@ class Coordinator:
             self.parts.newcomers.came(node)
         generation = self.transaction.generation
         ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}
-        # (the others have gone on without these)
+        # The other members have continued without these workers.
         superseded = {
             worker for worker, down in ended.items() if down.has_left_loop and worker not in self.transaction.planned
         }
@@ -300,8 +304,9 @@ class Coordinator:
             elif kept.worker not in superseded:
                 self._hearing.take(node, kept)
             if self.members.on(connection) is not node:
-                return  # expelled for what it has said
-        # Only now is everything known that the node has to say: until here it was awaited as absent.
+                # The node was expelled because of a message in its Hello.
+                return
+        # The node's whole report is processed. Until here it counted as disconnected.
         self.parts.absences.on_node_returned(node)
         if self.over is None:
             self._admission.catch_up(node, generation, ended.keys() | self.members.left.keys())
@@ -318,7 +323,7 @@ class Coordinator:
         self._conclude(self._probing.on_probed(probe))
 
     def _conclude(self, probed: tuple[Newcomer, ProbeVerdict] | None) -> None:
-        """Let a newcomer in that was probed, or refuse it."""
+        """Admit or refuse a newcomer after its probe."""
         if probed is None:
             return
         newcomer, outcome = probed
@@ -351,14 +356,14 @@ class Coordinator:
     # ---- time ----
 
     def _paused(self) -> bool:
-        """Tell whether this process was away: then nobody may be judged by what was not read in time."""
+        """Return whether this process was paused, so that leases prove nothing about nodes."""
         last, self._last_tick = self._last_tick, self.transaction.now
         away_s = 0.0 if last is None else self.transaction.now - last
         if away_s > least_lease_s(self.config.lease_s, self.config.heartbeat_s) / 2:
             self._late_tick = self.transaction.now
         if away_s <= self.config.lease_s / 2:
             return False
-        # (another may lead by now: a write tells, and who is connected here looks for that one)
+        # Another coordinator may lead by now. A write detects that: agents that are connected here then look for it.
         self.transaction.change()
         self.members.renew_leases(self.transaction.now)
         self.parts.absences.pause_over()
@@ -411,7 +416,7 @@ class Coordinator:
         if not self._hearing.is_news(node, down) or self.parts.failing.ended(down):
             return
         known, member = self.members.drop(node, down.worker), self.transaction.is_member(down.worker)
-        # (a member has the script and the settings that all have: it is bad input to all of them)
+        # All members have the same script and settings, so bad input of one member is bad input of all.
         if down.exit_code == EXIT_BAD_INPUT and (not self.transaction.generation or (member and not down.final)):
             self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
             return
@@ -428,7 +433,7 @@ class Coordinator:
         self.members.drop(node, down.worker)
         self.parts.ending.late(node)
 
-    # ---- what users and the shell say ----
+    # ---- requests of users and of the shell ----
 
     def _failed(self, failure: Failure) -> None:
         if not self.parts.ending.takes(failure.node) and failure.node in self.members.nodes:
@@ -440,7 +445,7 @@ class Coordinator:
     def _asked(self, request: Request) -> None:
         grant(self.parts, request)
 
-    #: what the shell says, and what the job's state makes of it
+    #: Handlers of the shell's inputs, by job phase.
     _INPUTS: ClassVar[dict[type, Row]] = {
         Disconnected: row(_disconnected, _disconnected, _disconnected, _disconnected_at_last),
         Tick: row(_tick, _tick, _tick, _tick_at_last),
@@ -449,7 +454,7 @@ class Coordinator:
         **dict.fromkeys(REQUESTS, always(_asked)),
     }
 
-    #: the same of what agents say
+    #: Handlers of agents' messages, by job phase.
     _AGENT_SAYS: ClassVar[dict[type, Row]] = {
         msg.Heartbeat: while_it_goes_on(_hear),
         msg.FromWorker: always(_hear),

@@ -1,4 +1,4 @@
-"""From a broken generation (or none) to the next: once all members have spoken or are gone, decide, write, begin."""
+"""The step from an interrupted generation (or none) to the next: collect all reports, decide, write, announce."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from holdfast.protocol.state import SnapshotSource
 
 
 class Deciding:
-    """Asked after every input; does something only where it is time."""
+    """Decides how the job continues. It is called after every input and acts only when all reports are in."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
@@ -75,16 +75,15 @@ class Deciding:
         self._telling, self._newcomers = parts.telling, parts.newcomers
         self._record_age, self._start_probes = parts.record_age, parts.start_probes
         self._suspects = Suspects()
-        #: restarts of all workers for a step that was refused
+        #: Restarts of all workers because a step was refused.
         self._refusals = Budget()
-        #: replacements of workers that differ from the others
-        #: by likely cause
+        #: Replacements of workers that differ from the others, by likely cause.
         self._mismatches: defaultdict[str, Budget] = defaultdict(Budget)
-        #: the generation in which they differed last
+        #: The generation in which workers differed last.
         self._differed = 0
 
     def decide(self) -> None:
-        """Decide what becomes of the interrupted step, if everybody has spoken and there is room for all experts."""
+        """Decide how the interrupted step continues, once all members reported and all experts fit."""
         transaction, record, stopping = self._transaction, self._transaction.record, self._stopping
         if stopping.stop is None or record.plan is None or stopping.awaits(self._absences.promised):
             return
@@ -112,22 +111,21 @@ class Deciding:
                 return
         if lacks_slots(transaction, self._config):
             if closing:
-                self._closing.end()  # (nobody waits for the nodes that would bring room)
+                self._closing.end()  # A closing job does not wait for more nodes.
             return
         self._settle(parted=parted)
 
     def _replace_minority(self, mismatch: Mismatch) -> bool:
         """Replace the nodes that differ from the majority, or end the job; return whether it goes on.
 
-        Each likely cause has a budget of its own. Of two workers, the one that has received its state is replaced
-        first, and if the other one was wrong, it differs from its replacement next: that is one fault, not two.
+        Each likely cause has its own budget. Of two workers, the one that has received its state is replaced first. If
+        the other one was wrong, it then differs from the replacement: that counts as one fault, not two.
 
-        A job that ends is not saved, because it is not known which of its members are right.
+        A job that ends here is not saved, because the correct members are unknown.
         """
         transaction, step, why, cause = self._transaction, mismatch.step, mismatch.why, mismatch.likely_cause
-        if (
-            transaction.generation != self._differed
-        ):  # A node that comes back with its old report is not another mismatch.
+        # A node that reconnects with its old report is not another mismatch.
+        if transaction.generation != self._differed:
             self._differed = transaction.generation
             self._mismatches[cause].use(transaction.now)
             transaction.emit(CorruptionFound, step=step, what=mismatch.what, detail=why, likely_cause=cause)
@@ -140,13 +138,13 @@ class Deciding:
         return False
 
     def _settle(self, *, parted: bool) -> None:
-        """Carry out what follows from the reports."""
+        """Choose the verdict and the members of the next generation, and execute the verdict."""
         transaction, stopping, closing = self._transaction, self._stopping, self._closing.under_way
         raisers = [] if closing else self._raisers.among(stopping.reports)
         if raisers and self._want_slots_without(raisers):
             return
         if self._kept_ranks.waits and not closing:
-            return  # (for those that are to have the same ranks)
+            return  # Wait for the processes that will get these ranks.
         self._kept_ranks.over()
         refused = self._refused_anew()
         if self._config.spec.recovery.restarts_all and not closing:
@@ -160,8 +158,8 @@ class Deciding:
         reports = self._in_units(what_counts(transaction.record, stopping.gathered()))
         arrivals = [info.id for info in transaction.members.workers() if info.id not in reports]
         if closing or (parted and not lacks_slots(transaction, self._config, list(reports))):
-            # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
-            # be put together in turns, for ever.
+            # These members continue alone, and the others join during training. Otherwise members that cannot reach
+            # each other would be grouped again and again.
             arrivals = [worker for worker in self._replacing.workers if worker not in reports and not closing]
         verdict = self._verdict(reports, arrivals)
         if raisers:
@@ -170,14 +168,14 @@ class Deciding:
                 without = self._back_again(verdict, arrivals)
             if without is None and isinstance(verdict, Verdict) and verdict.decision.applied:
                 why = f"there is no other live copy of step {verdict.decision.applied}"
-                self._progress.release()  # (what all have applied counts, although this may end the job)
+                self._progress.release()  # Steps that all members applied count, even if the job ends here.
                 self._closing.renew(self._failures.explain(why))
                 arrivals = []
             else:
                 self._kept_ranks.lost(raisers)
                 self._raisers.release(raisers)
                 if self._kept_ranks.waits or lacks_slots(transaction, self._config):
-                    return  # (for the processes that follow them)
+                    return  # Wait for the processes that replace them.
                 verdict = without or self._verdict({}, arrivals)
         elif not closing and (leavers := self._departures.going(reports)):
             verdict, reports, arrivals = self._part_with(leavers, verdict, reports, arrivals)
@@ -187,7 +185,7 @@ class Deciding:
             self._carry_out(verdict, workers, reports)
 
     def _refused_anew(self) -> bool:
-        """Tell of a step that was refused: from the next generation on it is computed with nothing held."""
+        """Record a newly refused step, so that the next generation recomputes it completely."""
         transaction, stopping = self._transaction, self._stopping
         step = refused_anew(transaction.record.refusal, stopping.reports.values())
         if step:
@@ -212,9 +210,10 @@ class Deciding:
         return self._nearest(verdict)
 
     def _in_units(self, reports: dict[str, Report]) -> dict[str, Report]:
-        """Return the reports of whole units. Where the job ends, without those in which a script has raised.
+        """Return the reports of complete replica groups.
 
-        The others of such a unit wait for it in the middle of a micro-batch, and save nothing any more.
+        When the job closes, groups with a script error are left out: their other workers wait in the middle of a
+        micro-batch and can no longer save.
         """
         places = self._transaction.record.layout.places
         reports = {worker: reports[worker] for worker in only_whole(list(reports), places)}
@@ -225,9 +224,9 @@ class Deciding:
         return others if self._is_to_save(verdict) else reports
 
     def _nearest(self, verdict: Verdict | NothingLeft) -> Verdict | NothingLeft:
-        """Return a verdict that goes back to a snapshot instead, where that is nearer.
+        """Replace a rollback to a checkpoint by a rollback to a newer snapshot, if there is one.
 
-        A job that ends needs none, but for what a change of layout has put away.
+        A closing job needs no snapshot, except the stashed state of a layout change.
         """
         ends = self._closing.under_way and not self._transaction.record.stashed_step
         if ends or self._config.spec.recovery.restarts_all:
@@ -237,11 +236,12 @@ class Deciding:
         return nearest(verdict, self._snapshots.serving(committed), committed)
 
     def _want_slots_without(self, raisers: list[str]) -> bool:
-        """Members whose scripts have raised cannot go on; where the others are too few, wait for those that follow."""
+        """Return whether the members without script errors lack expert slots; then wait for replacements."""
         transaction, gone = self._transaction, set(raisers)
         others = [info.id for info in transaction.members.workers() if info.id not in gone]
         if not others or not self._config.spec.experiments.static_experts:
-            return False  # (where each expert lives on another node those have room for all)
+            # If each expert lives on its own node, the remaining members have room for all.
+            return False
         if not lacks_slots(transaction, self._config, others):
             return False
         self._raisers.release(raisers)
@@ -250,7 +250,7 @@ class Deciding:
     def _without(
         self, raisers: list[str], verdict: Verdict | NothingLeft, reports: Mapping[str, Report]
     ) -> Verdict | NothingLeft | None:
-        """Return what is decided without members whose scripts have raised; None: what they have would be lost."""
+        """Return the verdict without the given workers as holders, or None if state would be lost."""
         if not isinstance(verdict, Verdict) or not verdict.holders:
             return verdict
         holders = tuple(worker for worker in verdict.holders if worker not in raisers)
@@ -259,9 +259,9 @@ class Deciding:
         return None if not whole or lost_of(self._transaction.record, others, reports) else others
 
     def _before(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
-        """Return what the others can go on from, as if those that have raised were dead; None: from nothing live.
+        """Return a verdict that treats these members as failed, or None if the others have no live state.
 
-        What only those have applied is announced to nobody yet: else the others would have applied it, too.
+        A step that only these members have applied is not announced yet, because the others would also have applied it.
         """
         others = {worker: report for worker, report in reports.items() if worker not in raisers}
         verdict = self._verdict(others, arrivals) if others else None
@@ -270,9 +270,9 @@ class Deciding:
         return None
 
     def _back_again(self, verdict: Verdict | NothingLeft, arrivals: list[str]) -> Verdict | None:
-        """Return that the others go back once more to what all went back to, where nothing was done since; else None.
+        """Return a repeated rollback to the previous rollback's step, or None if steps were applied since.
 
-        What those that have raised have is all there, and was read: it need not be saved, nor all be started again.
+        The state of these members is then already readable elsewhere, so no save and no full restart is needed.
         """
         last, again = self._transaction.record.decision, self._verdict({}, arrivals)
         if isinstance(verdict, NothingLeft) or isinstance(again, NothingLeft) or last is None:
@@ -284,12 +284,12 @@ class Deciding:
     def _part_with(
         self, leavers: list[str], verdict: Verdict | NothingLeft, reports: dict[str, Report], arrivals: list[str]
     ) -> tuple[Verdict | NothingLeft, dict[str, Report], list[str]]:
-        """Let members go that are to leave, where the others have all that they have; return what counts then.
+        """Release draining members if the others have all their state; return the new verdict, reports and arrivals.
 
-        Standbys that are warm take their places in the same breath.
+        Warm standbys take their ranks in the same generation.
         """
         names = set(map(node_of, leavers))
-        # (a process of theirs may have come only now, and be all that can begin)
+        # A new process on these nodes may be the only worker with an initial state.
         theirs = (
             [worker for worker in verdict.holders if node_of(worker) in names] if isinstance(verdict, Verdict) else []
         )
@@ -305,14 +305,14 @@ class Deciding:
         return without, left, come
 
     def _catches_up(self) -> bool:
-        """Announce a portion of an outage's steps, where they are too many for the decision's record."""
+        """Announce part of an outage's steps, if one record cannot hold them all; return whether more remain."""
         reports = self._stopping.reports
         self._ledger.hear(reports.values(), self._transaction.record.global_batch)
         whole = [worker for worker, report in reports.items() if report.applied is not None]
         return self._progress.catch_up(whole)
 
     def start(self) -> None:
-        """Begin the first generation (or the first after everybody was gone), if enough nodes are here."""
+        """Begin the first generation, or the first after all workers were lost, if enough nodes are complete."""
         transaction, record = self._transaction, self._transaction.record
         if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
             return
@@ -361,7 +361,7 @@ class Deciding:
         return f"the nodes have different data: on {where[1]} {what}; {ADVICE}"
 
     def _refuse(self, node: Node) -> None:
-        """Send a node away whose data are not those of the majority."""
+        """Refuse a node that has other data than the majority."""
         job, parts = self._transaction.record.data, self._parts
         what = next(filter(None, (difference(info.attach.data, job) for info in node.workers.values())), "")
         why = f"node {node.name} does not fit the job: {what}: {ADVICE}"
@@ -372,26 +372,29 @@ class Deciding:
 
     @property
     def _anew(self) -> bool:
-        """Where nothing is left and there is no checkpoint, begin from the start: none was kept yet, or none may be."""
+        """Whether the job may restart from step 0 if no state and no checkpoint is left."""
         record, restarts = self._transaction.record, self._config.spec.recovery.restarts_all
         return restarts or begins_anew(record.held) or (record.saves and not record.unreadable)
 
     def _judge(self, plan: GenerationPlan) -> bool:
-        """Collectives failed: where nobody is gone whose fault that was, look for whose it is.
+        """Find the cause of failed collectives if no member is lost.
 
         Returns:
-            Whether the members go on without newcomers: it is known whose fault it was, or state could not be sent.
+            Whether the members go on without newcomers: the cause is known, or a state transfer failed.
         """
         members, reports, complaints = plan.workers, self._stopping.reports, dict(self._stopping.complaints)
         self._stopping.complaints.clear()
-        # (whose script had raised before a generation that is to save takes part in that like the others)
+        # A worker that raised an error before a saving generation takes part in that generation like the others.
         raised = not plan.last and self._raisers.among(members)
         if not complaints or not set(members) <= set(reports) or raised:
-            return False  # (somebody is gone, or has raised: that is why)
+            # A member is lost or has a script error: that is the cause.
+            return False
         if any(report.refused or report.ending for report in reports.values()):
-            return False  # all had put in their parts: who refused v left the others; or it will be told who has raised
+            # All members contributed. One refused the step result, or its script error will be reported.
+            return False
         if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
-            return False  # members that are told to stop let go of groups that others still build
+            # Members that are told to stop leave groups that others still build.
+            return False
         now, first = self._transaction.now, next(iter(complaints.values()))
         owing = self._rendezvous.owing(plan)
         accused = some_stay(members, self._failures.accused(complaints.values()))
@@ -400,12 +403,12 @@ class Deciding:
         if not named:
             node = blamed_last(members, complaints, transfers)
             if not self._failures.retried(first, reports[first.worker], node):
-                named = some_stay(members, {node: f"its collectives fail again and again, at last: {first.detail}"})
+                named = some_stay(members, {node: f"its collectives failed repeatedly, last error: {first.detail}"})
         self._failures.take(*(hung(last_on(node, reports.values()), why, now) for node, why in named.items()))
         return bool(named or transfers.failed)
 
     def _transfers(self, plan: GenerationPlan, complaints: Mapping[str, Complaint]) -> StateTransfers:
-        """Return the transfers of state in the generation that failed, and record the ones that failed."""
+        """Return the state transfers of the failed generation, and record the failed ones."""
         record, reports, history = self._transaction.record, self._stopping.reports, self._transaction.members.transfers
         decision, failed = record.decision, failed_transfers(plan, complaints.values())
         lacking = lacking_state(plan, reports, decision.applied if decision is not None else 0)
@@ -420,7 +423,7 @@ class Deciding:
         nodes = dict.fromkeys(map(node_of, plan.workers))
         initial = decision is None or decision.applied == 0
         return StateTransfers(
-            # Every worker can make the initial state, so a member that has it does not count more than another.
+            # Every worker can create the initial state, so a member that has it does not count more than another.
             lacking=frozenset() if initial else lacking,
             failed=failed,
             exhausted={receiver for receiver in failed if history.tries(node_of(receiver)) >= TRANSFER_TRIES},
@@ -429,7 +432,7 @@ class Deciding:
         )
 
     def _can_spare(self, node: str) -> bool:
-        """Return whether the others could go on without losing state if a node left."""
+        """Return whether the others could continue without loss of state if a node left."""
         reports = self._in_units(what_counts(self._transaction.record, self._stopping.gathered()))
         verdict = self._verdict(reports, [])
         if not isinstance(verdict, Verdict) or not verdict.holders:
@@ -441,7 +444,7 @@ class Deciding:
             if not self._closing.renews or isinstance(verdict, NothingLeft):
                 self._closing.end(_unsaved(verdict, self._ledger.committed))
                 return
-            # Whoever had the newest state is gone: all that was wanted of it was to go on.
+            # The newest state is lost. It was needed only to continue, so go on from an older one.
             self._closing.renewed()
             verdict = self._nearest(verdict)
         if went_through(verdict, self._transaction, self._progress):
@@ -458,7 +461,7 @@ class Deciding:
             send_away_all(transaction, "no worker's initial state is whole")
             workers = []
         if not workers:
-            # Nobody is there; where to begin is decided anew once somebody is (`start`), who may know of more.
+            # No worker is available. `start` decides again later, because a new node may know of newer state.
             transaction.change(plan=None, pending=None, decision=decision, passed=())
             return
         reason = self._stopping.reason if transaction.record.plan else "start"
@@ -470,13 +473,13 @@ class Deciding:
         self._begin(workers, verdict, reports, reason)
 
     def _is_to_save(self, verdict: Verdict | NothingLeft) -> bool:
-        """Tell whether a verdict leads to a state that may be in no checkpoint yet."""
+        """Return whether a verdict leads to a state that may not be in a checkpoint yet."""
         if not isinstance(verdict, Verdict) or self._layouts.from_memory(verdict.decision):
             return isinstance(verdict, Verdict)
         return verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and verdict.decision.applied > 0
 
     def _roll_back(self, verdict: Verdict) -> str:
-        """Forget what came after the decided step; return the reason of the generation to come."""
+        """Discard all progress after the decided step; return the reason of the next generation."""
         transaction = self._transaction
         known = transaction.record.plan is not None or (self._ledger.committed > 0 and not transaction.begins_again)
         why = verdict.why if known else "the job resumes from its checkpoint"
@@ -490,13 +493,13 @@ class Deciding:
         return "rollback" if known else "start"
 
     def renew(self) -> None:
-        """The newest state is saved: begin again from it, with fresh workers everywhere."""
+        """Restart all workers from the newest state, which is saved now."""
         self._closing.renewed()
         if not self._failing.leaves():
             self._restart()
 
     def _restart(self) -> None:
-        """Stop all workers and start others, which begin from the newest checkpoint once all of them are there."""
+        """Stop all workers and start new ones, which begin from the newest checkpoint once they are complete."""
         self._departures.all_over()
         workers = self._transaction.planned
         self._progress.restarts()
@@ -504,15 +507,12 @@ class Deciding:
         self._absences.replace_workers(map(node_of, workers), "all workers are started again")
 
     def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
-        """Write the next generation and tell its members."""
+        """Write the next generation and send it to its members."""
         self._departures.taken_back(workers)
         self._transaction.begins_again = False
-        record, transaction, decision = (
-            self._transaction.record,
-            self._transaction,
-            with_the_end(verdict.decision, self._transaction.record),
-        )
-        # (whoever is sent the state, although it could have come to it, lets go of its experts as well)
+        record, transaction = self._transaction.record, self._transaction
+        decision = with_the_end(verdict.decision, record)
+        # A worker that receives the state, although it could have computed it, also gives up its experts.
         holding = {worker: report for worker, report in reports.items() if worker in verdict.holders}
         experts, moved = held_experts(decision, holding), self._replacing.over()
         whose = {name: lost for name, (lost, _) in moved.items()}
@@ -547,15 +547,15 @@ class Deciding:
         if anew:
             transaction.change(lineage=plan.generation)
         if anew or not _any_of(record.plan, reports):
-            # (What its members had got to is with nobody who is heard: what they have saved of it must not count.)
+            # No reporting worker was in the last generation, so its later saved state must not count.
             transaction.change(bases=(*record.bases, (plan.generation, decision.applied))[-MAX_BASES:])
         transaction.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
         transaction.change(**wanted_places(transaction, plan))
-        # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
+        # Former members hold a state that is soon outdated. Replace their processes by fresh ones.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if transaction.members.worker(worker) is not None]
         self._absences.replace_workers(idle, "the node waits for its turn")
-        # A script that has raised saves nothing as a part of a replica group, and what it still sends must not count.
+        # A worker with a script error saves nothing for its replica group, and its later messages must not count.
         others = [info.id for info in transaction.members.workers() if plan.rank(info.id) is None]
         self._raisers.release(self._raisers.among(others))
         for info in transaction.members.workers():
@@ -568,9 +568,9 @@ class Deciding:
         self._keep_what_passed(decision)
 
     def _keep_what_passed(self, decision: Decision) -> None:
-        """Write down the steps that this decision rests on and that are not in the journal yet.
+        """Record the steps that this decision rests on and that are not in the journal yet.
 
-        Those who told of them may be dead: no coordinator after this one would hear of them again.
+        The workers that reported them may be lost, so a later coordinator could not learn of them again.
         """
         record = self._transaction.record
         assert record.plan is not None
@@ -581,7 +581,7 @@ class Deciding:
 
 
 def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:
-    """Say what of a job that ends is lost, "" where nothing is."""
+    """Describe the progress that a closing job loses, or return "" if it loses none."""
     kept = verdict.decision.applied if isinstance(verdict, Verdict) else 0
     if kept >= committed:
         return ""
@@ -590,5 +590,5 @@ def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:
 
 
 def _any_of(plan: GenerationPlan | None, reports: Collection[str]) -> bool:
-    """Tell whether a member of a generation is among those that report."""
+    """Return whether a member of a generation is among the reporting workers."""
     return plan is not None and any(worker in reports for worker in plan.workers)

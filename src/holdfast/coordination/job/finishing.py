@@ -1,8 +1,8 @@
-"""Some members have left their loops and others have not: are those late, or have they gone on without them?
+"""Detection of members that leave their training loops earlier than the others.
 
-All ranks must leave their loops after the same step. Where one alone does (a `break` on it, a loop of its own length),
-the others wait for it in their next reduction. Nothing tells that from a slow evaluation, but where they stand: so
-after a while they are stopped, and asked. Who ends before its first step has left no loop: the job ends.
+All ranks must leave their loops after the same step. If one leaves alone (a `break`, a shorter loop), the others wait
+for it in their next reduction. Only the members' phases tell that from a slow evaluation. So after a timeout the
+coordinator stops the members and collects their reports. A script that ends before its first step fails the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.ADOPTING, Phase.FORWARD, 
 
 
 class Finishing:
-    """Asks after `report_timeout_s`, then after twice that time, and so on."""
+    """Interrupts the generation after `report_timeout_s`, then after twice that time, and so on."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
@@ -34,13 +34,13 @@ class Finishing:
         self._wait_s = parts.config.report_timeout_s
 
     def left(self, down: WorkerDown, known: WorkerInfo | None) -> None:
-        """The script of a worker has ended by itself, as if all were done; `known`: what was known of the worker."""
+        """Handle a script that ended without error; `known` is the worker, or None if it had not attached."""
         transaction = self._parts.transaction
         if known is not None:
             self._parts.ledger.settle(down.worker, down.applied)
             transaction.members.left_loop(down.worker, down.applied)
         begun = down.applied or (known is not None and known.entered)
-        # (of a newcomer that is in no generation yet, the others need nothing)
+        # The others need nothing from a newcomer that is not in a generation yet.
         if not begun and (transaction.is_member(down.worker) or not transaction.generation):
             why = "the script ended before its first step: train in a loop over job.steps()"
             self._parts.closing.fail(f"{transaction.place_of(down.worker)}: {why}")
@@ -49,10 +49,11 @@ class Finishing:
             if known.entered < transaction.generation or (
                 plan is not None and newcomers_alone(plan, transaction.members)
             ):
-                self._parts.stopping.begin(transaction.now)  # the others wait for it, or for its state, in vain
+                # The others would wait for it, or for its state, forever.
+                self._parts.stopping.begin(transaction.now)
 
     def tick(self) -> None:
-        """Stop the members and ask them, where it is time."""
+        """Interrupt the generation if some members ended their loops too long before others."""
         parts, now = self._parts, self._parts.transaction.now
         plan = parts.transaction.record.plan
         if plan is None or plan.last or parts.state is not JobState.RUNNING:
@@ -69,7 +70,7 @@ class Finishing:
             parts.stopping.begin(now)
 
     def _look_for_deserters(self) -> None:
-        """Others have gone on without somebody who had left its loop: after a failure they need not wait for it."""
+        """Fail the job if the others went on after a worker had left its loop."""
         transaction = self._parts.transaction
         for worker, step in transaction.members.left.items():
             if 0 < step < transaction.position.step:
@@ -79,7 +80,7 @@ class Finishing:
 
 
 def with_the_end(decision: Decision, record: Record) -> Decision:
-    """Return a decision that knows whether the step to which it goes back is the one after which all are to stop."""
+    """Add the stop flag to a rollback decision if its target is the job's last step."""
     stopped = record.stopped
     if decision.kind is not DecisionKind.ROLLBACK or stopped is None or stopped.step != decision.applied:
         return decision
@@ -87,7 +88,7 @@ def with_the_end(decision: Decision, record: Record) -> Decision:
 
 
 def newcomers_alone(plan: GenerationPlan, members: Membership) -> list[str]:
-    """Return the members that wait for a state, where all that had one have left their loops; [] where not all have."""
+    """Return the members without state if all members that had it left their loops, or []."""
     others = [worker for worker in plan.workers if worker not in members.left]
     known = [members.worker(worker) for worker in others]
     alone = len(others) < len(plan.workers) and all(info is not None and not info.entered for info in known)
@@ -95,9 +96,9 @@ def newcomers_alone(plan: GenerationPlan, members: Membership) -> list[str]:
 
 
 def went_through(verdict: Verdict | NothingLeft, transaction: Transaction, progress: Progress) -> bool:
-    """Tell whether no state is left because all that had it were through; then what they did is announced.
+    """Return whether no state is left because all members that had it completed the job; announce their steps.
 
-    A job that saves goes back to what it has saved, or begins anew, so that its end is saved, too.
+    A job that saves goes back to its last saved state or to the start instead, so that its end is also saved.
     """
     plan = transaction.record.plan
     anew = isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.START and not transaction.record.saves
@@ -113,10 +114,13 @@ def went_through(verdict: Verdict | NothingLeft, transaction: Transaction, progr
 def left_alone(
     workers: Sequence[str], reports: Mapping[str, Report], left: Mapping[str, int]
 ) -> tuple[str, int, str] | None:
-    """Return a member that has left its loop, after which step, and one that waits for it in the next; None: all well.
+    """Find a member that left its loop while another one waits for it.
 
     Args:
-        left: members whose scripts have ended since, with the last step they applied.
+        left: members that have ended since, with the last step they applied.
+
+    Returns:
+        The member that left, its last step, and the member that waits for it; or None.
     """
     known = [reports[worker] for worker in workers if worker in reports]
     finished = {report.worker: report.step - 1 for report in known if report.phase is Phase.FINISHED}

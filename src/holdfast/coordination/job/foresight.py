@@ -1,4 +1,4 @@
-"""What is foreseen of a node that is to leave: what it waits for, what moves, to whom, how long that takes, and why."""
+"""Forecasts for nodes that will leave: the moved state, its receiver, the delay, and the reason."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
 
-#: what that costs the others
+#: The reasons of the pauses.
 _FOR = {
-    Cost.SWAP: "for it to join, its state comes beside the training",
+    Cost.SWAP: "for it to join, its state is transferred during training",
     Cost.DECISION: "to decide",
     Cost.BUILD: "for the group",
     Cost.TRANSFER: "for the state",
@@ -26,10 +26,11 @@ _FOR = {
 def foresee(
     parts: JobParts, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False
 ) -> list[MoveForecast]:
-    """Return what would come of asking these nodes to leave; nothing is changed. The arguments are those of `ask`.
+    """Return the forecast for draining these nodes, without changing anything. The arguments are those of
+    `Draining.request`.
 
     Raises:
-        BadInputError, UnreachableError, RefusedError: asking would be refused.
+        BadInputError, UnreachableError, RefusedError: the request itself would be refused.
     """
     new = parts.departures.check(names, to, stays=stays)
     given = dict(zip(names, to, strict=False))
@@ -38,9 +39,8 @@ def foresee(
         (name for name in parts.members.standbys if name not in promised and not parts.standbys.in_vain(name)),
         key=lambda name: parts.standbys.warm_in_s(name),
     )
-    later = [
-        one.node for one in parts.transaction.record.leaving if one.stays
-    ]  # (standbys once they have moved themselves)
+    # These nodes are standbys after their own moves.
+    later = [one.node for one in parts.transaction.record.leaving if one.stays]
     found: list[MoveForecast] = []
     for name in new:
         target = given.get(name, "")
@@ -54,7 +54,7 @@ def foresee(
 
 
 def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
-    """Return what comes of one node's leaving; `to`: who takes its place."""
+    """Return the forecast for one node; `to` is the standby that takes its ranks, or ""."""
     costs, plan = parts.progress.costs, parts.transaction.record.plan
     known = next((one for one in parts.transaction.record.leaving if one.node == name), Departure(node=name, since=0.0))
     beside = bool(to) and parts.replacing.goes_beside(known)
@@ -79,7 +79,7 @@ def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
         first = f"no standby takes its place: {left} of {left + 1} nodes go on, a step takes {longer:.2f} times as long"
     guessed = {True: "", False: " (a guess)"}
     told = ", ".join(f"{costs.of(one):.3f} s {_FOR[one]}{guessed[costs.is_measured(one)]}" for one in pauses)
-    # (first its group is built, and in the step after that its state comes)
+    # First its group is built. Its state arrives in the step after that.
     joins_s = costs.of(Cost.BUILD) + costs.step_s + max(costs.step_s, costs.of(Cost.TRANSFER)) if beside else 0.0
     return MoveForecast(
         node=name,
@@ -94,7 +94,7 @@ def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
 
 
 def _replicas(parts: JobParts, plan: GenerationPlan, ranks: Sequence[int]) -> int:
-    """Return how many replicas of experts live at these ranks."""
+    """Return the number of expert replicas at these ranks."""
     shape, experts = parts.transaction.record.expert_shape, plan.expert_plan
     if shape is None or experts is None:
         return 0
@@ -103,7 +103,7 @@ def _replicas(parts: JobParts, plan: GenerationPlan, ranks: Sequence[int]) -> in
 
 
 def waits_for(parts: JobParts, one: Departure) -> str:
-    """Return what a node that is to leave waits for; where several things lack, what lacks first."""
+    """Return the first thing that a draining node waits for."""
     transaction, leaving = parts.transaction, parts.transaction.record.leaving
     if one.owed:
         return f"the others, to go on without it from step {one.step}"
@@ -116,13 +116,13 @@ def waits_for(parts: JobParts, one: Departure) -> str:
     if transaction.record.plan is None:
         return "the job to begin"
     if transaction.record.plan.last:
-        return "nothing any more: the job ends"
+        return "nothing: the job ends"
     if before := [other.node for other in leaving if other.owed]:
         return f"{', '.join(before)}, which leaves before it"
     if parts.stopping.stop is not None:
         return "the others to report where they stand"
     if joins:
-        return f"standby {one.beside} to join beside it"
+        return f"standby {one.beside} to join next to it"
     if transaction.record.pending is not None:
         return f"generation {transaction.record.pending.generation} to begin, which is being prepared"
     before = dict.fromkeys(map(node_of, parts.departures.go_next(transaction.record.plan)))

@@ -1,4 +1,4 @@
-"""What workers say, and what it leads to at once; what follows from it is done after every input (coordinator)."""
+"""Handlers of messages from workers. Work that follows from every input is in `coordinator`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from holdfast.protocol.events import NodeRefused, OutputLost
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 
-#: A page that brings the news of so many steps shows that its node is not silent, but has more to tell than a report.
+#: A page with this many new steps shows that the node is still replaying: wait longer for its report.
 MUCH_NEWS = msg.PAGE_STEPS // 2
 #: Files of nodes that cannot be written, reported at most.
 _MAX_LOST_OUTPUTS = 256
-#: what agents say of their workers
+#: Messages of agents about their workers.
 Heard = (
     msg.FromWorker
     | msg.Posts
@@ -39,7 +39,7 @@ Heard = (
 
 
 class Hearing:
-    """Hears the workers of nodes that were let in."""
+    """Handles the messages of workers on admitted nodes."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
@@ -48,10 +48,10 @@ class Hearing:
         self._lost_outputs = set[tuple[str, str]]()
 
     def hear(self, node: Node, message: Heard) -> None:
-        """Take in what an agent says of its workers."""
+        """Handle a message of an agent about its workers."""
         match message:
             case msg.Heartbeat():
-                self._stand(node, message)  # (most of what is heard)
+                self._stand(node, message)  # The most frequent case.
             case msg.FromWorker():
                 self.take(node, message.message)
             case msg.Posts():
@@ -72,7 +72,7 @@ class Hearing:
             ending.failed(f"replicas diverged: {why}")
 
     def _seen(self, node: Node, message: msg.Seen) -> None:
-        """Take in how far a node's workers are, and what of."""
+        """Handle a report about the progress of a node's workers."""
         inquiry = self._parts.inquiry
         match message:
             case msg.Late():
@@ -107,19 +107,19 @@ class Hearing:
             self._transaction.emit(OutputLost, node=node.name, file=message.file, why=message.why)
 
     def _noticed(self, node: Node, message: msg.EndNotice) -> None:
-        """A node will end; where the job cannot go on without it, it is saved before."""
+        """Handle the notice that a node will end soon. If the job cannot continue without it, save first."""
         why = self._parts.departures.noticed(node.name, message.grace_s)
         if why and self._transaction.record.saves:
             self._parts.checkpoints.want(self._parts.ledger.committed)
 
     def take(self, node: Node, message: msg.WorkerMessage) -> None:
-        """Take in what a worker of a node says; what a stranger says through it does not count."""
+        """Handle a message of a worker. Messages of workers that have not attached are ignored."""
         known, alone = message.worker in node.workers, msg.Attach | msg.CheckpointNews
         if known or (isinstance(message, alone) and node_of(message.worker) == node.name):
             self._WORKER_SAYS[type(message)][self._parts.state](self, node, message)
 
     def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
-        """Take in a page of what a node's workers applied while nobody listened, as if they had told it one by one."""
+        """Handle a page of steps that workers applied while no coordinator was connected."""
         record, ledger = self._transaction.record, self._parts.ledger
         if not self.plausible(node, page.given_up, *page.workers.values(), *(kept.step for kept in page.steps)):
             return
@@ -132,7 +132,7 @@ class Hearing:
                 continue
             reached, learnt = kept.step, learnt + step_weight(kept.commit) * (not ledger.knows(kept.step))
             try:
-                # (a clock that was set meanwhile must not bring times that are still to come)
+                # If the node's clock was set meanwhile, the time must not be in the future.
                 time = min(self._transaction.now, kept.time + node.ahead_s) if kept.time else 0.0
                 ledger.learn(kept, witness, time)
             except DivergedError as error:
@@ -143,14 +143,14 @@ class Hearing:
             if reached:
                 further = max(further, min(top, reached) - (ledger.applied_by(worker) or 0))
                 ledger.settle(worker, min(top, reached))
-        if max(learnt, further) >= MUCH_NEWS:  # (a report comes after the steps before it)
+        if max(learnt, further) >= MUCH_NEWS:  # A worker sends its report after the steps before it.
             self._parts.stopping.wait_anew()
 
     def _stand(self, node: Node, heartbeat: msg.Heartbeat) -> None:
-        """Take in where a node's workers stand."""
+        """Record the steps that a node's workers have applied."""
         record, applied = self._transaction.record, heartbeat.applied
         if not record.lineage <= heartbeat.generation <= record.generation:
-            return  # that was before a roll-back
+            return  # The heartbeat is from before a rollback.
         if not self.plausible(node, *applied):
             return
         if len(applied) == 1 and applied[0]:
@@ -164,7 +164,8 @@ class Hearing:
         if attach.worker in node.workers or attach.worker in node.broken:
             return
         if not node.has_place_for(attach.worker):
-            if self._transaction.record.outcome:  # (one of its unit's places has ended already, with the job)
+            # Another worker of its replica group has already ended, together with the job.
+            if self._transaction.record.outcome:
                 self._transaction.send(node.connection, msg.ToWorker(worker=attach.worker, order=msg.JobDone()))
                 return
             self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
@@ -182,7 +183,7 @@ class Hearing:
         if node.standby and node.complete and not node.returning:
             self._parts.progress.costs.measured(Cost.START, self._transaction.now - node.came)
         if node.aside:
-            return  # (a standby is warmed up once the others train)
+            return  # Standbys are warmed up later, while the others train.
         self._parts.newcomers.attached(node, is_new=attach.worker not in self._transaction.planned_on(node.name))
         self._parts.kept_ranks.came(attach.worker, node.came)
         if node.complete:
@@ -193,7 +194,7 @@ class Hearing:
             self._parts.joining.arrived()
 
     def _unfit(self, node: Node, why: str) -> None:
-        """Report a node that was sent away because it does not fit the job."""
+        """Report a node that was refused because it does not fit the job."""
         if node.standby:
             self._parts.standbys.unfit(node, why)
             return
@@ -218,7 +219,7 @@ class Hearing:
         self._passed(message.step, message.generation, message.commit)
 
     def _passed(self, step: int, generation: int, commit: msg.Commit) -> None:
-        # A step that is in the journal is told again after an outage: its swap is not the one that is pending now.
+        # After an outage, steps that are in the journal are reported again. Their swap is not the pending one.
         if (
             generation == self._transaction.generation
             and msg.Flag.SWAP in commit.flags
@@ -252,16 +253,19 @@ class Hearing:
             self._transaction.members.transfers.note_receipt(node.name, senders)
 
     def _promote(self, step: int) -> None:
-        """`step` passed with every swap flag up: the pending generation is the job's from here on."""
+        """Put the pending generation in force: all members passed `step` with their swap flags set."""
         parts = self._parts
-        if parts.stopping.stop is not None:  # a failure voids a pending swap, whoever has passed it
+        # A failure cancels a pending swap, even if some members have passed it.
+        if parts.stopping.stop is not None:
             return
         parts.ledger.prove(step, self._transaction.generation)
-        if parts.progress.release():  # (who joins has not applied what those of before have)
+        # Release before the promotion: new members have not applied the steps of the old generation.
+        if parts.progress.release():
             parts.made_good()
         lost_at = parts.joining.lost_at
         parts.joining.promote(step, parts.progress)
-        if lost_at is not None:  # (the flags were up before anybody heard that one of its members is not there)
+        # All flags were set before the loss of a member was noticed.
+        if lost_at is not None:
             parts.stopping.begin(lost_at)
 
     def _prepared(self, node: Node, message: msg.Prepared) -> None:
@@ -278,14 +282,15 @@ class Hearing:
         if not self.plausible(node, message.step):
             return
         record, info = self._transaction.record, node.workers[message.worker]
-        if message.generation == self._transaction.generation:  # (who ended its loop in an older one does so again)
+        # A worker that ended its loop in an older generation reports it again in this one.
+        if message.generation == self._transaction.generation:
             info.stopped = message.why if message.stopped else None
             self._transaction.members.finish(info)
         if record.lineage <= message.generation <= record.generation:
             self._parts.ledger.settle(info.id, message.step)
 
     def _loads(self, node: Node, message: msg.Loads) -> None:
-        # (the newest count: what is of no generation yet would shadow all that come)
+        # Only the newest count is kept: one of an unknown generation would hide all later counts.
         known = message.generation <= self._transaction.record.generation
         if known and self._transaction.is_member(message.worker) and self.plausible(node, message.step):
             self._parts.loads.take(message)
@@ -323,7 +328,8 @@ class Hearing:
     def _raised(self, node: Node, message: msg.Raised) -> None:
         if node.standby:
             self._parts.standbys.raised(node, message.worker, message.detail)
-        elif node.owed:  # (the others have done that step without it)
+        elif node.owed:
+            # The others have done that step without it.
             node.workers[message.worker].raised = True
         else:
             self._parts.raisers.raised(node, message)
@@ -359,11 +365,11 @@ class Hearing:
         self._parts.stopping.report(report)
 
     def is_news(self, node: Node, down: msg.WorkerDown) -> bool:
-        """Tell whether a worker's end is to be taken in: not where it was gone with its unit, or cannot be."""
+        """Return whether a worker's end must be handled: it did not end with its replica group, and is plausible."""
         return down.worker not in node.broken and self.plausible(node, down.applied)
 
     def plausible(self, node: Node, *steps: int) -> bool:
-        """Expel a node that tells of a step which nobody can have come to yet; return whether it is believed."""
+        """Return whether these steps can have been reached by now; expel the node if not."""
         step, stopping = max(steps, default=0), self._parts.stopping
         until = self._transaction.now if stopping.stop is None else stopping.begun
         if self._parts.ledger.plausible(step, self._parts.progress.since_known(until)):
@@ -372,27 +378,28 @@ class Hearing:
         return False
 
     def expel(self, node: Node, why: str) -> None:
-        """No decision can rest on what it says, and it would be told again and again: the node starts afresh."""
+        """Make a node restart its workers, because no decision can rest on its reports."""
         self._parts.failures.take(says_nonsense(node.name, why, self._transaction.now))
 
     def ended(self, node: Node, down: msg.WorkerDown, *, was_here: bool) -> None:
-        """A process has ended by itself: what it was for the job is lost, and the others of its unit go with it."""
+        """Handle a process that ended without an order. The other workers of its replica group end with it."""
         if was_here or down.worker in self._transaction.planned:
             self._parts.kept_ranks.lost([down.worker])
             self._parts.failures.take(self._parts.inquiry.ended(node, down))
         else:
-            self._transaction.break_unit(down.worker)  # (it had not come yet; some of the others may have)
+            # This worker had not attached yet, but others of its replica group may have.
+            self._transaction.break_unit(down.worker)
 
     def useless(self, node: Node, why: str) -> bool:
-        """A node whose script cannot take what it was given ends; return whether nothing more is to be done."""
+        """End a node whose script cannot use the received state; return whether no failure must be handled."""
         self._transaction.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
         return self.turned_away(node, why)
 
     def turned_away(self, node: Node, why: str) -> bool:
-        """A node was told to end, for it does not fit: whom the job has never known has neither failed nor left.
+        """Forget a node that was refused, unless it was part of the job.
 
         Returns:
-            False where the job has known it: it is lost once its connection ends.
+            False if it was part of the job: it counts as lost once its connection ends.
         """
         if node.aside or node.told or node.returning or self._transaction.planned_on(node.name):
             return False
@@ -401,20 +408,20 @@ class Hearing:
         return True
 
     def _report_unasked(self, node: Node, report: msg.Report) -> None:
-        """Kept by the agent from before this coordinator's start: the generation was being left."""
+        """Handle a report from before this coordinator's start: the generation was already interrupted."""
         if report.generation >= self._transaction.generation:
             self._parts.stopping.begin(self._transaction.now)
 
-    #: what is heard, and what the job's state makes of it
+    #: Handlers of workers' messages, by job phase.
     _WORKER_SAYS: ClassVar[dict[type, Row]] = {
         msg.Attach: row(_attach, _attach, _attach, _attach),
-        msg.Begun: while_it_goes_on(ignore),  # evidence for `admission` only
+        msg.Begun: while_it_goes_on(ignore),  # Only `Admission` uses it, as evidence.
         msg.Warmed: while_it_goes_on(_warmed),
         msg.Entered: while_it_goes_on(_entered),
         msg.Prepared: while_it_goes_on(_prepared),
         msg.Disarmed: while_it_goes_on(_disarmed),
         msg.Applied: while_it_goes_on(_applied),
-        msg.KnownSteps: while_it_goes_on(ignore),  # agents keep it
+        msg.KnownSteps: while_it_goes_on(ignore),  # Only agents use it.
         msg.Report: row(ignore, _report_unasked, _report, ignore),
         msg.Complaint: while_it_goes_on(_complaint),
         msg.VoteRefused: while_it_goes_on(_vote_refused),
@@ -429,5 +436,5 @@ class Hearing:
         msg.FlopTally: while_it_goes_on(_flop),
         msg.ScriptFailed: while_it_goes_on(_script_failed),
         msg.Raised: while_it_goes_on(_raised),
-        msg.Post: while_it_goes_on(ignore),  # its agent says it in a bundle: Posts
+        msg.Post: while_it_goes_on(ignore),  # The agent sends it in a bundle, `Posts`.
     }

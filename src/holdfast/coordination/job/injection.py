@@ -1,4 +1,4 @@
-"""Fault injection: what a user may break, and how."""
+"""Fault injection: the known faults, and the check of a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.protocol.messages.agent import NodeFault, ToWorker
 from holdfast.protocol.messages.orders import FAULT_PHASES, Inject
 from holdfast.protocol.names import index_of
 
-#: each fault, and what it does to whom: what `holdfast inject --help` says
+#: Each fault with its effect, as `holdfast inject --help` shows it.
 FAULTS = {
     "kill": "SIGKILL to the node's agent and workers",
     "exit": "the agent and the workers end by themselves",
@@ -22,30 +22,30 @@ FAULTS = {
     "hang": "a worker stops in the middle of a step and does not return",
     "hold": "a worker waits at --phase until another failure ends the step",
     "slow": "a worker's micro-batches take --times as long; 1: as before",
-    "slow-link": "what a worker sends to others takes --times as long",
+    "slow-link": "a worker's data takes --times as long to reach others",
     "drop": "a worker's connections to all others break",
     "disk-full": "a worker's next checkpoints meet a full disk",
     "corrupt-state": "one bit of a worker's parameters flips",
 }
-#: what strikes a node as a whole where no worker is named
+#: Faults that apply to the whole node if no worker is given.
 _OF_NODES = ("kill", "exit", "freeze", "link-down", "clock-jump")
 _MOST_TIMES = 1000.0
 _MOST_JUMP_S = 1e9
 
 
 def injection(config: CoordinatorConfig, members: Membership, request: InjectFault) -> tuple[int, NodeFault | ToWorker]:
-    """Return whom to tell what, so that the fault happens.
+    """Return the connection and the message that cause the fault.
 
     Raises:
-        BadInputError: faults are not allowed here, or there is no such fault or phase.
-        UnreachableError: there is no such node or worker.
+        BadInputError: faults are not allowed in this job, or the request is invalid.
+        UnreachableError: the node or worker does not exist.
     """
     if not config.spec.experiments.allow_faults:
         raise BadInputError("fault injection is refused: start the job with --allow-faults")
     if request.fault not in FAULTS:
         raise BadInputError(f"the fault is {request.fault!r}: it must be one of {', '.join(FAULTS)}")
     if request.fault == "hold" and not request.phase:
-        raise BadInputError("hold needs --phase: where the worker is to wait until its generation is over")
+        raise BadInputError("hold needs --phase: the phase in which the worker waits until its generation is over")
     if request.fault == "clock-jump" and not (request.worker is None and request.step is None and not request.phase):
         raise BadInputError("clock-jump is for a whole node, and for now: leave out --worker, --step and --phase")
     if not 0.0 < abs(request.by_s) <= _MOST_JUMP_S:

@@ -1,4 +1,4 @@
-"""The parts of a job's coordination that decide together, each with its own subject."""
+"""The components of one coordinator, constructed and connected in one place: `JobContext`."""
 
 from __future__ import annotations
 
@@ -44,16 +44,20 @@ from holdfast.protocol.plan import ExpertPlan, GenerationPlan
 
 
 class JobState(StrEnum):
-    """Where a job stands, as its users are told; once it is over they are told the outcome."""
+    """The phase of a job. A job that is over has an outcome in its record, which users see instead."""
 
-    WAITING = "waiting"  # no generation is in force
-    RUNNING = "running"  # one is, perhaps with a pending one beside it
-    RECOVERING = "recovering"  # one is broken: reports are awaited
-    OVER = "stopped"  # for good, or to be taken up again
+    #: No generation is in force.
+    WAITING = "waiting"
+    #: A generation is in force; another one may be pending.
+    RUNNING = "running"
+    #: The generation is interrupted, and reports of its members are awaited.
+    RECOVERING = "recovering"
+    #: The job has ended, permanently or until it is resumed.
+    OVER = "stopped"
 
 
 class JobParts:
-    """Made once per coordinator; what one part needs of another it was given here."""
+    """All components of a coordinator; each one gets the components that it needs in its constructor."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
         self.transaction = transaction
@@ -89,7 +93,7 @@ class JobParts:
         self.straggling = Straggling(transaction, config, self.departures, self.replacing)
         self.handing_on = HandingOn(transaction, config, self.loads, self.departures)
         self.closing = Closing(transaction, config, stopping, self.ending, self.failing.goes_back)
-        #: why a node was turned away last
+        #: Why a node was refused last; "" if none was refused.
         self.misfit = ""
         self.classes = Classes(config.rules)
         self.ladder = Ladder(transaction, config)
@@ -119,39 +123,39 @@ class JobParts:
 
     @property
     def members(self) -> Membership:
-        """Who is there."""
+        """The connected nodes and their workers."""
         return self.transaction.members
 
     @property
     def ledger(self) -> StepLedger:
-        """Who has applied what."""
+        """The steps that each worker has applied."""
         return self.progress.ledger
 
     def made_good(self) -> None:
-        """Steps are committed: what has gone wrong before them is over."""
+        """Forget failures before the steps that are committed now."""
         self.failures.made_good()
         self.layouts.over()
 
     def change(self, plan: GenerationPlan) -> None:
-        """A step is committed under a plan that nothing is about to change: stop its members, where something is."""
+        """Interrupt a settled generation at a step boundary if nodes leave or the layout changes."""
         self.departures.begin(plan)
         self.layouts.begin(plan)
 
     def look_at_what_is_saved(self, plan: GenerationPlan) -> None:
-        """See which checkpoints and snapshots count by now."""
+        """Update which checkpoints and snapshots can be used."""
         self.checkpoints.note_left_out(self.progress.take_left_out())
         self.checkpoints.accept(self.ledger.committed)
         self.snapshots.look(self.ledger.committed)
         self.layouts.put_away(plan)
 
     def other_placement(self, plan: GenerationPlan) -> ExpertPlan | None:
-        """Return where the experts of a plan in force are to live from now on; None: where they do."""
+        """Return a better expert placement for the plan in force, or None to keep the current one."""
         found = self.rebalancing.look(plan, self.ledger.committed, self.progress.costs)
         return self.handing_on.look(plan) or found
 
     @property
     def state(self) -> JobState:
-        """Where the job stands."""
+        """The phase of the job."""
         if self.ending.over is not None:
             return JobState.OVER
         if self.stopping.stop is not None:

@@ -1,4 +1,4 @@
-"""What users and the shell ask of a job, whatever state it is in."""
+"""Requests of users, of the shell and of the pool. They are handled in every job phase."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from holdfast.protocol.events import StoreReturned
 
 
 def grant(parts: JobParts, request: Request) -> None:
-    """Do what is asked for.
+    """Execute a request.
 
     Raises:
-        BadInputError, UnreachableError, RefusedError: it is refused; the message says why.
+        BadInputError, UnreachableError, RefusedError: the request is refused; the message says why.
     """
     match request:
         case InjectFault():

@@ -1,4 +1,4 @@
-"""Tables of (what is heard, where the job stands) -> handler. A pair that no table has is a fault of the code."""
+"""Tables (input, job phase) -> handler. A pair that is in no table is a bug."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Row = Mapping[JobState, Handler]
 
 
 def row(waiting: Handler, running: Handler, recovering: Handler, over: Handler) -> Row:
-    """Return the handlers of one kind of input, by the state that it finds the job in."""
+    """Return the handlers of one kind of input, by job phase."""
     return dict(zip(JobState, (waiting, running, recovering, over), strict=True))
 
 
 def always(handler: Handler) -> Row:
-    """Return the row of what is handled alike in all states."""
+    """Return a row with the same handler in every phase."""
     return row(handler, handler, handler, handler)
 
 
 def while_it_goes_on(handler: Handler) -> Row:
-    """Return the row of what is of no consequence once the job is over."""
+    """Return a row that ignores the input once the job is over."""
     return row(handler, handler, handler, ignore)
 
 
 def ignore(*_: Any) -> None:
-    """Do nothing: it is of no consequence in this state."""
+    """Do nothing: the input has no effect in this phase."""

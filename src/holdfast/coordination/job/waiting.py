@@ -1,4 +1,4 @@
-"""Reports what a job waits for, if it cannot train for lack of nodes."""
+"""Report of missing nodes: the event `job_waiting` if a job cannot train for lack of nodes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ from holdfast.protocol.events import JobWaiting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What is missing at least.
+    """The minimum of missing resources."""
 
-    Attributes:
-        nodes: The number of nodes.
-        expert_slots: The expert slots per MoE layer that these nodes must bring; 0 without experts.
-        why: The reason in words. A new reason alone is not a new need.
-    """
-
+    #: The number of missing nodes.
     nodes: int
+    #: The expert slots per MoE layer that these nodes must bring; 0 without experts.
     expert_slots: int
+    #: The reason in words. A new reason alone is not a new need.
     why: str = field(compare=False)
 
 
-#: why a restarted coordinator waits for nodes that may still train
+#: Why a restarted coordinator waits for nodes that may still train.
 NO_NODE_CONNECTED = (
     "no node has connected to this coordinator since it started, although the job may still train on its nodes: the "
     "coordinator must listen at the address that the agents were given"
@@ -38,13 +35,13 @@ class Waiting:
     """Emits `job_waiting`, once for each need."""
 
     def __init__(self, parts: JobParts) -> None:
-        #: what the job waits for, None if it waits for nothing
+        #: What the job needs to continue, or None if it needs nothing.
         self.need: Need | None = None
         self._parts = parts
 
     def update(self) -> None:
-        """Emit what the job waits for, if it has not been emitted yet."""
-        # Nodes that replace their workers are not lost, and what they bring is known.
+        """Emit the current need, unless it was already emitted."""
+        # Nodes that replace their workers are not lost, and their capacity is known.
         need = None if self._parts.absences.replacing else self._need()
         if need is not None and need != self.need:
             self._parts.transaction.emit(JobWaiting, nodes=need.nodes, expert_slots=need.expert_slots, why=need.why)
@@ -59,13 +56,13 @@ class Waiting:
         if why and members.complete_nodes >= parts.replacing.needed:
             return Need(nodes=1, expert_slots=0, why=why)
         if record.generation == 0 or (transaction.begins_again and not members.regular):
-            # Nodes that have yet to join a new run are not reported, unless one was refused or is out.
+            # Nodes that have not joined a new run yet are not reported, unless one was refused or is out.
             left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.all_out
             why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")
             return Need(nodes=left, expert_slots=0, why=why) if why and left > 0 else None
         if unreached := parts.absences.count_unreached(config.lease_s):
             return Need(nodes=unreached, expert_slots=0, why=NO_NODE_CONNECTED)
-        # While nodes may still come back, the job waits for their part of the state, not for more nodes.
+        # While disconnected nodes may still reconnect, the job waits for their part of the state, not for more nodes.
         broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
         if record.plan is not None and broken and (missing := parts.replacing.waits(record.plan)):
             return Need(nodes=missing, expert_slots=0, why="it goes on with as many nodes as before")
@@ -87,7 +84,7 @@ def _missing_statically(transaction: Transaction, ep_size: int) -> Need | None:
 
 
 def _missing(transaction: Transaction, why: str) -> Need | None:
-    """Return the need beyond the connected nodes, whose workers may still be starting."""
+    """Return the need beyond the connected nodes, including those whose workers are still starting."""
     shape, nodes = transaction.record.expert_shape, transaction.members.regular
     if shape is None:
         return None if nodes else Need(nodes=1, expert_slots=0, why=why)
