@@ -1,4 +1,4 @@
-"""What needs a person: which events ask for one, whom, and what for."""
+"""Events that need a person: the operator or the site, and the suggested command."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from holdfast.protocol.events import (
     name_of,
 )
 
-#: who runs the job; who repairs its machines
-OPERATOR, SITE = "operator", "site"
-#: a checkpoint that delays others this long, in seconds, says that its storage is too slow, or its period too short
+#: The person that runs the job.
+OPERATOR = "operator"
+#: The person that repairs its machines.
+SITE = "site"
+#: A checkpoint delay of this many seconds shows that the storage is too slow, or the period too short.
 SLOW_STORAGE_S = 10.0
 
 
 def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
-    """Return the fields of the `action_requested` that follows an event, None where nobody need do anything.
+    """Return the fields of `action_requested` for an event, or None if no action is needed.
 
     Args:
-        step: the newest one that was committed before the event.
+        step: the newest step that was committed before the event.
     """
     look = f"holdfast explain {event.seq}"
     match event:
@@ -40,7 +42,8 @@ def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
             asked = OPERATOR, "holdfast agent --standby", f"node {event.node} cannot move: {event.detail}"
         case RolledBack() if event.to_step < step:
             asked = OPERATOR, look, f"{step - event.to_step} steps are undone: {event.why}"
-        case CheckpointFailed(tries=1):  # (who was told of the first one need not be told of each)
+        # One request for a series of failures is enough.
+        case CheckpointFailed(tries=1):
             why = f"the checkpoint of step {event.step} could not be written: {event.why}"
             asked = OPERATOR, f"holdfast logs --node {event.node}", why
         case CheckpointDelayed() if event.waited_s >= SLOW_STORAGE_S:
@@ -53,7 +56,8 @@ def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
             asked = OPERATOR, look, f"no snapshot of step {event.step} is whole: node {event.node}: {event.why}"
         case CorruptionFound():
             asked = OPERATOR, look, event.summary
-        case StepSkipped(in_a_row=1):  # the first of a row stands for all of it
+        # The first step stands for the whole series.
+        case StepSkipped(in_a_row=1):
             asked = OPERATOR, look, f"step {event.step} was skipped: {event.why}"
         case JobFailed():
             asked = OPERATOR, look, event.why

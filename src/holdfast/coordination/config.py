@@ -1,4 +1,4 @@
-"""The settings of a job's coordination."""
+"""The settings of one coordinator."""
 
 from __future__ import annotations
 
@@ -8,78 +8,83 @@ from dataclasses import dataclass, field
 from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.job_spec import JobSpec
 
-#: heartbeats that a process hears in a second, of all its jobs' nodes, as far as leases allow
+#: Heartbeats that a coordinator process handles per second, for all nodes of its jobs, as far as leases allow.
 BEATS_PER_S = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeriodBounds:
-    """When saves are due, in seconds: the first, before anything was measured; two apart at the least, at the most."""
+    """Bounds of the period of saves, in seconds."""
 
+    #: When the first save is due, before any time was measured.
     first_s: float = 60.0
+    #: The shortest period.
     least_s: float = 10.0
+    #: The longest period.
     most_s: float = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorConfig:
-    """Settings of a job's coordination; times in seconds.
+    """Settings of a coordinator; times in seconds."""
 
-    spec: the job, with its name; of it the nodes to begin with, the experts, recovery and the experiments count here.
-    rules: the site's own classes of failures, as `spec.recovery.failure_classes` has them.
-    join_retry_s: nobody is taken in before this long after a failed attempt.
-    witnesses: how many workers tell of a step as it passes; 0: as `witnesses_wanted` says.
-    period: of saves where their times are not given. save_timeout_s: how long a job that is to end may take to save
-    what it has led to. warm_timeout_s: how long the warm-up of a standby may take. probe_timeout_s: how long a newcomer
-    and a member may take to connect to each other, before the newcomer is let in.
-    layout_settle_s: another layout is taken once it has been the better one for so long, and longer where the last
-    change was lately. layout_timeout_s: the state is put away for it within this time, or it stays as it is.
-    return_timeout_s: so long a node that alone has some of that may take to come back, with many processes to start.
-    submission: the job's number in its pool, 0 outside of pools. grant_join_s: a node that was granted has so long to
-    come. pool_nodes: of the pool whose server has this coordinator, as it has those of all other jobs.
-    identity: of a job whose record has none yet: a random name that no other job has.
-    secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
-    before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
-    """
-
+    #: The job. The coordinator uses its name, number of nodes, experts, recovery and experiments.
     spec: JobSpec
+    #: The site's own failure classes, from `spec.recovery.failure_classes`.
     rules: tuple[FailureRule, ...] = ()
     lease_s: float = 3.0
     heartbeat_s: float = 0.5
     tick_s: float = 0.1
     report_timeout_s: float = 5.0
     prepare_timeout_s: float = 30.0
+    #: After a failed join, no newcomer is admitted for this time.
     join_retry_s: float = 1.0
+    #: Bounds of the period of saves if the user gave none.
     period: PeriodBounds = field(default_factory=PeriodBounds)
+    #: How long a closing job may take to save its state.
     save_timeout_s: float = 30.0
+    #: How long the warm-up of a standby may take.
     warm_timeout_s: float = 300.0
+    #: How long a newcomer and a member may take to connect to each other, before the newcomer is admitted.
     probe_timeout_s: float = 5.0
+    #: Another layout must be better for this time before the job changes to it, and longer after a recent change.
     layout_settle_s: float = 2.0
+    #: A layout change is given up if the state is not stashed within this time.
     layout_timeout_s: float = 120.0
+    #: How long a node with the only copy of stashed state may take to reconnect with new processes.
     return_timeout_s: float = 30.0
+    #: How many workers report each step; 0 for the number from `witnesses_wanted`.
     witnesses: int = 0
+    #: The job's number in its pool, 0 outside a pool.
     submission: int = 0
+    #: How long a granted node may take to connect.
     grant_join_s: float = 60.0
+    #: The number of nodes in the pool if its server also runs this coordinator, else 0.
     pool_nodes: int = 0
+    #: A random name that no other job has, for a record without one.
     identity: str = ""
+    #: The secret from which the keys of state transfers are derived.
     secret: bytes = b""
+    #: Whether another coordinator of the same run died before. Then an outcome in the store ends this run, too;
+    #: otherwise the outcome is of an earlier run.
     takeover: bool = False
 
     def plan_secret(self, born: float, term: int, generation: int) -> bytes:
-        """Return what the members of a generation prove to each other that they know.
+        """Return the secret by which members of a generation authenticate to each other.
 
         Args:
-            born: of the job's record: another run under the same name may have the same `secret`.
+            born: the start time in the job's record. Another run under the same name may have the same `secret`.
         """
         return hashlib.sha256(self.secret + f"/{born}/{term}/{generation}".encode()).digest()
 
     def snapshot_key(self, born: float) -> bytes:
-        """Return what the readers of snapshots prove to the nodes' agents that they know."""
+        """Return the key by which readers of snapshots authenticate to agents."""
         return hashlib.sha256(self.secret + f"/{born}/snapshots".encode()).digest()
 
     def beat_s(self, nodes: int) -> float:
-        """Return how often an agent is to say that its node lives, in seconds.
+        """Return the interval of a node's heartbeats in seconds.
 
-        Many are to say so more seldom, `BEATS_PER_S` together, but each three times in a lease.
+        In large jobs the interval grows, so that all nodes send `BEATS_PER_S` together. Each node still sends at least
+        three heartbeats in a lease.
         """
         return max(self.heartbeat_s, min(max(nodes, self.pool_nodes) / BEATS_PER_S, self.lease_s / 3))

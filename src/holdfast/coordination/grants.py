@@ -1,6 +1,6 @@
-"""A job's side of its grants: which of them it holds, by its own record. What changes is written before it counts.
+"""A job's record of the nodes that its pool has granted. Each change is written before it takes effect.
 
-What it has given back it never takes again, however often it is told of it by somebody who has not heard yet.
+A grant that the job has given back is never accepted again, even if an outdated message of the pool repeats it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStan
 
 
 def hear(held: Held, shares: JobShares, now: float) -> Held:
-    """Return the grants after the pool's newest word. Older shares, or shares of another job, change nothing.
+    """Return the grants after the pool's newest message. Older shares, or shares of another job, change nothing.
 
-    A node that is no longer granted is lost: the node itself has said that nothing of the job runs there.
+    A node that is no longer granted is lost: its agent has reported that the job runs nothing there.
     """
     if shares.submission != held.submission or (shares.term, shares.version) < (held.term, held.heard):
         return held
@@ -43,7 +43,7 @@ def hear(held: Held, shares: JobShares, now: float) -> Held:
 
 
 def joined(held: Held, node: str, number: int) -> Held | None:
-    """A node comes by a grant: return what is held then, None where that grant is not held, and it is refused."""
+    """Return the grants after a granted node has connected, or None if the job does not hold that grant."""
     grant = held.grants.get(node)
     if grant is None or grant.number != number:
         return None
@@ -51,7 +51,7 @@ def joined(held: Held, node: str, number: int) -> Held | None:
 
 
 def give_back(held: Held, nodes: Collection[str]) -> Held:
-    """The job does without these nodes from here on, for good."""
+    """Return the grants without these nodes, permanently."""
     gone = {held.grants[node].number for node in nodes if node in held.grants}
     if not gone:
         return held
@@ -60,35 +60,35 @@ def give_back(held: Held, nodes: Collection[str]) -> Held:
 
 
 def awaited(held: Held, nodes: Collection[str], now: float) -> Held:
-    """These nodes have to come (again), as they did when they were granted."""
+    """Return the grants with these nodes marked as not connected, as when they were granted."""
     anew = {node: replace(held.grants[node], came=False, since=now) for node in nodes}
     return replace(held, grants={**held.grants, **anew})
 
 
 def overdue(held: Held, now: float, join_s: float) -> list[str]:
-    """Return the nodes that should have come by now, and have not: they are of no use to this job."""
+    """Return the granted nodes that have not connected in time."""
     return [node for node, grant in held.grants.items() if not grant.came and now - grant.since > join_s]
 
 
 def stand(held: Held, standing: JobStanding, why: str = "") -> Held:
-    """The job stands so from here on; unless it goes on, it does without all its nodes."""
+    """Return the grants with a new standing. A job that does not go on gives all its nodes back."""
     return replace(held if standing == "going" else give_back(held, held.grants), standing=standing, why=why)
 
 
 def begins_anew(held: Held | None) -> bool:
-    """Tell whether a job begins from its start: whoever had it suspended knew that it keeps nothing."""
+    """Return whether a suspended job starts again from step 0, because it saves nothing."""
     return held is not None and held.anew
 
 
 def update_roles(held: Held, nodes: Mapping[str, bool], joining: Mapping[str, str]) -> Held:
-    """Return the grants with the roles that the job's nodes have now: standby, or not.
+    """Return the grants with the current roles of the job's nodes: standby, or not.
 
-    A standby that joins next to a leaver counts as a standby while the leaver counts as a node that trains. The roles
-    of both change in one write. Otherwise the pool would count one node too many and recall a third one.
+    A standby that joins next to a draining node counts as a standby while that node counts as training. The roles of
+    both change in one write. Otherwise the pool would count one node too many and recall a third one.
 
     Args:
-        nodes: the members and connected nodes whose roles may have changed; True if the node is a standby.
-        joining: standbys that join to take another node's place, with that node.
+        nodes: the members and connected nodes with possibly changed roles; True if the node is a standby.
+        joining: standbys that join to take over another node's ranks, with that node.
     """
     counted = {name for name, grant in held.grants.items() if not (nodes.get(name, grant.standby) or grant.leaving)}
     waiting = {name for name, leaver in joining.items() if leaver in counted}
@@ -97,10 +97,10 @@ def update_roles(held: Held, nodes: Mapping[str, bool], joining: Mapping[str, st
 
 
 def select_surplus(held: Held, candidates: Iterable[str]) -> list[str]:
-    """Return the first of these nodes, as many as the job counts as training beyond the places that the pool gave it.
+    """Return the first of these nodes, as many as train beyond the number that the pool granted.
 
-    A standby takes a place without asking the pool. Its place is that of a lost node, of a leaver, or else of a node
-    that has no place at the moment. The last one must then wait, or the pool would recall a node that trains.
+    A standby takes over ranks without asking the pool: those of a lost node, of a draining node, or else of a node that
+    has no ranks at the moment. The last one must then wait, or the pool would recall a training node.
     """
     surplus = held.training - held.places if held.places is not None else 0
     if surplus <= 0:
@@ -127,10 +127,14 @@ def report(
     pace: JobPace | None = None,
     costs: JobCosts | None = None,
 ) -> JobState:
-    """Return what the pool is told.
+    """Return the job's state for the pool.
 
     Args:
-        members: of its plan. move_s: what a move costs, None where that is not known yet. pace, costs: likewise.
+        refuses: the refused nodes, with the reasons.
+        members: the nodes in the job's plan.
+        move_s: the measured cost of a move in seconds, or None.
+        pace: the measured training speed, or None.
+        costs: the measured costs, or None.
     """
     return JobState(
         submission=held.submission,

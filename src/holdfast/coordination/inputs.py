@@ -1,4 +1,4 @@
-"""What the coordinator's machine is fed: each as (input, now)."""
+"""The inputs of the coordinator's state machine: each is passed as (input, now)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """An agent's message on a connection; the first must be Hello. The shell never reuses a number."""
+    """A message on an agent's connection; the first one must be Hello. Connection numbers are never reused."""
 
     connection: int
     message: AgentMessage
@@ -35,14 +35,13 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """Who saw a failure, and what is known of it.
-
-    `category`: its class; None: not classified. `step`, `phase`, `micro_batch`: where it stood; None: not known.
-    """
+    """The detector of a failure, and the known details."""
 
     detector: Detector
+    #: The failure class, or None if it is not classified.
     category: str | None = None
     detail: str = ""
+    #: The step, phase and micro-batch at the failure; None if unknown.
     step: int | None = None
     phase: str | None = None
     micro_batch: int | None = None
@@ -50,26 +49,28 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """What failed, whoever saw it. Its scope: a node, or (`worker` given) one process of it, which has ended.
-
-    `since`: the last sign of life, unix seconds. `severity`: what it takes out of the job.
-    """
+    """A failure of a node, or of one process on it."""
 
     kind: FailureKind
     node: str
+    #: The process that failed and has ended; "" for the whole node.
     worker: str = ""
+    #: What the job loses by the failure.
     severity: Severity
+    #: The last sign of life, in Unix seconds.
     since: float
     evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True)
 class InjectFault:
-    """A user injects a fault. `worker` None: the whole node; `step` None: now."""
+    """A user injects a fault."""
 
     fault: str
     node: str
+    #: The worker's index on its node, or None for the whole node.
     worker: int | None = None
+    #: The step of the fault, or None for now.
     step: int | None = None
     phase: str = ""
     times: float = 3.0
@@ -78,52 +79,56 @@ class InjectFault:
 
 @dataclass(frozen=True, slots=True)
 class Undrain:
-    """A user lets a node come back that is quarantined, or was drained."""
+    """A user readmits a node that is quarantined or was drained."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A user wants nodes to leave, in good order."""
+    """A user drains nodes."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MoveNodes:
-    """A user wants nodes to give their places to standbys, these in order or any, and to be standbys themselves."""
+    """A user moves nodes: standbys take over their ranks, and the nodes become standbys."""
 
     nodes: tuple[str, ...]
+    #: The standbys, in the order of `nodes`. For the remaining nodes any standby is used.
     to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """A user asks for a checkpoint, now."""
+    """A user requests a checkpoint now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The user ends the job (Ctrl-C); `save`: with a checkpoint of what it has led to, where it keeps any."""
+    """A user ends the job (Ctrl-C)."""
 
     exit_code: int
     why: str
+    #: Whether a checkpoint is saved first, if the job saves any.
     save: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A search that PlanExperts asked for is over, after whatever time; None where it found nothing."""
+    """A search that PlanExperts requested has ended."""
 
     generation: int
+    #: The result, or None if nothing better was found.
     found: Found | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreBack:
-    """The store answers again: for so long nothing could be decided."""
+    """The store answers again."""
 
+    #: For this many seconds nothing could be decided.
     away_s: float
 
 
@@ -137,12 +142,12 @@ class FileFailed:
 
 @dataclass(frozen=True, slots=True)
 class PoolSaid:
-    """The pool in which the job runs says which nodes are its own, and what it is to do with them."""
+    """The pool sends the job's current share of nodes and the wanted standing."""
 
     shares: JobShares
 
 
-#: what users, the shell and the pool ask for
+#: Requests of users, of the shell and of the pool.
 Request = InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown | Planned | StoreBack | PoolSaid
 REQUESTS = (InjectFault, Drain, MoveNodes, Undrain, SaveState, Shutdown, Planned, StoreBack, PoolSaid)
 Input = Received | Disconnected | Tick | Failure | FileFailed | Request

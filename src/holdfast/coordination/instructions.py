@@ -1,4 +1,4 @@
-"""What the coordinator's machine asks its shell to do, in order."""
+"""The instructions of the coordinator's state machine to its shell, executed in order."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from holdfast.protocol.record import Record
 if TYPE_CHECKING:
     from holdfast.coordination.experts.searching import Search  # its imports take half a second that no command needs
 
-#: instructions: any, those that write, and those that tell an event
+#: Any instruction.
 O = TypeVar("O")
+#: Instructions that write a record.
 W = TypeVar("W")
+#: Instructions that emit an event.
 E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Compare-and-swap the record; if another coordinator was there first, stop at once: nothing after this counts."""
+    """Compare-and-swap the record. If another coordinator wrote first, stop and drop all later instructions."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Append to the journal."""
+    """Append an event to the journal."""
 
     event: AnyEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send to an agent; a connection that is gone is no error (Disconnected follows)."""
+    """Send a message to an agent. If the connection is lost, `Disconnected` follows."""
 
     connection: int
     message: CoordinatorMessage
@@ -46,7 +48,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Send the same message to several agents, each once; it is encoded once for all of them."""
+    """Send the same message once to each of several agents. It is encoded once."""
 
     connections: tuple[int, ...]
     message: CoordinatorMessage
@@ -54,14 +56,14 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close a connection after what was sent."""
+    """Close a connection after the earlier messages are sent."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """The job is over; the coordinator ends once the agents are gone, a few seconds later at most."""
+    """End the job. The coordinator ends once all agents have disconnected, a few seconds later at most."""
 
     exit_code: int
     why: str
@@ -69,16 +71,17 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class StopOutdated:
-    """End this coordinator and leave the job alone: the store is older than the job. `newer`: what shows that."""
+    """End this coordinator but not the job, because the store is older than the job."""
 
+    #: The evidence, for users.
     newer: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlanExperts:
-    """Call the search's `solve` beside everything else, and feed what it returns as Planned.
+    """Run the search's `solve` in the background, and pass its result as `Planned`.
 
-    It may take any time, or never return. A new search makes the one before worthless.
+    It may take any time, or never return. A new search replaces the previous one.
     """
 
     search: Search
@@ -86,7 +89,7 @@ class PlanExperts:
 
 @dataclass(frozen=True, slots=True)
 class TellPool:
-    """Tell the pool in which the job runs how the job stands; where nobody can be told it is said again."""
+    """Send the job's state to its pool. If the pool cannot be reached, the state is sent again later."""
 
     stands: JobState
 
@@ -95,7 +98,7 @@ Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | StopOutdated 
 
 
 def at_once(answers: Iterable[list[Instruction]]) -> list[Instruction]:
-    """Return what the machine asks for in answer to several inputs, with one record at most: see `with_one_record`."""
+    """Merge the instructions for several inputs, with one record at most: see `with_one_record`."""
 
     def one(first: Persist, last: Persist, emits: Iterable[Emit]) -> Persist:
         outbox = tuple(emit.event for emit in emits)
@@ -107,14 +110,17 @@ def at_once(answers: Iterable[list[Instruction]]) -> list[Instruction]:
 def with_one_record(
     answers: Iterable[list[O]], writes: type[W], tells: type[E], one: Callable[[W, W, Iterable[E]], O]
 ) -> list[O]:
-    """Return the answers to several inputs with one record, in the place of the first: the last one's, for them all.
+    """Merge the answers to several inputs so that only one record is written: the last one, in the first one's
+    position.
 
-    Nothing is told before the record that it rests on, as before. A crash leaves the state before all of these inputs,
-    or the one after all that have changed anything.
+    Each event and message still follows the record that it depends on. A crash leaves the state before all of these
+    inputs, or the state after all of them.
 
     Args:
-        answers: one that changes the record begins with it. one: made of the first and the last record, and the events
-            from the first's transition to the last's.
+        answers: each begins with a record if it changes the record.
+        writes: the type of instructions that write a record.
+        tells: the type of instructions that emit an event.
+        one: makes the merged instruction from the first and the last record and the events between them.
     """
     before, after, events = list[O](), list[O](), list[E]()
     first = last = None

@@ -1,4 +1,4 @@
-"""Who is there: nodes with their connections and leases, workers with what they last said."""
+"""The connected nodes with their leases, and the workers with their last reports."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.plan import GenerationPlan
 
-#: of a node's failures, so many count
+#: At most this many failures of a node count.
 _MOST_FAILURES = 100
-#: of the nodes that are gone, so many are remembered
+#: At most this many disconnected nodes are remembered.
 _KEPT = 4096
 
 
 @dataclass(slots=True)
 class WorkerInfo:
-    """One live worker process; `entered` is the newest generation whose group it stands in."""
+    """One live worker process."""
 
     attach: Attach
+    #: The newest generation that it has entered.
     entered: int = 0
+    #: The newest generation for which it has built the group.
     prepared: int = 0
     finished: bool = False
-    #: why its script has asked for the end, "" where another one has; None: nobody has
+    #: Why its script requested the job's end; "" if another script did, None if none did.
     stopped: str | None = None
-    #: its script has ended with an exception, and its process keeps the state
+    #: Its script ended with an exception, and the process keeps the state.
     raised: bool = False
-    #: on its node
+    #: Its index on its node.
     index: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,13 +49,14 @@ class WorkerInfo:
 
 @dataclass(slots=True)
 class Node:
-    """One connected agent; `seen` is its last sign of life."""
+    """One connected agent."""
 
     name: str
     session: str
     connection: int
     agent_pid: int
     expected: int
+    #: The last sign of life.
     seen: float
     lease: LearntLease
     workers: dict[str, WorkerInfo] = field(default_factory=dict[str, WorkerInfo])
@@ -62,83 +65,84 @@ class Node:
     zone: str = ""
     failure_rate: float = 1.0
     host: str = ""
-    #: at which the other nodes reach it; "": not known
+    #: The address for other nodes; "" if unknown.
     address: str = ""
-    #: its agent runs on the coordinator's host
+    #: Whether its agent runs on the coordinator's host.
     beside_coordinator: bool = True
-    #: of `address`: where others can try to connect; 0: nowhere
+    #: The port of its probe listener at `address`; 0 for none.
     probe_port: int = 0
-    #: when it said Hello
+    #: When it sent Hello.
     came: float = 0.0
-    #: how many nodes had come before it
+    #: How many nodes connected before it.
     place: int = 0
-    #: the coordinator's clock less the node's, in seconds
+    #: The coordinator's clock minus the node's, in seconds.
     ahead_s: float = 0.0
-    #: how far its wall clock is ahead of the coordinator's, in seconds; 0 if that is not known, or as good as nothing
+    #: How far its wall clock is ahead of the coordinator's, in seconds; 0 if that is unknown or negligible.
     clock_off_s: float = 0.0
-    #: the last reported state of its GPUs; empty without NVIDIA's driver
+    #: The last reported state of its GPUs; empty without NVIDIA's driver.
     gpus: tuple[GpuFacts, ...] = ()
-    #: known from before this coordinator's start
+    #: Whether the job knew it before this connection.
     returning: bool = False
-    #: users were told that it has come (who comes beside others waits for them a little)
+    #: Whether users were told that it joined. Nodes that connect together are reported together.
     told: bool = False
-    #: when it came, it had no word of any worker of its own
+    #: Whether it had no worker reports when it connected.
     bare: bool = False
-    #: which parts it holds; None: it keeps none
+    #: Its snapshot parts, or None if it keeps none.
     snapshots: NodeSnapshots | None = None
-    #: waits to take another's place, and counts in no world
+    #: Whether it is a standby, outside the world.
     standby: bool = False
-    #: has left the world in good order; what it has counts until it is proven that nobody needs it
+    #: Whether it has left the world but is retained, because its state may still be needed.
     owed: bool = False
-    #: of the script and arguments that it has
+    #: The digest of its script and arguments.
     digest: str = ""
-    #: workers that are gone with another one of their unit, whether its agent has told of each or not
+    #: Workers that were lost together with another one of their replica group, whether the agent has reported them or
+    #: not.
     broken: set[str] = field(default_factory=set[str])
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of the node's workers, by index on the node."""
+        """Process IDs of the node's workers, by index."""
         ordered = sorted(self.workers.values(), key=lambda info: info.index)
         return tuple(info.attach.pid for info in ordered)
 
     @property
     def complete(self) -> bool:
-        """True when all of the node's workers run."""
+        """Whether all of the node's workers run."""
         return len(self.workers) == self.expected
 
     @property
     def coming(self) -> bool:
-        """True where its agent is here, its workers are not, and never were since it came."""
+        """Whether its first workers since it connected are still starting."""
         return not (self.complete or self.announced or (self.returning and not self.bare))
 
     @property
     def counts(self) -> bool:
-        """True where a generation may name it."""
+        """Whether a generation may include it."""
         return self.complete and not self.aside
 
     @property
     def aside(self) -> bool:
-        """True where it counts in no world."""
+        """Whether it is outside the world: a standby or a retained node."""
         return self.standby or self.owed
 
     def in_units(self, places: int) -> Iterable[WorkerInfo]:
-        """Return its workers that run with all of their unit, where a unit has so many places."""
+        """Return its workers that are in complete replica groups of `places` workers."""
         if places == 1 or self.complete:
             return self.workers.values()
         here = Counter(info.index // places for info in self.workers.values())
         return [info for info in self.workers.values() if here[info.index // places] == places]
 
     def has_place_for(self, worker: str) -> bool:
-        """Tell whether the place that a worker's id names is there, and nobody's."""
+        """Return whether a worker's local rank exists on the node and is free."""
         place = index_of(worker)
         return place < self.expected and all(info.index != place for info in self.workers.values())
 
 
 class _RollCall:
-    """Which members of a plan have not come so far yet: all are looked at once for a plan, then who changes.
+    """The members of a plan that have not reached a state yet. Only changed workers are checked again.
 
     Args:
-        far: tells of a member, by its id and what is known of it (None: it is not there), whether it has come so far.
+        far: returns whether a member has reached the state, from its ID and its info (None if it is lost).
     """
 
     def __init__(self, far: Callable[[str, WorkerInfo | None, GenerationPlan], bool]) -> None:
@@ -147,14 +151,14 @@ class _RollCall:
         self._missing: set[str] = set()
 
     def missing(self, plan: GenerationPlan, find: Callable[[str], WorkerInfo | None]) -> set[str]:
-        """Return the members that have not come so far."""
+        """Return the members that have not reached the state."""
         if plan is not self._plan:
             self._plan = plan
             self._missing = {worker for worker in plan.workers if not self._far(worker, find(worker), plan)}
         return self._missing
 
     def look(self, worker: str, info: WorkerInfo | None) -> None:
-        """A worker is another than before; None: it is gone."""
+        """Check a worker again after a change; `info` is None if it is lost."""
         plan = self._plan
         if plan is None or plan.rank(worker) is None:
             return
@@ -165,40 +169,41 @@ class _RollCall:
 
 
 class Membership:
-    """Nodes by name and by connection. What has left is forgotten: its messages find no addressee.
+    """The connected nodes, by name and by connection. Disconnected nodes are removed.
 
-    What is asked after every message takes the same time, however many members there are.
+    Queries that are made for every message take constant time.
     """
 
     def __init__(self, left_from: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> None:
-        """`left_from`: the racks and zones of nodes that were here before this coordinator's start."""
+        """`left_from`: the racks and zones of nodes that were connected to earlier coordinators."""
         self.nodes: dict[str, Node] = {}
-        #: how many workers of a node have a replica of the model between them: a unit
+        #: The number of workers in a replica group.
         self.unit_places = 1
-        #: workers whose scripts have left their loops and ended, with the step that they had applied
+        #: Workers that have left their loops and ended, with the last step that they applied.
         self.left: dict[str, int] = {}
-        #: how many nodes run all of their workers, and how many wait to take others' places: these count nowhere else
+        #: The number of complete nodes in the world.
         self.complete_nodes = 0
+        #: The standbys. They count nowhere else.
         self.standbys: dict[str, Node] = {}
-        #: those that have left in good order, and count as members until that is proven to have lost nothing
+        #: Drained nodes that are retained as members until they are proven to be unneeded.
         self.owed: dict[str, Node] = {}
-        #: failed transfers of state between nodes, since this coordinator's start
+        #: Failed transfers of state between nodes, since this coordinator's start.
         self.transfers = TransferHistory()
         self._by_connection: dict[int, Node] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._came = 0
-        #: the racks and zones of those that were here and are not, the newest last
+        #: Racks and zones of disconnected nodes, the newest last.
         self._left_from = dict(left_from)
-        #: how often the machine of a node has failed, since this coordinator's start
+        #: How often each node's machine has failed, since this coordinator's start.
         self._failed: dict[str, int] = {}
         self._entered = _RollCall(lambda _, info, plan: info is not None and info.entered >= plan.generation)
         self._prepared = _RollCall(lambda _, info, plan: info is not None and info.prepared >= plan.generation)
         self._finished = _RollCall(lambda id, info, _: id in self.left or (info is not None and info.finished))
-        #: the workers that are in no plan, and the plan that this was looked up for
+        #: The workers outside a plan, with that plan.
         self._outside: tuple[GenerationPlan | None, dict[str, Node]] = (None, {})
 
     def add(self, hello: Hello, connection: int, now: float, *, standby: bool = False) -> Node:
-        """Take in an agent that was let in."""
+        """Add an agent that was admitted."""
         node = Node(
             name=hello.node,
             session=hello.session,
@@ -229,26 +234,26 @@ class Membership:
         return node
 
     def promote(self, name: str) -> Node:
-        """A standby, or a node that has left the world, is one like any other from here on."""
+        """Make a standby or a retained node a regular node."""
         node = self._take_out(name)
         self.complete_nodes += node.counts
         return node
 
     def owe(self, name: str) -> Node:
-        """A node has left the world, and what it has counts still."""
+        """Retain a node that has left the world."""
         node = self._take_out(name)
         node.owed, self.owed[name] = True, node
         return node
 
     def demote(self, name: str) -> Node:
-        """A node is a standby from here on; it is told of as one that has come where it takes another's place."""
+        """Make a node a standby. If it takes over ranks later, it is reported as joined again."""
         node = self._take_out(name)
         node.standby, self.standbys[name] = True, node
         node.announced, node.returning, node.told = (), False, False
         return node
 
     def _take_out(self, name: str) -> Node:
-        """Let a node be none of the world's, nor a standby, nor owed; its caller says what it is."""
+        """Remove a node's role; the caller sets the new one."""
         node = self.nodes[name]
         self.complete_nodes -= node.counts
         self.standbys.pop(name, None)
@@ -259,26 +264,26 @@ class Membership:
 
     @property
     def regular(self) -> list[Node]:
-        """The nodes that are of the world, or are to be: no standbys, and none that has left."""
+        """The nodes that are in the world or will be: not the standbys and not the retained nodes."""
         return [node for node in self.nodes.values() if not node.aside]
 
     def failed(self, name: str) -> None:
-        """The machine of a node has failed: what has, may again, also where it stays or comes back."""
+        """Count a failure of a node's machine, which makes another one more likely."""
         self._failed[name] = min(self._failed.pop(name, 0) + 1, _MOST_FAILURES)
         if len(self._failed) > _KEPT:
             del self._failed[next(iter(self._failed))]
 
     def failure_rate(self, name: str) -> float:
-        """Return how often a node fails: as it has said, and as much again for each failure that was seen."""
+        """Return a node's failure rate: the configured one, times one plus the number of observed failures."""
         return self.nodes[name].failure_rate * (1 + self._failed.get(name, 0))
 
     def place_of(self, name: str) -> tuple[str, str]:
-        """Return the rack and the zone of a node that is here or was; "" for what it did not name."""
+        """Return the rack and the zone of a connected or earlier node; "" for each one that is unknown."""
         node = self.nodes.get(name)
         return (node.rack, node.zone) if node is not None else self._left_from.get(name, ("", ""))
 
     def remove(self, name: str) -> tuple[str, ...]:
-        """Forget a node and its workers; return these."""
+        """Remove a node and its workers; return the workers."""
         node = self.nodes[name]
         gone = tuple(node.workers)
         for worker in gone:
@@ -295,7 +300,7 @@ class Membership:
         return gone
 
     def attach(self, node: Node, attach: Attach) -> None:
-        """A worker of a node runs."""
+        """Add a worker of a node."""
         before = node.counts
         info = node.workers[attach.worker] = self._workers[attach.worker] = WorkerInfo(attach)
         self.complete_nodes += node.counts - before
@@ -305,7 +310,7 @@ class Membership:
         self._look(info.id, info)
 
     def drop(self, node: Node, worker: str) -> WorkerInfo | None:
-        """A worker of a node is there no more; return what was known of it, None where it was not there."""
+        """Remove a worker of a node and return it, or None if it was not there."""
         before, info = node.counts, node.workers.pop(worker, None)
         if info is not None:
             self.complete_nodes += node.counts - before
@@ -315,22 +320,22 @@ class Membership:
         return info
 
     def left_loop(self, worker: str, applied: int) -> None:
-        """The script of a worker, which is there no more, had left its loop after this step."""
+        """Record that a worker's script left its loop after this step and ended."""
         self.left[worker] = applied
         self._look(worker, None)
 
     def enter(self, info: WorkerInfo, generation: int) -> None:
-        """A worker stands in the group of a generation."""
+        """Record that a worker has entered a generation."""
         info.entered = generation
         self._look(info.id, info)
 
     def prepare(self, info: WorkerInfo, generation: int) -> None:
-        """A worker has built the group of a pending generation."""
+        """Record that a worker has built the group of a pending generation."""
         info.prepared = max(info.prepared, generation)
         self._look(info.id, info)
 
     def finish(self, info: WorkerInfo, *, finished: bool = True) -> None:
-        """A worker has ended its loop, or is to go on."""
+        """Record that a worker has ended its loop, or must continue it."""
         info.finished = finished
         self._look(info.id, info)
 
@@ -339,11 +344,11 @@ class Membership:
             roll_call.look(worker, info)
 
     def on(self, connection: int) -> Node | None:
-        """Return the node behind a connection, None where it has none (any more)."""
+        """Return the node of a connection, or None if it has none."""
         return self._by_connection.get(connection)
 
     def worker(self, worker: str) -> WorkerInfo | None:
-        """Return a live worker, None where it is gone or was never there."""
+        """Return a live worker, or None."""
         return self._workers.get(worker)
 
     def connection_of(self, worker: str) -> int | None:
@@ -352,29 +357,29 @@ class Membership:
         return node.connection if node else None
 
     def workers(self) -> Iterator[WorkerInfo]:
-        """All live workers that a generation may name, in the order in which their nodes came: those of whole units.
+        """Yield the live workers that a generation may include, in the order in which their nodes connected.
 
-        Not those of standbys, of who has left, and of nodes that have come only now, before all of theirs run: these
-        are told of and named together.
+        They are in complete replica groups. Standbys and retained nodes are left out. So are nodes with starting
+        workers, because all workers of a node join together.
         """
         for node in self.nodes.values():
             if not node.aside and not node.coming:
                 yield from node.in_units(self.unit_places)
 
     def everybody(self) -> Iterator[WorkerInfo]:
-        """All live workers, those of standbys too."""
+        """Return all live workers, those of standbys included."""
         return iter(self._workers.values())
 
     def live(self, workers: Iterable[str]) -> list[str]:
-        """Return those workers that are still there, in the same order."""
+        """Return the live ones of these workers, in the same order."""
         return [worker for worker in workers if self.worker(worker) is not None]
 
     def entered(self, plan: GenerationPlan | None) -> bool:
-        """Tell whether all members of a plan stand in its group."""
+        """Return whether all members of a plan have entered its generation."""
         return plan is not None and not self._entered.missing(plan, self.worker)
 
     def prepared(self, plan: GenerationPlan) -> bool:
-        """Tell whether all members of a pending plan have built its group."""
+        """Return whether all members of a pending plan have built its group."""
         return not self._prepared.missing(plan, self.worker)
 
     def unfinished(self, plan: GenerationPlan) -> int:
@@ -382,7 +387,7 @@ class Membership:
         return len(self._finished.missing(plan, self.worker))
 
     def outside(self, plan: GenerationPlan) -> list[str]:
-        """Return the workers of complete nodes that a plan does not name, in the order in which their nodes came."""
+        """Return the workers of complete nodes outside a plan, in the order in which their nodes connected."""
         if plan is not self._outside[0]:
             nodes = self.regular
             workers = {worker: node for node in nodes for worker in node.workers if plan.rank(worker) is None}
@@ -392,20 +397,21 @@ class Membership:
         return sorted(complete, key=lambda worker: others[worker].place)
 
     def renew(self, connection: int, now: float) -> None:
-        """The node behind a connection lives."""
+        """Renew the lease of a connection's node."""
         node = self.on(connection)
         if node is not None:
             node.seen = now
 
     def renew_leases(self, now: float) -> None:
-        """Renew every lease: the coordinator itself was away."""
+        """Renew all leases, because this process was paused."""
         for node in self.nodes.values():
             node.seen = now
 
     def expired(self, now: float, lease_s: float, least_s: float) -> list[Node]:
-        """Return the nodes whose lease has run out: no longer than `lease_s`, and no shorter than `least_s` seconds."""
+        """Return the nodes with expired leases. Leases last between `least_s` and `lease_s` seconds."""
         silent: list[Node] = []
-        for node in self.nodes.values():  # (often, and there may be thousands: nothing is called for each)
+        # This loop runs often, over thousands of nodes: it calls no function for each.
+        for node in self.nodes.values():
             lease = node.lease
             if node.seen > lease.word:
                 if node.seen - lease.word > lease.longest_s:

@@ -1,6 +1,6 @@
-"""Which part of a model replica each worker is, and which workers are one replica: the unit (docs/layouts.md).
+"""Roles of workers within a model replica, and replica groups (docs/layouts.md).
 
-The ranks of one role are its domain. With the default layout each worker is a unit.
+The ranks of one role are its domain. With the default layout, each worker is a replica group.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.plan import Role
 
-#: a node, and the number of a unit on it
+#: A node, and the number of a replica group on it.
 UnitName = tuple[str, int]
 
 
 def assign_roles(workers: Sequence[str], layout: Layout = WHOLE) -> dict[str, Role]:
-    """Return each worker's role, in the workers' order, which is that of their ranks."""
+    """Return each worker's role; the workers are in rank order."""
     return {worker: layout.role_of(index_of(worker)) for worker in workers}
 
 
 def unit_of(worker: str, places: int) -> UnitName:
-    """Return the unit that a worker is of, where each has so many places."""
+    """Return the replica group of a worker; each group has `places` workers."""
     return node_of(worker), index_of(worker) // places
 
 
 def whole_units(workers: Iterable[str], places: int) -> list[tuple[str, ...]]:
-    """Return those units of which these workers fill all places, each by its places, in the order of the workers."""
+    """Return the complete replica groups among these workers, each by local rank, in the order of the workers."""
     if places == 1:
         return [(worker,) for worker in workers]
     units: dict[UnitName, list[str]] = {}
@@ -36,7 +36,7 @@ def whole_units(workers: Iterable[str], places: int) -> list[tuple[str, ...]]:
 
 
 def only_whole(workers: Sequence[str], places: int) -> list[str]:
-    """Return those of these workers that are of whole units, in the same order."""
+    """Return the workers that are in complete replica groups, in the same order."""
     if places == 1:
         return list(workers)
     whole = {worker for unit in whole_units(workers, places) for worker in unit}
@@ -44,7 +44,7 @@ def only_whole(workers: Sequence[str], places: int) -> list[str]:
 
 
 def by_role(workers: Iterable[str], places: int) -> list[list[str]]:
-    """Return the workers of each role, by place, in the same order."""
+    """Return the workers of each role, by local rank, in the same order."""
     found: list[list[str]] = [[] for _ in range(places)]
     for worker in workers:
         found[index_of(worker) % places].append(worker)
@@ -52,5 +52,5 @@ def by_role(workers: Iterable[str], places: int) -> list[list[str]]:
 
 
 def every_role(workers: Iterable[str], places: int) -> bool:
-    """Tell whether there is a worker of each role among these: so that nothing of the state is missing."""
+    """Return whether every role has a worker, so that the state is complete."""
     return all(by_role(workers, places))

@@ -1,4 +1,4 @@
-"""What one call of the coordinator's machine brings about, gathered in the order in which it must happen."""
+"""One transaction of the coordinator: the changes, events and messages of one call, in their required order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ E = TypeVar("E", bound=AnyEvent)
 
 
 class _Named:
-    """The workers that two plans name, and those that are owed: gone through once for all."""
+    """The workers that the two plans name, and the retained ones, computed once for each change of the record."""
 
     def __init__(self, record: Record) -> None:
         self.of = record.plan, record.pending, record.leaving
@@ -48,11 +48,10 @@ class _Named:
 
 
 class Transaction:
-    """The record, the members and the time, and what the call under way changes, announces and sends.
+    """The record, the members and the time, and the changes, events and messages of the current call.
 
-    `position` is where the job stands by its events, those of this call included; `recorded`, where it stood with the
-    last record. `flush` puts one Persist before all events and messages: a crash at any write leaves either the state
-    before the call or the state after it, never a promise without its record.
+    `flush` puts one Persist before all events and messages. So a crash leaves the state before the call or the state
+    after it, and no message is sent without its record.
     """
 
     def __init__(self, record: Record, position: Position) -> None:
@@ -60,29 +59,32 @@ class Transaction:
         self.members = Membership(record.places)
         self.members.unit_places = record.layout.places
         self.now = 0.0
-        #: a later run of a job that is over: it has no plan yet, and goes on from its checkpoint
+        #: The job was over and runs again: it has no plan yet, and resumes from its checkpoint.
         self.begins_again = False
-        self.position = self.recorded = position
+        #: The state that results from all events, those of this call included.
+        self.position = position
+        #: The position as of the last record.
+        self.recorded = position
         self._begun_at = position
         self._named = _Named(record)
         self._changed = False
-        #: of `coordinator_restarted`, for terms that this coordinator opens after its first
+        #: Fields of `coordinator_restarted`, for terms that this coordinator opens after its first one.
         self.origin: dict[str, Any] = {}
         self._events: list[AnyEvent] = []
         self._sends: list[Instruction] = []
 
     @property
     def generation(self) -> int:
-        """The generation in force, 0 where there is none."""
+        """The generation in force, or 0 if there is none."""
         return self.record.plan.generation if self.record.plan else 0
 
     @property
     def planned(self) -> KeysView[str]:
-        """The workers that the current or the pending plan names, and those that have left but count still."""
+        """The workers of the current and the pending plan, and the retained workers."""
         return self._plans_named.workers.keys()
 
     def planned_on(self, node: str) -> list[str]:
-        """Return those of the planned workers that are on a node."""
+        """Return the planned workers on a node."""
         return self._plans_named.by_node.get(node, [])
 
     @property
@@ -98,17 +100,17 @@ class Transaction:
         return self._named
 
     def is_member(self, worker: str) -> bool:
-        """Tell whether the plan in force names a worker."""
+        """Return whether the plan in force names a worker."""
         return self.record.plan is not None and self.record.plan.rank(worker) is not None
 
     def place_of(self, worker: str) -> str:
-        """Say which worker it is, as people name it."""
+        """Return a worker's name for users: its rank, or its local rank if it has none."""
         rank = self.record.plan.rank(worker) if self.record.plan is not None else None
         node = node_of(worker)
         return f"worker {index_of(worker)} of {node}" if rank is None else f"rank {rank} on {node}"
 
     def left_behind(self, message: Complaint) -> bool:
-        """Tell whether a member's commit operation failed, although all others passed it, and swapped."""
+        """Return whether a member's commit operation failed although all others passed it and swapped."""
         info = self.members.worker(message.worker)
         return info is not None and info.entered <= message.generation < self.generation
 
@@ -119,14 +121,14 @@ class Transaction:
         self.members.unit_places = self.record.layout.places
 
     def open_term(self, term: int) -> None:
-        """Go on as a coordinator of a higher term."""
+        """Continue as the coordinator of a higher term."""
         self.change(term=term)
         self.emit(CoordinatorRestarted, **self.origin)
 
     def break_unit(self, worker: str) -> tuple[str, ...]:
-        """A worker is gone, and with it the others of its unit, which are of no use without it; return these.
+        """Remove the other workers of a lost worker's replica group, which are useless without it; return them.
 
-        Their agent ends them, too; what it still says of them does not count.
+        Their agent ends them, too. Its later reports about them are ignored.
         """
         places, name = self.members.unit_places, node_of(worker)
         if places == 1:
@@ -134,8 +136,9 @@ class Transaction:
         node, unit, planned = self.members.nodes.get(name), index_of(worker) // places, self.planned_on(name)
         there = list(node.workers) if node is not None else []
         if any(index_of(one) == index_of(worker) and one != worker for one in there):
-            there = []  # (heard of late, from a node that was away: the unit has been started anew since)
-        # (Plans have whole units: what else is here is of the one that follows, which its agent may have said first.)
+            # The loss was reported late, by a node that was disconnected: the group has been restarted since.
+            there = []
+        # Plans name complete groups. So other workers here belong to the next group, which the agent may report first.
         here = planned if worker in planned else there
         mates = tuple(one for one in dict.fromkeys(here) if one != worker and index_of(one) // places == unit)
         if node is not None:
@@ -145,11 +148,11 @@ class Transaction:
         return mates
 
     def emit(self, event_type: type[E], /, **fields: Any) -> None:
-        """Announce an event, stamped with time, job, term, generation and its place in the journal."""
+        """Emit an event, with time, job, term, generation and sequence number."""
         self.emit_at(self.now, event_type, **fields)
 
     def emit_at(self, time: float, event_type: type[E], /, **fields: Any) -> None:
-        """Announce an event that happened at another time than now."""
+        """Emit an event that happened at another time."""
         record, seq = self.record, self.position.seq + 1
         event = event_type(time=time, job=record.job, term=record.term, generation=self.generation, seq=seq, **fields)
         request = request_of(event, self.position.step)
@@ -159,27 +162,27 @@ class Transaction:
             self.emit(ActionRequested, **request)
 
     def send(self, connection: int, message: CoordinatorMessage) -> None:
-        """Send to the agent behind a connection."""
+        """Send a message on an agent's connection."""
         self._sends.append(Send(connection, message))
 
     def broadcast(self, connections: Iterable[int], message: CoordinatorMessage) -> None:
-        """Send the same to several agents."""
+        """Send the same message on several connections."""
         if numbers := tuple(connections):
             self._sends.append(Broadcast(numbers, message))
 
     def order_all(self, workers: Iterable[str], order: NodeOrder) -> None:
-        """Send to the agents of these workers, each once; they hand it to those of their workers that it concerns."""
+        """Send an order once to each agent of these workers. The agents pass it to the workers that it concerns."""
         here = dict.fromkeys(node_of(worker) for worker in self.members.live(workers))
         self.broadcast((self.members.nodes[name].connection for name in here), order)
 
     def order(self, worker: str, order: WorkerOrder) -> None:
-        """Send to one worker; to one that is gone nothing is said."""
+        """Send an order to one worker, if it is connected."""
         connection = self.members.connection_of(worker)
         if connection is not None and self.members.worker(worker) is not None:
             self.send(connection, ToWorker(worker=worker, order=order))
 
     def order_node(self, name: str, order: AcceptCheckpoint | PruneCheckpoints) -> None:
-        """Send to the agent of a node; to one that is gone nothing is said."""
+        """Send an order to a node's agent, if it is connected."""
         if name in self.members.nodes:
             self.send(self.members.nodes[name].connection, order)
 
@@ -192,19 +195,19 @@ class Transaction:
         self._sends.append(job)
 
     def stop_outdated(self, newer: str) -> None:
-        """End this coordinator, not the job: the store is older than the job, as `newer` shows."""
+        """End this coordinator but not the job: `newer` shows that the store is older than the job."""
         self._sends.append(StopOutdated(newer))
 
     def tell_pool(self, stands: JobState) -> None:
-        """Tell the job's pool how it stands."""
+        """Send the job's state to its pool."""
         self._sends.append(TellPool(stands))
 
     def compute(self, order: PlanExperts) -> None:
-        """Have a placement computed."""
+        """Request the search for an expert placement."""
         self._sends.append(order)
 
     def flush(self) -> list[Instruction]:
-        """Return everything gathered, in order, and start anew."""
+        """Return all instructions in order, and begin the next transaction."""
         out: list[Instruction] = []
         if self._changed:
             self.record = msgspec.structs.replace(self.record, position=self._begun_at, outbox=tuple(self._events))

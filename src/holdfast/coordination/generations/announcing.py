@@ -1,4 +1,4 @@
-"""Who comes, and who trains: events, and for whom others wait."""
+"""Events about new nodes and new generations, and the wait for nodes that connect together."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import GenerationStarted, JobAtRisk, NodesJoined, WorkersChanged
 from holdfast.protocol.plan import Decision, FaultThreshold, GenerationPlan, JoinedNode
 
-#: those that come within so many seconds of others are told of with them
+#: Nodes that join within this many seconds are reported in one event.
 TOGETHER_S = 0.1
-#: newcomers that are no crowd: nobody waits for others
+#: At most this many newcomers join without waiting for others.
 FEW = 8
-#: a crowd is all here once nobody has come for so long,
+#: More newcomers are complete once none has connected for this many seconds.
 QUIET_S = 0.25
-#: or for so long, where workers of nodes that are connected do not run yet;
+#: The same, while workers of connected nodes are still starting.
 GATHER_S = 1.0
-#: and nobody waits for longer than this.
+#: The longest wait for newcomers in seconds.
 LONGEST_GATHER_S = 5.0
 
 
 def announce_generation(
     transaction: Transaction, plan: GenerationPlan, reason: str, decision: Decision | None = None
 ) -> None:
-    """A new configuration is in force; `decision`: what it begins with, None at a step's boundary."""
+    """Emit that a generation is in force; `decision` is its start, or None at a step boundary."""
     experts = plan.expert_plan
     transaction.emit(
         GenerationStarted,
@@ -41,10 +41,11 @@ def announce_generation(
 
 
 def warn_of_one_replica(transaction: Transaction, before: GenerationPlan | None, *, snapshots: bool) -> None:
-    """A plan is in force: where the model lies over the processes of one node alone, and nothing is kept, say so once.
+    """Emit a warning, once, if one replica group on one node has the only copy of the model.
 
     Args:
-        before: the plan before this one. snapshots: the state is kept in memory from time to time.
+        before: the previous plan.
+        snapshots: whether the job keeps snapshots.
     """
     record, plan = transaction.record, transaction.record.plan
     if plan is None or plan.places == 1 or plan.units > 1 or record.saves or snapshots:
@@ -55,24 +56,27 @@ def warn_of_one_replica(transaction: Transaction, before: GenerationPlan | None,
 
 
 class Newcomers:
-    """Tells of nodes that have come: of the first at once, of those right behind it together.
+    """Emits which nodes have joined: the first at once, the following ones together.
 
-    A thousand nodes that come in one moment make a few events and one generation, not a thousand.
+    If a thousand nodes connect at once, that gives a few events and one generation, not a thousand.
     """
 
     def __init__(self, transaction: Transaction, max_nodes: int) -> None:
-        """`max_nodes`: how many the job is given; more may come."""
+        """`max_nodes`: the configured number of nodes; more may connect."""
         self._transaction = transaction
         self._max_nodes = max_nodes
         self._told_at = -math.inf
         self._waiting: list[Node] = []
-        #: newcomers since the last were taken in, and when the first and the last of them gave a sign
+        #: Newcomers since the last plan.
         self._crowd: set[str] = set()
-        self._first = self._last = 0.0
+        #: When the first of them connected.
+        self._first = 0.0
+        #: When one of them last connected or attached a worker.
+        self._last = 0.0
 
     @property
     def gathering(self) -> bool:
-        """True while a crowd comes, which is to be taken in at once; a few that come do not wait for each other."""
+        """Whether many nodes are connecting, which will join together. A few do not wait for each other."""
         if len(self._crowd) <= FEW:
             return False
         now, members = self._transaction.now, self._transaction.members
@@ -82,22 +86,27 @@ class Newcomers:
         return now - self._last < (QUIET_S if complete == here else GATHER_S)
 
     def came(self, node: Node) -> None:
-        """A node is here that nobody awaited, or one of its workers."""
+        """Record that an unexpected node has connected, or attached a worker."""
         if not self._crowd:
             self._first = self._transaction.now
         self._crowd.add(node.name)
         here = self._transaction.members.nodes
-        if len(self._crowd) > 2 * len(here) + FEW:  # most have gone again
+        # If most have disconnected again, forget them.
+        if len(self._crowd) > 2 * len(here) + FEW:
             self._crowd &= here.keys()
         self._last = self._transaction.now
 
     def taken_in(self) -> None:
-        """Whoever is here, and complete, is in the plan that is told now."""
+        """Record that all complete nodes are in the next plan."""
         self._crowd.clear()
         self.tell()
 
     def attached(self, node: Node, *, is_new: bool) -> None:
-        """A worker of the node attached: say so once all of them run. `is_new`: the worker is in no plan yet."""
+        """Emit that a node has joined, once all its workers have attached.
+
+        Args:
+            is_new: the worker is in no plan yet.
+        """
         if not node.complete or node.pids == node.announced:
             return
         known = bool(node.announced) or node.returning
@@ -111,7 +120,7 @@ class Newcomers:
             self._transaction.emit(WorkersChanged, node=node.name, worker_pids=node.pids)
 
     def tell(self) -> None:
-        """Say who has come, before anything that concerns them is said; whoever is gone again has not come."""
+        """Emit the nodes that have joined, before other events about them. Nodes that are lost again are left out."""
         transaction, here = self._transaction, self._transaction.members.nodes
         came = {node.name: node for node in self._waiting if here.get(node.name) is node and not node.aside}.values()
         self._waiting.clear()

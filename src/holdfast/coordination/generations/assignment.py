@@ -1,6 +1,6 @@
-"""Which unit computes which micro-batch of a step: a rank, where each has a whole replica of the model.
+"""The micro-batches of each replica group in a step. Without sharding, each rank is a group.
 
-And what is kept of an interrupted step: which a unit need not compute again, and who does the others.
+After an interrupted step: the micro-batches that a group keeps, and who computes the rest.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from holdfast.protocol.names import node_and_index_of, node_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.record import Record
 
-#: by unit
+#: Micro-batches by replica group.
 Assignment = tuple[tuple[int, ...], ...]
 
 
 def round_robin(micro_batches: int, world: int, rank: int) -> tuple[int, ...]:
-    """Return a rank's micro-batches, 0-based: rank, rank + world, ... Ranks have as many, or one more than others."""
+    """Return a rank's micro-batches, 0-based: rank, rank + world, ... Numbers per rank differ by at most one."""
     return tuple(range(rank, micro_batches, world))
 
 
 def share_of(plan: GenerationPlan, micro_batches: int, rank: int) -> tuple[int, ...]:
-    """Return the micro-batches of a rank's unit under a plan, 0-based, ascending."""
+    """Return the micro-batches of a rank's replica group under a plan, 0-based, ascending."""
     unit = plan.unit_of(rank)
     if not plan.counts:
         return round_robin(micro_batches, plan.units, unit)
-    # They are dealt in turn; whoever has as many as it is to have is passed over.
+    # They are dealt in rounds; a group that has its full count is skipped.
     mine: list[int] = []
     first = 0
     for round_ in range(plan.counts[unit]):
@@ -38,17 +38,17 @@ def share_of(plan: GenerationPlan, micro_batches: int, rank: int) -> tuple[int, 
 
 
 def divided(micro_batches: int, factors: Sequence[float]) -> tuple[int, ...]:
-    """Return how many micro-batches each rank is to compute so that the longest of them takes as short as can be.
+    """Return the number of micro-batches for each rank that minimizes the time of the slowest rank.
 
-    Each has one at the least, that it stays known how long it takes. The next one always goes to the rank that would be
-    done with it first: of equal parts on machines that differ in speed alone nothing is shorter.
+    Each rank gets at least one, so that its speed stays known. The next micro-batch always goes to the rank that would
+    finish it first. That is optimal for equal parts on machines that differ only in speed.
 
     Args:
-        micro_batches: M, of a step.
-        factors: how many times as long as the others each rank takes for one.
+        micro_batches: M, the number in a step.
+        factors: the relative time of one micro-batch on each rank; 1 for a usual one.
 
     Returns:
-        By rank; () where that is no shorter than giving all as many, or one more than others.
+        The numbers by rank, or () if an even division is as fast.
     """
     world = len(factors)
     if micro_batches <= world:
@@ -64,15 +64,15 @@ def divided(micro_batches: int, factors: Sequence[float]) -> tuple[int, ...]:
 
 
 def even(micro_batches: int, world: int) -> list[int]:
-    """Return how many micro-batches each rank has where all have as many, or one more than others."""
+    """Return the number of micro-batches of each rank in an even division; numbers differ by at most one."""
     return [len(range(rank, micro_batches, world)) for rank in range(world)]
 
 
 def longest(micro_batches: int, factors: Sequence[float], counts: Sequence[int] = ()) -> float:
-    """Return how long a step's longest rank computes, as many times as one micro-batch takes the others.
+    """Return the compute time of the slowest rank, in units of one micro-batch on a usual rank.
 
     Args:
-        counts: of micro-batches by rank; () where all have as many, or one more than others.
+        counts: the number of micro-batches by rank; () for an even division.
     """
     each = counts or even(micro_batches, len(factors))
     return max(count * factor for count, factor in zip(each, factors, strict=True))
@@ -85,23 +85,23 @@ def keep_summed(
     idle: Collection[int] = (),
     counts: Sequence[int] = (),
 ) -> tuple[tuple[int, ...], ...]:
-    """Return an assignment in which each rank keeps what it holds and had; the rest goes to whoever has least.
+    """Return an assignment in which each rank keeps its summed micro-batches; the rest goes to the least loaded ranks.
 
-    Finished work is not done again after a failure (Unicron 6.2, for data-parallel workers). Where two ranks hold
-    the same micro-batch (both were given it in different generations), the first keeps it and the other starts over.
+    Finished work is not repeated after a failure (Unicron 6.2, for data-parallel workers). If two ranks have summed the
+    same micro-batch (in different generations), the first keeps it and the other starts over.
 
     Args:
-        micro_batches: M, how many the step has.
-        summed: for each rank, the micro-batches whose gradients are summed up there.
-        usual: for each rank, what it had to compute before; it goes on with that where nobody else has it. So all but
-            what the lost had to do stays as it was.
-        idle: ranks that are given none, as long as there are others.
-        counts: how many each rank is to have, where that is not the same for all.
+        micro_batches: M, the number in the step.
+        summed: for each rank, the micro-batches with gradients in its sum.
+        usual: for each rank, its previous share. A rank keeps these unless another rank has them, so only the lost
+            ranks' shares move.
+        idle: ranks that get none, unless all ranks are idle.
+        counts: the number for each rank, if they differ.
     """
     taken: set[int] = set()
     shares: list[list[int]] = []
     for mine in summed:
-        # Gradients are one sum per rank: if a single part belongs to somebody else, none of it can be kept.
+        # A rank has one sum of gradients: if another rank has one of its parts, nothing of it can be kept.
         keep = [] if taken & set(mine) else sorted(mine)
         taken.update(keep)
         shares.append(keep)
@@ -119,7 +119,7 @@ def keep_summed(
 
 
 def _give_back(shares: list[list[int]], usual: Sequence[Sequence[int]], taken: set[int], most: Sequence[int]) -> None:
-    """Let each rank go on with what it had, up to as many as it is to have at the most."""
+    """Give each rank its previous micro-batches again, up to its maximum."""
     for share, mine, count in zip(shares, usual, most, strict=False):
         back = [micro_batch for micro_batch in mine if micro_batch not in taken][: max(0, count - len(share))]
         taken.update(back)
@@ -137,10 +137,12 @@ def first_assignment(
     reports: Mapping[str, Report],
     stand_ins: Collection[str] = (),
 ) -> Assignment:
-    """Let survivors keep the micro-batches they have computed of the step that comes next; () where nobody has any.
+    """Return the assignment of the next step, in which survivors keep their computed micro-batches; () for the usual
+    one.
 
-    Nodes that take others' places, and are sent their state only now, have none of that step: the others compute theirs
-    meanwhile. With experts all go through as many rounds, and nobody computes before all experts are there.
+    Standbys that take over ranks and still receive their state compute nothing in that step: the others compute their
+    share. With experts all ranks run the same number of rounds, and no rank can compute before all experts are
+    available.
     """
     if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):
         return ()
@@ -164,10 +166,10 @@ def first_assignment(
 def kept_by_units(
     plan: GenerationPlan, decision: Decision, reports: Mapping[str, Report], assignment: Assignment
 ) -> Assignment:
-    """Return what each unit keeps of the micro-batches that its places have named as summed, as Begin says it.
+    """Return the summed micro-batches that each replica group keeps, for `Begin`.
 
-    It keeps all that all of its places name, or nothing. A unit whose places all lack the decided state, and are sent
-    it, keeps what it has of the step before, which may be done again as long as that has not come.
+    A group keeps the micro-batches that all of its workers report, or none. A group that receives the decided state
+    keeps its sum of the previous step, which may be repeated until the state has arrived.
     """
     if plan.places == 1 or decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):
         return ()
@@ -182,9 +184,10 @@ def kept_by_units(
 
 
 def summed_by(unit: Sequence[str], reports: Mapping[str, Report]) -> tuple[int | None, tuple[int, ...]]:
-    """Return the step whose state all places of a unit have, and the micro-batches of the next that all name as summed.
+    """Return the step that all workers of a replica group have applied, and the micro-batches that all have summed.
 
-    What one alone names it has proposed to the others, in vain. (None, ()): they have not all the same state.
+    A micro-batch that only one reports was a proposal that the others had not accepted. (None, ()) if their states
+    differ.
     """
     said = [report for worker in unit if (report := reports.get(worker)) is not None]
     applied = {report.applied for report in said}
@@ -201,12 +204,12 @@ def salvaged(
     reports: Mapping[str, Report],
     assignment: Sequence[Sequence[int]],
 ) -> tuple[int | None, int | None]:
-    """Return how many micro-batches of the interrupted step need not be computed again, and how many that were must.
+    """Return how many micro-batches of the interrupted step are kept, and how many must be repeated.
 
-    None: no step was interrupted, or not known, like what the lost had done.
+    Each is None if no step was interrupted, or if it is unknown, such as the work of lost ranks.
 
     Args:
-        assignment: of the step when it is done again, as `first_assignment` says.
+        assignment: the assignment of the repeated step, from `first_assignment`.
     """
     if decision.kind is DecisionKind.FORWARD:
         return record.micro_batches, 0

@@ -1,9 +1,9 @@
-"""What becomes of an interrupted step, from the survivors' reports alone (DESIGN.md 3.1).
+"""The decision about an interrupted step, from the survivors' reports alone (DESIGN.md 3.1).
 
-The newest step that every part of the state can reach: FORWARD(k, v) if any reporter passed or applied k, is READY with
-v of k (with experts only where all are), or an earlier generation decided FORWARD(k); REDO if nobody has to apply
-anything. ROLLBACK if no step from the announced one on can be reached. Pure: the same reports give the same verdict,
-whoever asks and however often.
+It leads to the newest step that every part of the state can reach. FORWARD(k, v) if a reporter passed or applied k, is
+READY with v of k (with experts: if all are), or an earlier generation decided FORWARD(k). REDO if no member must apply
+anything. ROLLBACK if no step from the committed one on can be reached. Pure: the same reports always give the same
+verdict.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from holdfast.protocol.state import CheckpointSource
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """A decision and the workers that can carry it out without being sent state, in the reports' order.
-
-    `why`, for people: what is lost, where the job rolls back; `lost`: its name.
-    """
+    """A decision, and the workers that can execute it without receiving state, in the order of their reports."""
 
     decision: Decision
     holders: tuple[str, ...]
+    #: The reason of a rollback, for users.
     why: str = field(default="", compare=False)
+    #: The lost state, for users.
     lost: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NothingLeft:
-    """No live copy of the state, and no checkpoint: the job is lost; `why` says what of it, `lost` names that."""
+    """The state has no live copy and no checkpoint: the job has failed."""
 
+    #: The reason, for users.
     why: str
+    #: The lost state, for users.
     lost: str = field(default="", compare=False)
 
 
 def what_counts(record: Record, reports: Mapping[str, Report]) -> dict[str, Report]:
-    """Return reports without what workers that are owed have reduced, unless it was decided to finish that step.
+    """Return the reports without reductions of retained workers, unless that step was decided to be finished.
 
-    The others do the step anew: with both results of it the replicas would differ.
+    The others repeat the step: with both results of it the replicas would differ.
     """
     decision, owed = record.decision, {worker for one in record.leaving for worker in one.owed}
     finished = decision.applied if decision is not None and decision.kind is DecisionKind.FORWARD else 0
@@ -55,7 +56,7 @@ def what_counts(record: Record, reports: Mapping[str, Report]) -> dict[str, Repo
     }
 
 
-#: Returns the (layer, expert) pairs that would be lost by a verdict.
+#: Returns the (layer, expert) pairs that a verdict would lose.
 Lost = Callable[[Verdict], Sequence[tuple[int, int]]]
 
 
@@ -72,18 +73,21 @@ def decide(
     unreadable: int = 0,
     places: int = 1,
 ) -> Verdict | NothingLeft:
-    """Decide from the reports of all members that were not expelled, of whole units.
+    """Decide from the reports of all members that were not expelled, in complete replica groups.
 
     Args:
-        previous: the decision that the interrupted generation began with; a FORWARD of it that is not yet applied by
-            all is inherited.
+        previous: the decision with which the interrupted generation began. Its FORWARD is inherited until all have
+            applied it.
         committed: the newest step known to be applied by every member.
         reports: one per surviving member.
-        checkpoints: on the decided lineage, oldest first, intact as far as is known.
+        checkpoints: intact ones on the decided lineage, oldest first.
         arrivals: workers that were in no generation yet.
-        lost: which experts a verdict would lose; None for a dense model, whose state is whole on each worker.
-        away: experts of a state that was put away, on nodes that are away.
-        anew, unreadable, places: as `without_state`.
+        lost: returns the experts that a verdict would lose; None for a dense model, because each worker has its full
+            state.
+        away: experts of a stashed state on disconnected nodes.
+        anew: as in `without_state`.
+        unreadable: as in `without_state`.
+        places: as in `without_state`.
     """
     carriers = [report for report in reports if report.applied is not None]
     if not carriers:
@@ -95,18 +99,20 @@ def decide(
         lacking = lost(verdict) if lost is not None else ()
         if not lacking:
             return verdict
-        missing = missing or lacking  # (what is lost of the newest step)
+        # Report the losses of the newest step.
+        missing = missing or lacking
     return without_state(committed, checkpoints, [], missing, anew=anew, unreadable=unreadable)
 
 
 def _reachable(
     previous: Decision | None, committed: int, carriers: Sequence[Report], *, dense: bool, places: int
 ) -> Iterator[Verdict]:
-    """Yield what can be decided, newest step first: what was passed, perhaps, down to what is announced.
+    """Yield the possible verdicts, newest step first, down to the committed step.
 
-    Each role needs somebody who can come to it: those who stand there, and of the others whole units alone. A unit in
-    which only some can finish a step that nobody has passed goes on from the state before, with all that it has of the
-    step, until the newer one has come from elsewhere. Else it would have neither, were they lost that send it.
+    Each role needs a worker that can reach the step: one that has applied it, or one in a complete replica group that
+    can apply it. In some groups only a part of the workers can finish a step that none has passed. Such a group
+    continues from the state before, with its sums, until the newer state has arrived. Otherwise it would have neither
+    if the senders were lost.
     """
     known = _known_v(previous, carriers, dense=dense)
     there = {report.applied for report in carriers if report.applied is not None}
@@ -146,15 +152,15 @@ def without_state(
     unreadable: int = 0,
     places: int = 1,
 ) -> Verdict | NothingLeft:
-    """Decide where some state has no live copy: begin anew, go back to the newest checkpoint, or give up.
+    """Decide if some state has no live copy: restart from step 0, roll back to the newest checkpoint, or give up.
 
     Args:
-        fresh: workers whose initial state is whole; the first unit's becomes everybody's where nothing is lost. Where
-            there is none (a transfer was torn), START has no holder: the workers have to begin afresh.
-        lost: (layer, expert) of what is lost; none means that everything is.
-        anew: without a checkpoint the job begins from its start, whatever that loses.
-        places: so many workers have a replica of the model between them.
-        unreadable: how many checkpoints there were that cannot be read.
+        fresh: workers with an intact initial state. All use the state of the first group if nothing is lost. If there
+            are none (an interrupted transfer), START has no holder, and all workers must restart.
+        lost: the lost (layer, expert) pairs; empty means that everything is lost.
+        anew: without a checkpoint the job restarts from step 0, even if progress is lost.
+        places: the number of workers in a replica group.
+        unreadable: the number of checkpoints that could not be read.
     """
     if checkpoints:
         newest = checkpoints[-1]
@@ -183,9 +189,10 @@ def _names(lost: Sequence[tuple[int, int]], most: int = 8) -> str:
 
 
 def _known_v(previous: Decision | None, carriers: Sequence[Report], *, dense: bool) -> dict[int, Commit]:
-    """Return v of the steps that are to be finished where that can be, by step.
+    """Return the known step results, by step.
 
-    Its flags are those of somebody who has passed, else none: what is raised counts only once all have.
+    The flags come from a worker that has passed the step. Otherwise there are none, because a flag counts only if all
+    have raised it.
     """
     known: dict[int, Commit] = {}
     for report in carriers:
@@ -202,7 +209,7 @@ def _known_v(previous: Decision | None, carriers: Sequence[Report], *, dense: bo
 
 
 def _can_reach(report: Report, step: int, commit: Commit | None) -> bool:
-    """True where the worker has the state of `step`, or the reduced gradients that lead there by this v."""
+    """Return whether a worker has the state of `step`, or reduced gradients that lead to it with this result."""
     holding = report.holding_of(step)
     if holding is None or not holding.dense:
         return False

@@ -1,4 +1,4 @@
-"""What the workers of a node must have in common with those of the job."""
+"""Checks that the workers of a node match the configuration of the job."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from holdfast.protocol.plan import GenerationPlan
 def misfit(
     transaction: Transaction, node: Node, attach: Attach, goes_back: Callable[[str], bool] = lambda _: False
 ) -> str:
-    """Take the job's configuration from its first worker; where another's differs its node is told to end.
+    """Take the job's configuration from its first worker. If a later worker differs, end its node.
 
     Args:
-        goes_back: told what differs in the first worker under another layout, has all begin again under one that fits.
+        goes_back: called with the difference if the first worker after a layout change does not match. Returns whether
+            the change of layout is undone.
 
     Returns:
-        What differs; "" where all is the same.
+        The differences, or "".
     """
     if why := _cannot_be(node, attach):
         return send_away(transaction, node, why)
     if not transaction.record.config and node.standby:
-        return ""  # (the others say what the job is)
+        # The configuration comes from a regular node.
+        return ""
     if not transaction.record.config and (why := _other_work(transaction, attach)):
         why = f"node {node.name} does not fit the job: {why}"
         return why if goes_back(why) else send_away(transaction, node, why)
@@ -69,7 +71,7 @@ def misfit(
 
 
 def _other_work(transaction: Transaction, attach: Attach) -> str:
-    """Say in what a worker differs from those that trained under another layout; "" where none did."""
+    """Describe how a worker differs from workers under another layout; "" if there is no difference."""
     record = transaction.record
     if not record.layouts:
         return ""
@@ -83,13 +85,13 @@ def _other_work(transaction: Transaction, attach: Attach) -> str:
 
 
 def send_away(transaction: Transaction, node: Node, why: str) -> str:
-    """End a node that does not fit the job, alone; return why."""
+    """End one node that does not match the job; return why."""
     transaction.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
     return why
 
 
 def _cannot_be(node: Node, attach: Attach) -> str:
-    """Say why no job could have a worker as this one says it is, and what to do; "" where one could."""
+    """Return why a worker's settings are impossible in any job, with the remedy; "" if they are possible."""
     layout, places = attach.layout, attach.layout.places
     if layout.stages > 1:
         return f"layout {layout}: there are no pipelines yet; give no stages"
@@ -109,7 +111,7 @@ def _cannot_be(node: Node, attach: Attach) -> str:
 
 
 def _other_room(transaction: Transaction, node: Node, attach: Attach) -> list[str]:
-    """Say why a node could not take any other's place, although it would fit beside them."""
+    """Return why a standby could not take over any node's ranks, although its configuration matches."""
     record, said = transaction.record, list[str]()
     mine, theirs = attach.expert_shape, record.expert_shape
     if mine is not None and theirs is not None and mine.slots != theirs.slots:
@@ -123,7 +125,7 @@ def _other_room(transaction: Transaction, node: Node, attach: Attach) -> list[st
 
 
 def workers_by_node(plan: GenerationPlan) -> dict[str, list[str]]:
-    """Return a plan's workers by their nodes, in rank order."""
+    """Return a plan's workers by node, in rank order."""
     nodes: dict[str, list[str]] = {}
     for worker in plan.workers:
         nodes.setdefault(node_of(worker), []).append(worker)
@@ -131,10 +133,10 @@ def workers_by_node(plan: GenerationPlan) -> dict[str, list[str]]:
 
 
 def wanted_places(transaction: Transaction, plan: GenerationPlan) -> dict[str, Any]:
-    """Return what a plan that comes into force makes of the record: how many nodes the job wants, and of which places.
+    """Return the record's fields after a plan comes into force: the wanted number of nodes, with racks and zones.
 
-    Whoever has joined beside a node to take its place counts with that node. Those that the job misses are of a place,
-    too: who comes for one of them had best be of the same.
+    A standby that has joined next to a node to replace it counts together with that node. Missing nodes keep their rack
+    and zone, because a replacement there is best.
     """
     record, members, here = transaction.record, transaction.members, workers_by_node(plan)
     there = len(here) - len(record.replacements_among(here))
@@ -147,7 +149,7 @@ def wanted_places(transaction: Transaction, plan: GenerationPlan) -> dict[str, A
 
 
 def _difference(name: str, here: str, job: str) -> str:
-    """Say how two values differ; of two lists, the first items that do."""
+    """Describe the difference of two values; of two lists, the first differing items."""
     if ", " in here and ", " in job:
         both = zip_longest(here.split(", "), job.split(", "), fillvalue="none")
         here, job = next((mine, theirs) for mine, theirs in both if mine != theirs)

@@ -1,4 +1,4 @@
-"""Where the state comes from that has no live copy: the newest snapshot, if it is no older than the checkpoint."""
+"""The source of state without a live copy: the newest snapshot, unless a checkpoint is newer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from holdfast.protocol.state import SnapshotSource
 
 
 def nearest(verdict: Verdict | NothingLeft, snapshot: SnapshotSource | None, committed: int) -> Verdict | NothingLeft:
-    """Return a verdict that goes back to a snapshot, where the one given needs to go back at all, and further.
+    """Return the verdict, changed to a rollback to the snapshot if it would go back further.
 
     Args:
-        snapshot: the newest that serves; None: none does. committed: the newest committed step.
+        snapshot: the newest usable snapshot, or None.
+        committed: the newest committed step.
     """
     if snapshot is None:
         return verdict

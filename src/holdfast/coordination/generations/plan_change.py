@@ -1,4 +1,4 @@
-"""One plan as a change of another, and back. Pure: the same two plans give the same change on every machine."""
+"""Encoding of a plan as a delta to another one, and back. The same two plans give the same delta on every machine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class MisfitError(ValueError):
-    """A change does not lead to the plan that it says it does."""
+    """A delta does not lead to the plan that it claims."""
 
 
 def digest_of(plan: GenerationPlan | None) -> bytes:
-    """Return what tells a plan from any other, b"" for none."""
+    """Return a digest that identifies a plan, or b"" for none."""
     return hashlib.blake2b(_encoder.encode(plan), digest_size=DIGEST_BYTES).digest() if plan is not None else b""
 
 
@@ -30,7 +30,7 @@ def digest_of(plan: GenerationPlan | None) -> bytes:
 
 
 def change_of(plan: GenerationPlan, base: GenerationPlan | None) -> PlanChange:
-    """Return a plan as what it changes of another, or of none."""
+    """Return a plan as a delta to a base, or to none."""
     before = _ranks_in(plan, base)
     holders = _holders(plan)
     rank_of = {member.worker: rank for rank, member in enumerate(plan.members)}
@@ -49,7 +49,7 @@ def change_of(plan: GenerationPlan, base: GenerationPlan | None) -> PlanChange:
 
 
 def shares_of(assignment: Assignment, micro_batches: int, plan: GenerationPlan, base: GenerationPlan | None) -> Shares:
-    """Return who computes what of a step as what is not as it was in the base."""
+    """Return an assignment as a delta to the usual one in the base."""
     usual = _usual_shares(_ranks_in(plan, base), plan, base, micro_batches)
     pairs = zip(assignment, usual, strict=True)
     other = {unit: share for unit, (share, as_before) in enumerate(pairs) if share != as_before}
@@ -57,7 +57,7 @@ def shares_of(assignment: Assignment, micro_batches: int, plan: GenerationPlan, 
 
 
 def _ranks_in(plan: GenerationPlan, base: GenerationPlan | None) -> list[int | None]:
-    """Return each member's rank in the base, None where it is no member there, or another one."""
+    """Return each member's rank in the base, or None if it is not an identical member there."""
     if base is None:
         return [None] * len(plan.members)
     ranks = {member.worker: rank for rank, member in enumerate(base.members)}
@@ -69,7 +69,7 @@ def _ranks_in(plan: GenerationPlan, base: GenerationPlan | None) -> list[int | N
 
 
 def _runs(plan: GenerationPlan, before: Sequence[int | None]) -> Iterator[Stayers | NewMembers]:
-    """Put members together that followed each other in the base, and new ones of one node."""
+    """Yield runs of members that were consecutive in the base, and runs of new members on one node."""
     rank, world = 0, len(before)
     while rank < world:
         start, first, member = rank, before[rank], plan.members[rank]
@@ -96,7 +96,7 @@ def _new(member: Member) -> NewWorker:
 
 
 def _holders(plan: GenerationPlan) -> int:
-    """Return how many members have the state where each of the others is sent it by one of them in turn, else 0."""
+    """Return the number of members with state if each other member has one of them as its sender, in turn; else 0."""
     holders = len(plan.members) - len(plan.sources)
     return holders if holders > 0 and plan.sources == _in_turn(plan.workers, holders) else 0
 
@@ -115,7 +115,7 @@ def _without(plan: GenerationPlan) -> GenerationPlan:
 def _experts(
     plan: GenerationPlan, base: GenerationPlan | None, before: Sequence[int | None]
 ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return which ranks hold, and are to hold, other experts than their members were to hold in the base."""
+    """Return the ranks with other held or placed experts than their members had in the base."""
     if plan.expert_plan is None:
         return {}, {}
     usual = _usual_experts(base, before)
@@ -134,7 +134,7 @@ def _usual_experts(base: GenerationPlan | None, before: Sequence[int | None]) ->
 def _usual_shares(
     before: Sequence[int | None], plan: GenerationPlan, base: GenerationPlan | None, micro_batches: int
 ) -> Assignment:
-    """Return what each unit had in the base, by the rank that its first place had there."""
+    """Return the share that each replica group had in the base, by its first worker's rank there."""
     firsts = before[:: plan.places]
     if base is None or base.places != plan.places:
         return tuple(() for _ in firsts)
@@ -145,13 +145,13 @@ def _usual_shares(
 
 
 def rebuilt(change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
-    """Return the plan that a change leads to.
+    """Return the plan that a delta leads to.
 
     Args:
-        base: the plan that it changes, None where there is none.
+        base: the plan that it changes, or None.
 
     Raises:
-        MisfitError: it does not lead to the plan that it says it does.
+        MisfitError: the result is not the plan that the delta claims.
     """
     before = _ranks_before(change, base)
     plan = msgspec.structs.replace(change.rest, members=_members(change, base))
@@ -159,21 +159,21 @@ def rebuilt(change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
     try:
         sources = {workers[rank]: source for rank, source in change.sources.items()}
     except IndexError:
-        raise MisfitError(f"generation {change.rest.generation} has no rank that it names") from None
+        raise MisfitError(f"generation {change.rest.generation} names a rank that it does not have") from None
     plan = msgspec.structs.replace(
         plan,
         sources=_in_turn(workers, holders) if holders else sources,
         expert_plan=_expert_plan(change, base, before),
     )
     if digest_of(plan) != change.digest:
-        raise MisfitError(f"generation {plan.generation} is not what it is said to be")
+        raise MisfitError(f"generation {plan.generation} does not match its digest")
     return plan
 
 
 def rebuilt_shares(
     shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
 ) -> Assignment:
-    """Return each unit's micro-batches of the first step of a plan that was rebuilt; () for those of their numbers."""
+    """Return each replica group's micro-batches in the first step of a rebuilt plan; () for the usual ones."""
     if shares is None:
         return ()
     usual = _usual_shares(_ranks_before(change, base), plan, base, shares.micro_batches)
@@ -184,13 +184,13 @@ def _ranks_before(change: PlanChange, base: GenerationPlan | None) -> list[int |
     """Return each member's rank in the base.
 
     Raises:
-        MisfitError: there is no such rank, or one stays twice.
+        MisfitError: there is no such rank, or one is used twice.
     """
     world = len(base.members) if base is not None else 0
     stayers = [run for run in change.members if isinstance(run, Stayers)]
-    # (Looked at before anything is made of it: it must not grow beyond what was sent and what is here.)
+    # This check comes before any allocation: the result must not grow beyond the message and the base.
     if sum(run.count for run in stayers) > world or any(run.first + run.count > world for run in stayers):
-        raise MisfitError(f"generation {change.rest.generation} keeps members that generation {change.base} has not")
+        raise MisfitError(f"generation {change.rest.generation} keeps members that generation {change.base} lacks")
     return list(chain.from_iterable(map(_ranks_of, change.members)))
 
 

@@ -1,4 +1,4 @@
-"""Makes the next generation's plan: who is a member, in which order, who sends state to whom, who computes what.
+"""The plan of the next generation: members, ranks, senders of state, experts and shares.
 
 Axes: L layers, E experts.
 """
@@ -37,7 +37,7 @@ from holdfast.protocol.plan import (
 from holdfast.protocol.record import Record
 from holdfast.protocol.state import MAX_GIVERS, LiveSource
 
-#: from so many receivers on each is sent its state by one holder: there are streams enough
+#: From this many receivers on, each gets its state from one holder: there are enough streams.
 CROWD = 8
 
 
@@ -51,16 +51,17 @@ def plan_generation(
     loads: FloatArray | None = None,
     stand_ins: Mapping[str, str] = MappingProxyType({}),
 ) -> GenerationPlan | Shortage:
-    """Return the next generation's plan: holders of the state first, as given, then those that are sent theirs.
+    """Return the next generation's plan: first the holders of the state, in the given order, then the receivers.
 
     Args:
-        workers: all members to be. holders: those that have the decided state; none means that all load it.
-        held_experts: what each holder has of the experts.
-        loads: tokens per step, layer and expert `(L, E)`; None: not known.
-        stand_ins: the nodes that take others' places, with those.
+        workers: all members of the next generation.
+        holders: the members that have the decided state; if empty, all load it.
+        held_experts: the experts that each holder has.
+        loads: tokens per step, layer and expert `(L, E)`, or None if unknown.
+        stand_ins: the nodes that take over ranks, with the nodes that they replace.
 
     Returns:
-        The plan, or why there is none: too few slots for the experts.
+        The plan, or the shortage of expert slots that prevents it.
     """
     ordered = _in_their_seats(record.plan, _in_units(workers, holders, record.layout.places), stand_ins)
     if config.spec.experiments.static_experts:
@@ -72,7 +73,8 @@ def plan_generation(
         holders = [worker for worker in holders if worker in seated]
         return plan_with(record, members, assign_roles(ordered, record.layout), holders, experts, config)
     question = placement_question(record, members, ordered, held_experts, config, loads)
-    # At once: the searches come later. Where nothing is held all is made or loaded anew, and may be so anywhere.
+    # Use a quick placement; the searches come later. If no expert is held, all are created or loaded, possibly
+    # elsewhere.
     experts = None
     if question is not None:
         takes = {**record.replacements_among(set(map(node_of, ordered))), **stand_ins}
@@ -83,7 +85,7 @@ def plan_generation(
 
 
 def _in_units(workers: Sequence[str], holders: Collection[str], places: int) -> list[str]:
-    """Return the workers of whole units, each by its places: those first whose places all have the state."""
+    """Return the workers of complete replica groups, by local rank; groups that have the state come first."""
     having, units = set(holders), whole_units(workers, places)
     first = [unit for unit in units if having.issuperset(unit)]
     rest = [unit for unit in units if not having.issuperset(unit)]
@@ -91,26 +93,26 @@ def _in_units(workers: Sequence[str], holders: Collection[str], places: int) -> 
 
 
 def _seat(worker: str, stand_ins: Mapping[str, str]) -> str:
-    """Return the place that a worker fills, or takes."""
+    """Return the node and index of a worker, or those of the node that it replaces."""
     node = node_of(worker)
     return f"{stand_ins[node]}/{index_of(worker)}" if node in stand_ins else node_and_index_of(worker)
 
 
 def fills_the_seats(before: GenerationPlan | None, workers: Iterable[str], stand_ins: Mapping[str, str]) -> bool:
-    """Tell whether workers fill the same places of the same nodes as those of a plan, or of those they stand in for.
+    """Return whether the workers fill exactly the ranks of a plan, with replacements.
 
-    Who stands in for another and was a member already leaves a place that nobody fills.
+    A stand-in that was already a member leaves its own rank unfilled.
     """
     return before is not None and set(_seats(before, stand_ins)) == {_seat(worker, stand_ins) for worker in workers}
 
 
 def _seats(before: GenerationPlan, stand_ins: Mapping[str, str]) -> list[str]:
-    """Return the places of a plan that are to be filled, by rank."""
+    """Return the ranks of a plan that must be filled, as node and index."""
     return [node_and_index_of(worker) for worker in before.workers if node_of(worker) not in stand_ins]
 
 
 def _in_their_seats(before: GenerationPlan | None, workers: list[str], stand_ins: Mapping[str, str]) -> list[str]:
-    """Return workers in rank order: where they fill the same places as before, as these were."""
+    """Return the workers in rank order: in the previous order if they fill the same ranks."""
     if before is None or not fills_the_seats(before, workers, stand_ins):
         return workers
     seats = {seat: rank for rank, seat in enumerate(_seats(before, stand_ins))}
@@ -125,7 +127,7 @@ def plan_with(
     experts: ExpertPlan | None,
     config: CoordinatorConfig,
 ) -> GenerationPlan:
-    """Return the next generation's plan for these workers by rank, in their roles, and their experts' placement."""
+    """Return the next generation's plan for these workers in rank order, with their roles and experts."""
     generation, places = record.generation + 1, record.layout.places
     having = set(holders)
     receivers = [worker for worker in roles if worker not in having] if holders else []
@@ -141,7 +143,7 @@ def plan_with(
         secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
         counts=() if experts is not None else counts_for(record, list(roles)[::places], config),
-        # (of a replica that is spread over several workers nobody knows what the others compute of it)
+        # Of a replica that is spread over several workers, the FLOP of the others are unknown.
         counts_flop=places == 1 and not (config.spec.output.flop_per_sample or record.flop_per_sample),
     )
 
@@ -158,7 +160,7 @@ def givers_of(
     then holders in its zone. With one holder for each receiver or fewer, the holders take turns.
 
     Args:
-        place_of: gives the rack and the zone of a worker, "" if it named none.
+        place_of: returns the rack and the zone of a worker, "" if it named none.
         history: failed transfers. A holder that failed is used only if no other is left.
     """
     each = min(MAX_GIVERS, len(holders) // len(receivers)) if receivers else 0
@@ -184,7 +186,7 @@ def givers_of(
 def _without_failures(
     receiver: str, holders: Sequence[str], history: TransferHistory, failures: Counter[str]
 ) -> Sequence[str]:
-    """Return the holders that have not failed as senders; if none is left, those with the fewest failures."""
+    """Return the holders that have not failed as senders; if none is left, the ones with the fewest failures."""
     node = node_of(receiver)
     candidates = [holder for holder in holders if not history.failed(node_of(holder), node)] or holders
     fewest = min(failures[node_of(holder)] for holder in candidates)
@@ -192,13 +194,13 @@ def _without_failures(
 
 
 def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> tuple[int, ...]:
-    """Return how many micro-batches each of these workers by rank is to compute; () for as many as the others.
+    """Return the number of micro-batches of each of these workers, in rank order; () for an even division.
 
-    Of a unit of several the first stands for all: it is on the same node.
+    The first worker of a replica group stands for all of it, because they are on one node.
 
-    Whoever is there for another's place computes none before that is gone: its state comes meanwhile, and the others'
-    shares are what they were. With experts all ranks go through as many rounds together: then nothing is won by giving
-    one of them fewer.
+    A standby that joins next to a draining node computes nothing until that node has left: its state arrives meanwhile,
+    and the others keep their shares. With experts all ranks run the same number of rounds, so smaller shares save no
+    time.
     """
     workers = list(workers)
     idle = record.replacements_among(set(map(node_of, workers)))
@@ -214,9 +216,9 @@ def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig
 
 
 def factors_of(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> list[float]:
-    """Return how many times as long as others each of these workers takes, where it is known to be slow; else 1.
+    """Return the relative time of a micro-batch on each of these workers, 1 unless the node is known to be slow.
 
-    Where a coordinator is told to do nothing about slow nodes, what one before has found does not count.
+    If the job ignores slow nodes, the findings of an earlier coordinator do not count.
     """
     if config.spec.recovery.stragglers != "move":
         return [1.0 for _ in workers]
@@ -237,7 +239,7 @@ def placement_question(
     config: CoordinatorConfig,
     loads: FloatArray | None,
 ) -> PlacementQuestion | None:
-    """Return the question where the experts of these workers, in rank order, are to live; None without experts."""
+    """Return the placement problem for these workers, in rank order; None without experts."""
     shape = record.expert_shape
     if shape is None:
         return None
@@ -259,7 +261,7 @@ def placement_question(
 def _place_statically(
     record: Record, workers: Sequence[str], held: Mapping[str, bytes], config: CoordinatorConfig
 ) -> tuple[list[str], ExpertPlan | None] | Shortage:
-    """Return the members in rank order, which need not be all, and where the experts live."""
+    """Return the members in rank order, possibly fewer, and their experts."""
     shape, size = record.expert_shape, ep_size_of(record.expert_shape, config.spec.experiments.ep_size)
     if isinstance(size, Shortage):
         return size
@@ -280,16 +282,16 @@ def _place_statically(
 
 
 def _racks_by_node(members: Membership, workers: Sequence[str]) -> list[int] | None:
-    """Number the nodes' racks in the order of their first workers; None where racks tell no node from another."""
+    """Return the rack number of each node, in the order of their first workers; None if racks do not matter."""
     nodes = dict.fromkeys(node_of(worker) for worker in workers)
-    # A node that names no rack shares its fate with nobody: no rack's name has a slash.
+    # A node without a rack counts as a rack of its own. Rack names contain no slash.
     names = [members.nodes[node].rack or f"/{node}" for node in nodes]
     known = list(dict.fromkeys(names))
     return [known.index(name) for name in names] if 1 < len(known) < len(names) else None
 
 
 def _rates_by_node(members: Membership, workers: Sequence[str]) -> tuple[float, ...] | None:
-    """Return how often the nodes fail, in the order of their first workers; None where they are alike."""
+    """Return the failure rates of the nodes, in the order of their first workers; None if they are equal."""
     rates = [members.failure_rate(node) for node in dict.fromkeys(node_of(worker) for worker in workers)]
     return tuple(rates) if len(set(rates)) > 1 else None
 
@@ -304,12 +306,12 @@ def _slots_by_node(members: Membership, workers: Sequence[str], shape: ExpertSha
 
 
 def slots_of(members: Membership, workers: Sequence[str], shape: ExpertShape) -> int:
-    """Return for how many experts per MoE layer these workers' nodes have room."""
+    """Return the number of expert slots per MoE layer of these workers' nodes."""
     return sum(_slots_by_node(members, workers, shape).values())
 
 
 def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Shortage | None:
-    """Return why these workers' nodes have no room for all experts, None where they have."""
+    """Return the shortage if these workers' nodes lack slots for all experts, or None."""
     shape = record.expert_shape
     if shape is None or shape.experts <= (slots := slots_of(members, workers, shape)):
         return None
@@ -320,7 +322,7 @@ def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Sho
 
 
 def lacks_slots(transaction: Transaction, config: CoordinatorConfig, workers: Sequence[str] = ()) -> bool:
-    """True where the nodes of these workers, by default of all, have too little room for all experts."""
+    """Return whether the nodes of these workers (by default of all) lack slots for all experts."""
     workers = workers or [info.id for info in transaction.members.workers()]
     if config.spec.experiments.static_experts:
         size = ep_size_of(transaction.record.expert_shape, config.spec.experiments.ep_size)
@@ -329,7 +331,7 @@ def lacks_slots(transaction: Transaction, config: CoordinatorConfig, workers: Se
 
 
 def copies_left(record: Record, names: Collection[str]) -> int:
-    """Return on how many of these nodes of the plan in force each part of the state lives at least."""
+    """Return the smallest number of copies of any part of the state on these nodes of the plan in force."""
     plan, shape = record.plan, record.expert_shape
     if plan is None or plan.expert_plan is None or shape is None:
         return len(names)
@@ -338,7 +340,7 @@ def copies_left(record: Record, names: Collection[str]) -> int:
 
 
 def only_with(record: Record, plan: GenerationPlan, leavers: Collection[str]) -> bool:
-    """Tell whether something lives on those members alone that are to leave: they cannot, before others have it."""
+    """Return whether only these members hold some part of the state, so that they cannot leave yet."""
     shape = record.expert_shape
     if set(plan.workers) <= set(leavers):
         return True
@@ -349,7 +351,7 @@ def only_with(record: Record, plan: GenerationPlan, leavers: Collection[str]) ->
 
 
 def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
-    """Return the (layer, expert) pairs of which no holder of the decided state has a copy."""
+    """Return the (layer, expert) pairs without a copy among the holders of the decided state."""
     shape = record.expert_shape
     if shape is None or isinstance(verdict, NothingLeft):
         return []
@@ -360,9 +362,9 @@ def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str
 
 
 def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str, bytes]:
-    """Return what the decision leaves in each reporter's hands."""
+    """Return the experts that each reporter holds after the decision."""
     if decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
-        return {}  # every member makes or loads its own
+        return {}  # Every member creates or loads its own.
     found = {worker: report.holding_of(decision.applied) for worker, report in reports.items()}
     return {worker: holding.experts for worker, holding in found.items() if holding is not None}
 

@@ -1,4 +1,4 @@
-"""Tells the plans of generations: what changes to the nodes that have the plan before, the whole to all others."""
+"""Distribution of plans: a delta to nodes that have the previous plan, the full plan to all others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, GenerationPlan
 
-#: Whoever asks for more plans than this while no other is made cannot read what it is sent.
+#: A node that asks for more full plans of one generation cannot read them.
 MAX_ASKED = 3
 
 _Plan = GenerationPlan | None
@@ -22,25 +22,26 @@ _Tell = Callable[[_Plan], BeginNode | PrepareNode]
 
 
 class Telling:
-    """Knows what was told of the plan in force and of the pending one, for those that ask for the whole."""
+    """Sends plans to nodes, and keeps them for nodes that ask for a full plan."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
         self._told: dict[int, _Tell] = {}
         self._wholes: dict[int, BeginNode | PrepareNode] = {}
-        #: how often each node has asked since the newest generation was made, and which that was
+        #: How often each node has asked for a full plan of the newest generation.
         self._asked: dict[str, int] = {}
+        #: The newest generation.
         self._newest = 0
 
     def begin(
         self, plan: GenerationPlan, base: _Plan, decision: Decision, assignment: Assignment, kept: Assignment = ()
     ) -> None:
-        """Let the members begin a generation.
+        """Send a generation that begins now to its members.
 
         Args:
-            base: the plan that was in force before.
-            assignment: which unit computes which micro-batches of its first step; () for those of their numbers.
-            kept: which of those it has named as summed each unit keeps.
+            base: the previous plan.
+            assignment: the micro-batches of each replica group in the first step; () for the usual ones.
+            kept: the already summed micro-batches that each group keeps.
         """
         self._told.clear()
         self._tell(
@@ -48,11 +49,11 @@ class Telling:
         )
 
     def prepare(self, plan: GenerationPlan, base: _Plan) -> None:
-        """Let the members prepare a generation beside the one in force, which is the base."""
+        """Send a pending generation to its members; the base is the plan in force."""
         self._tell(plan, base, partial(_prepare, plan))
 
     def asked(self, node: Node, ask: AskPlan) -> str:
-        """A node wants the whole plan of a generation: send it, or refuse the node and return why."""
+        """Send the full plan to a node that asked for it. If it asks too often, refuse it and return why."""
         generation = self._transaction.record.generation
         if generation != self._newest:
             self._newest = generation
@@ -63,7 +64,8 @@ class Telling:
             self._transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED))
             return why
         tell, whole = self._told.get(ask.generation), self._wholes.get(ask.generation)
-        if whole is None and tell is not None:  # (else another one was told since)
+        # Without an entry, a newer plan has been sent since.
+        if whole is None and tell is not None:
             whole = self._wholes[ask.generation] = tell(None)
         if whole is not None:
             self._transaction.send(node.connection, whole)

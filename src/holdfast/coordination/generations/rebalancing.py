@@ -1,9 +1,11 @@
-"""Searches for a better placement: once one was mended at a failure or a join, and every so many steps for the loads
-of late; adopted if that pays. The first look is as soon as loads are known: until then all experts count as equal.
+"""Searches for a better expert placement, which is adopted if it pays.
 
-The machine asks (PlanExperts) and goes on; the answer comes back (Planned) after any time, or never. One that is for a
-generation that is over is forgotten; one that comes while something else is about to change the generation waits. So a
-job's course does not depend on how long a search takes, but for when the rebalance comes.
+A search starts after each repair of a placement (at a failure or a join), and every N steps for the recent loads. The
+first one starts as soon as loads are known: until then all experts count as equal.
+
+The machine requests a search (PlanExperts) and continues. The answer (Planned) comes after any time, or never. An
+answer for an old generation is dropped. While another change of the generation is under way, an answer waits. So the
+duration of a search affects only when the placement changes.
 """
 
 from __future__ import annotations
@@ -19,31 +21,32 @@ from holdfast.coordination.turn import Transaction
 from holdfast.protocol.events import RebalanceDecided
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, GenerationPlan
 
-#: A search is over after so many seconds at the earliest, however short steps are: the largest ones take minutes.
+#: The time limit of a search is at least this many seconds, even with short steps: the largest ones take minutes.
 LEAST_SEARCH_S = 600.0
 
 
 class Rebalancing:
-    """Asks for placements, and says which answer is to be adopted."""
+    """Requests expert placements, and returns answers that should be adopted."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig, loads: LoadBook, step: int) -> None:
-        """Begin at the committed `step`: the first look is due after a later one, once loads are known."""
+        """Begin after the committed `step`: the first search follows a later step, once loads are known."""
         self._transaction = transaction
         self._config = config
         self._loads = loads
         self._asked_at = step
         self._looked = False
-        #: the generation for which the last search was asked, and whether its answer has not come yet
+        #: The generation of the last search.
         self._searched = 0
+        #: Whether its answer is awaited.
         self._waiting = False
-        #: the answer, until nothing else is about to change the generation
+        #: The answer, until no other change of the generation is under way.
         self._found: Found | None = None
 
     def look(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> ExpertPlan | None:
-        """Return the placement that has come if it is to be adopted; else have one searched for, if that is due.
+        """Return a found placement if it should be adopted; otherwise start a search if one is due.
 
         Args:
-            plan: in force, and nothing is about to change it.
+            plan: the plan in force, which nothing is about to change.
         """
         found = self._weighed(plan)
         if found is None:
@@ -51,14 +54,14 @@ class Rebalancing:
         return found
 
     def came(self, planned: Planned) -> None:
-        """An answer has come."""
+        """Store the answer of the last search."""
         if self._waiting and planned.generation == self._searched:
             self._waiting = False
             self._found = planned.found
 
     def _ask(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> None:
-        """Have a placement searched for the members of `plan`, if one is due after this step."""
-        self._asked_at = min(self._asked_at, committed)  # after a roll-back
+        """Start a search for the members of `plan` if one is due after this step."""
+        self._asked_at = min(self._asked_at, committed)  # The committed step may be lower after a rollback.
         experts, loads, transaction = plan.expert_plan, self._loads, self._transaction
         if experts is None or self._config.spec.experiments.static_experts:
             return
@@ -89,14 +92,14 @@ class Rebalancing:
         transaction.compute(PlanExperts(search))
 
     def _due(self, committed: int) -> bool:
-        """Tell whether a look at the loads is due."""
+        """Return whether a search for the recent loads is due."""
         every = self._config.spec.experts.rebalance_every
         if not every or committed == self._asked_at or self._loads.tokens is None:
             return False
         return not self._looked or committed // every != self._asked_at // every
 
     def _weighed(self, plan: GenerationPlan) -> ExpertPlan | None:
-        """Return the placement that has come if it is to be adopted; the reason goes into an event either way."""
+        """Return the found placement if it should be adopted, and emit the reason either way."""
         found, self._found = self._found, None
         if found is None or self._searched != plan.generation:
             return None

@@ -1,9 +1,9 @@
-"""What comes of a v that was refused: the step is done again with nothing held, and of whom a second refusal is news.
+"""Refused step results: repeat the step with no gradients kept, and detect repeated refusals.
 
-One corrupt contribution must never end a job. Where gradients are kept (of a step that is done again after a failure)
-it is kept with them; so nothing is held any more once v was refused, by whatever decisions follow, until the step is
-applied, on whatever lineage. That is in the record, with the first generation that began so: an attempt of an older one
-may be refused by some in time and told of by others later, after further failures, and is still the same refusal.
+One corrupt contribution must never end a job. If gradients are kept (for a step that is repeated after a failure), the
+corrupt one is kept, too. So after a refusal, nothing is kept until the step is applied, on any lineage. The record has
+the refused step and the first generation without kept gradients. Reports of attempts in older generations may arrive
+late, after further failures. They belong to the same refusal.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from holdfast.protocol.record import Refusal
 
 
 def refusal_after(before: Refusal | None, decision: Decision) -> Refusal | None:
-    """Return the refusal that is in force once a decision is, of the one before; None: gradients may be kept."""
+    """Return the refusal that still holds after a decision, or None if gradients may be kept."""
     return before if before is not None and before.step > decision.applied else None
 
 
 def refused_anew(before: Refusal | None, reports: Iterable[Report]) -> int:
-    """Return the step of which an attempt was refused that nobody had told of before, 0 where there is none."""
+    """Return the step of a refusal that is not in the record yet, or 0."""
     step, clean_from = (before.step, before.clean_from) if before is not None else (0, 0)
     anew = (
         report.step for report in reports if report.refused and (report.step > step or report.refused >= clean_from)
@@ -30,12 +30,12 @@ def refused_anew(before: Refusal | None, reports: Iterable[Report]) -> int:
 
 
 def refused_again(before: Refusal | None, reports: Iterable[Report]) -> bool:
-    """Tell whether an attempt that began with nothing held was refused all the same: it will be every time."""
+    """Return whether an attempt without kept gradients was also refused: then every attempt will be."""
     if before is None:
         return False
     return any(_refused(report, before.step) >= before.clean_from for report in reports)
 
 
 def _refused(report: Report, step: int) -> int:
-    """Return the generation of the attempt at this step that a member refused, 0 where it refused none."""
+    """Return the generation of the attempt at this step that a member refused, or 0."""
     return report.refused if report.step == step else 0

@@ -1,4 +1,4 @@
-"""Whether nodes have the same data, by their summaries of one numbered micro-batch."""
+"""Comparison of the nodes' data, by their summaries of one numbered micro-batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def difference(here: BatchSummary, other: BatchSummary, whose: str = "the job's"
     """Return how the data here differ from others, or "" if they are equal or cannot be compared.
 
     Args:
-        whose: names the other micro-batch in the result.
+        whose: the name of the other micro-batch in the result.
     """
     if not here or not other:
         return ""

@@ -1,4 +1,4 @@
-"""A broken generation: everybody was told to stop; reports are gathered until all members have spoken or are gone."""
+"""An interrupted generation: all members are ordered to stop, and their reports are collected."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
 
-#: of one worker's failed transfers, this many count
+#: At most this many failed transfers of one worker are kept.
 _MAX_PEERS = 256
 
 
 class Stopping:
-    """The reports of one Stop. `stop` is None while no generation is broken."""
+    """The interruption of a generation, with the reports of its members."""
 
     def __init__(self, transaction: Transaction, progress: Progress) -> None:
+        #: The order to stop, or None if no generation is interrupted.
         self.stop: Stop | None = None
         self.reports: dict[str, Report] = {}
-        #: the members whose collectives failed, until it is known whose fault it was
+        #: Members with failed collectives, until the cause is known.
         self.complaints: dict[str, Complaint] = {}
-        #: why v was refused, where it was; all say the same
+        #: Why the step result was refused, or "" if it was not. All members report the same.
         self.refused = ""
-        #: those of the members who may not have spoken yet are among these
+        #: The members that may still owe a report are among these.
         self._silent: deque[str] = deque()
         self._since = 0.0
-        #: when the generation was broken, unix seconds: nothing passes after that
+        #: When the generation was interrupted, in Unix seconds. No step passes after that.
         self.begun = 0.0
-        #: why; a failure, where there was one as well
+        #: The reason of the interruption. A failure replaces any other reason.
         self.reason = FAILURE
         self._transaction = transaction
         self._progress = progress
 
     @property
     def since(self) -> float:
-        """When everybody was told to stop, or was given the full time anew; unix seconds."""
+        """The start of the current waiting time, in Unix seconds."""
         return self._since
 
     def begin(self, failed_at: float, *, reason: str = FAILURE) -> None:
-        """A generation is broken: tell the members of the current and the pending plan to stop."""
+        """Interrupt the generation: order the members of the current and the pending plan to stop."""
         transaction = self._transaction
         if self.stop is not None or transaction.record.plan is None:
             self.reason = reason if reason == FAILURE else self.reason
@@ -60,56 +61,57 @@ class Stopping:
         transaction.order_all(transaction.planned, self.stop)
 
     def complain(self, complaint: Complaint) -> None:
-        """Record that something of a member failed; failed transfers stay known if it complains again."""
+        """Record a member's complaint. Its earlier failed transfers are kept."""
         if (before := self.complaints.get(complaint.worker)) is not None:
             peers = dict.fromkeys((*before.transfer_peers, *complaint.transfer_peers))
             complaint = msgspec.structs.replace(complaint, transfer_peers=tuple(peers)[:_MAX_PEERS])
         self.complaints[complaint.worker] = complaint
 
     def explains(self, complaint: Complaint) -> bool:
-        """Tell whether a collective failed since others were told to stop, for no failure, and let go of their group.
+        """Return whether a planned stop explains a failed collective.
 
-        Whoever has not heard of the Stop yet still waits in that.
+        The others have left the group, and a member that has not received the order yet still waits in the collective.
         """
         planned = self.stop is not None and self.reason != FAILURE
         return planned and not (complaint.timed_out or complaint.unreachable)
 
     def gathered(self) -> dict[str, Report]:
-        """Return the reports of all who have spoken, current members first, by rank."""
+        """Return all reports, current members first, by rank."""
         reports = {worker: self.reports[worker] for worker in self._transaction.planned if worker in self.reports}
         return {**reports, **self.reports}
 
     def end(self) -> None:
-        """All have spoken, and their reports were read."""
+        """End the interruption, once all reports were used."""
         self.stop, self.reports, self.complaints = None, {}, {}
 
     def asked(self, report: Report) -> bool:
-        """Tell whether a report answers the Stop in force; one for another is stale."""
+        """Return whether a report answers the current order to stop; any other report is stale."""
         return self.stop is not None and (report.term, report.generation) == (self.stop.term, self.stop.generation)
 
     def report(self, report: Report) -> None:
-        """Take in a report that was asked for."""
+        """Store a report."""
         self.reports[report.worker] = report
 
     def forget(self, worker: str) -> None:
-        """A worker is gone: what it has said does not count."""
+        """Drop the reports of a lost worker."""
         self.reports.pop(worker, None)
         self.complaints.pop(worker, None)
 
     def came(self, worker: str) -> None:
-        """A worker is here (again)."""
+        """Expect a report from a worker that has attached."""
         if self.stop is not None:
             self._silent.append(worker)
 
     def awaits(self, away: Set[str]) -> bool:
-        """Tell whether a member owes a report; those of nodes that are `away` may still come back with one."""
+        """Return whether a report is missing. Members on the disconnected nodes `away` may still report."""
         silent = self._silent
         while silent and not self._owes(silent[0], away):
-            silent.popleft()  # (who owes none will owe none, unless it comes again)
+            # A member that owes no report will not owe one later, unless it attaches again.
+            silent.popleft()
         return bool(silent)
 
     def awaited(self, away: Set[str]) -> list[str]:
-        """Return the members that owe a report."""
+        """Return the members with missing reports."""
         return [worker for worker in self._transaction.planned if self._owes(worker, away)]
 
     def _owes(self, worker: str, away: Set[str]) -> bool:
@@ -119,12 +121,12 @@ class Stopping:
         return transaction.members.worker(worker) is not None or node_of(worker) in away
 
     def silent(self, away: Set[str], timeout_s: float) -> list[Failure]:
-        """Return the nodes whose agents live and that have not answered in time, as failures."""
+        """Return the connected nodes without reports after the timeout, as failures."""
         if self.stop is None or self._transaction.now - self._since <= timeout_s:
             return []
         names = dict.fromkeys(map(node_of, self.awaited(away)))
         return [no_report(name, self._since) for name in names if name in self._transaction.members.nodes]
 
     def wait_anew(self) -> None:
-        """Give everybody the full time again: the coordinator itself was away."""
+        """Restart the waiting time, because this process was paused."""
         self._since = self._transaction.now

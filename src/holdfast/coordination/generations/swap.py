@@ -1,13 +1,13 @@
-"""Changes the generation at a step boundary: to take fresh workers in while the others train, to move experts, or to
-give a slow node fewer micro-batches.
+"""Changes of the generation at a step boundary: new workers join, experts move, or slow nodes get smaller shares.
 
-A pending group is built beside the one in use, then swapped.
+The pending group is built next to the current one, then all members swap:
 
 Prepare -> all Prepared -> Arm -> every swap flag up in one commit operation -> the pending plan is in force.
 
-Where one is lost that was to join, the others need not stop for it: Void before Arm. After it they are to lower their
-flags (Disarm). As soon as one member says that its flag is down from the step in progress on, no step can swap: Void
-then. Where all flags were up already the plan is in force, and its loss is one as any other.
+If a joining worker is lost, the others need not stop. Before Arm, the plan is cancelled (Void). After Arm, members are
+ordered to lower their flags (Disarm). As soon as one member reports that its flag is down from the current step on, no
+step can swap, and Void follows. If all flags were already up, the plan is in force, and the loss is an ordinary
+failure.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from holdfast.protocol.plan import Decision, DecisionKind, ExpertPlan, Generatio
 #: A newcomer that cannot be reached is tried again at least this often.
 LONGEST_RETRY_S = 60.0
 
-#: a member that hears of Arm while it computes raises its flag at the end of that step; once so many have passed it has
-#: not heard of it
+#: A member that receives Arm during a step raises its flag at the end of that step. After this many steps without a
+#: swap it has not received it.
 _STEPS_TO_SWAP = 3
 
 
 class Joining:
-    """The pending plan's life, up to the swap or to its undoing."""
+    """The pending generation, until it is in force or cancelled."""
 
     def __init__(
         self,
@@ -57,33 +57,35 @@ class Joining:
         self._telling = telling
         self._loads = loads
         self._config = config
-        # A pending group may have been armed by the coordinator before this one: only Stop is safe to undo it.
+        # The previous coordinator may have armed the pending group. Then only Stop can cancel it safely.
         self.armed = transaction.record.pending is not None
-        #: the pending generation that this coordinator has said Arm for
+        #: The pending generation for which this coordinator has sent Arm.
         self._told = 0
         self._armed_after = 0
-        #: the pending generation whose flags are to be down again, and since when somebody lacks that was to join
-        self._disarming, self._lost_at = 0, 0.0
+        #: The pending generation for which Disarm was sent.
+        self._disarming = 0
+        #: When the worker was lost for which Disarm was sent.
+        self._lost_at = 0.0
         self._since = 0.0
         self._not_before = 0.0
-        #: newcomers whose groups did not come about: how often, and until when they are left out
+        #: Newcomers with failed groups: the number of failures, and until when they are left out.
         self._left_out: dict[str, tuple[int, float]] = {}
-        #: for which generation it was seen last whether its micro-batches are divided well, knowing who is how slow
+        #: The generation and slow nodes for which the division of micro-batches was last checked.
         self._divided: tuple[int, Mapping[str, float]] | None = None
 
     def arrived(self) -> None:
-        """A fresh worker is here."""
+        """Wait for more workers after a new one has attached."""
         self._not_before = max(self._not_before, self._transaction.now + self._config.spec.recovery.join_window)
 
     def wait_anew(self) -> None:
-        """The pending group is given its full time anew."""
+        """Restart the time limit of the pending group."""
         self._since = self._transaction.now
 
     @property
     def overdue(self) -> bool:
-        """True where the pending group is not built in time, or all were armed and step after step passes without it.
+        """Whether the pending group takes too long to build, or steps pass without a swap although all are armed.
 
-        (However long a step takes: it is at its end that flags go up.)
+        Long steps are allowed: flags go up at the end of a step.
         """
         pending, transaction = self._transaction.record.pending, self._transaction
         if pending is None or transaction.now - self._since <= self._config.prepare_timeout_s:
@@ -92,7 +94,7 @@ class Joining:
         return not armed or transaction.position.step >= self._armed_after + _STEPS_TO_SWAP
 
     def newcomers(self, plan: GenerationPlan) -> list[str]:
-        """Return the fresh workers of complete nodes, where it is time to take them in and they are of use."""
+        """Return the new workers of complete nodes that can join now and are useful."""
         transaction, config = self._transaction, self._config
         if transaction.now < self._not_before or self._newcomers.gathering:
             return []
@@ -105,7 +107,7 @@ class Joining:
         return fresh
 
     def prepare(self, plan: GenerationPlan) -> None:
-        """Begin a pending plan of the members and the newcomers, if there are any, or another division of the work."""
+        """Propose a plan with the newcomers, or if there are none, a better division of micro-batches."""
         transaction = self._transaction
         fresh = self.newcomers(plan)
         if not fresh:
@@ -115,7 +117,8 @@ class Joining:
         if plan.expert_plan is not None and (
             beside := transaction.record.replacements_among(set(map(node_of, [*members, *fresh])))
         ):
-            # (they are given what those have whose places they take; others would have all be placed anew)
+            # Replacements get the experts of the nodes that they replace. With other newcomers, all experts would be
+            # placed again.
             fresh = [worker for worker in fresh if node_of(worker) in beside] or fresh
         held = dict(zip(members, plan.expert_plan.placement, strict=True)) if plan.expert_plan else {}
         workers, loads = [*members, *fresh], self._loads.tokens
@@ -124,16 +127,16 @@ class Joining:
         self._propose(pending)
 
     def rearrange(self, plan: GenerationPlan, experts: ExpertPlan) -> None:
-        """Begin a pending plan of the same members with another placement; what moves travels beside its first step."""
+        """Propose a plan of the same members with another placement; experts move during its first step."""
         transaction, workers = self._transaction, plan.workers
         experts = msgspec.structs.replace(experts, beside=experts.moves > 0)
         roles = {member.worker: member.role for member in plan.members}
         self._propose(plan_with(transaction.record, transaction.members, roles, workers, experts, self._config))
 
     def _divide(self, plan: GenerationPlan) -> None:
-        """Begin a pending plan of the same members where a step's longest rank would compute shorter in it.
+        """Propose a plan of the same members if it shortens the compute time of a step's slowest rank.
 
-        Since what they are known to take has changed, or for another reason, it is not the one in force.
+        The current plan may be outdated because the known speeds have changed.
         """
         record = self._transaction.record
         seen = plan.generation, record.relieved
@@ -156,7 +159,7 @@ class Joining:
         self._telling.prepare(pending, transaction.record.plan)
 
     def promote(self, step: int, progress: Progress) -> None:
-        """`step` passed with every swap flag up: the pending plan is in force from here on."""
+        """Put the pending plan in force: `step` passed with every swap flag up."""
         transaction = self._transaction
         before, pending = transaction.record.plan, transaction.record.pending
         if pending is None:
@@ -169,7 +172,7 @@ class Joining:
         warn_of_one_replica(transaction, before, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
 
     def arm(self) -> None:
-        """Let the swap flags go up once all have built the pending group."""
+        """Order all members to raise their swap flags, once all have built the pending group."""
         transaction = self._transaction
         pending = transaction.record.pending
         if pending is None or self._told == pending.generation:
@@ -180,10 +183,10 @@ class Joining:
         transaction.order_all(pending.workers, Arm(term=transaction.record.term, generation=pending.generation))
 
     def disarm(self, lost_at: float) -> bool:
-        """One that was to join is lost, and flags may be up: have them lowered, and see whether the swap has passed.
+        """Order the members to lower their swap flags after the loss of a joining worker.
 
         Returns:
-            Whether a member is there that can say so.
+            Whether a member is connected that can answer.
         """
         transaction = self._transaction
         plan, pending = transaction.record.plan, transaction.record.pending
@@ -191,7 +194,7 @@ class Joining:
             return False
         if self._disarming == pending.generation:
             return True
-        # (nor is Arm said any more, whoever comes again: what members say now would not be the last word)
+        # Arm is not sent again, even to members that reconnect: their answers would not be final.
         self._disarming = self._told = pending.generation
         self._lost_at = lost_at
         self.wait_anew()
@@ -199,7 +202,7 @@ class Joining:
         return True
 
     def disarmed(self, told: Disarmed) -> None:
-        """A member's flag stays down: the pending plan cannot come any more."""
+        """Cancel the pending plan, because a member's flag stays down."""
         pending = self._transaction.record.pending
         asked = pending is not None and told.generation == pending.generation == self._disarming
         if asked and told.term == self._transaction.record.term:
@@ -208,16 +211,17 @@ class Joining:
 
     @property
     def lost_at(self) -> float | None:
-        """When one was lost of the pending plan, which may come nevertheless; None: nobody was, as far as is known."""
+        """When a worker of the pending plan was lost although the plan may still come into force, or None."""
         pending = self._transaction.record.pending
         return self._lost_at if pending is not None and pending.generation == self._disarming else None
 
     def void(self, suspects: Collection[str] | None = None) -> None:
-        """Forget a pending plan that cannot come any more, and try again a little later.
+        """Cancel a pending plan that cannot come into force, and retry a little later.
 
         Args:
-            suspects: who the group could not be built with, as far as that is known; None: nobody is to blame. They are
-                left out for a while, twice as long each time: one that cannot be reached must not keep others out.
+            suspects: the workers with which the group could not be built, as far as known; None if none is to blame.
+                They are left out for a time that doubles with each failure, so that one unreachable worker cannot block
+                others.
         """
         transaction = self._transaction
         plan, pending = transaction.record.plan, transaction.record.pending

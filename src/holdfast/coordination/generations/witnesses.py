@@ -1,6 +1,6 @@
-"""Who tells of a step as it passes: few workers, on nodes that do not share their fate where that can be.
+"""Witnesses: the few workers that report each step as it passes, on independent nodes if possible.
 
-All others keep what they applied, and say where they stand with their heartbeats (docs/protocol.md, Witnesses).
+The other workers keep their applied steps, and report progress with heartbeats (docs/protocol.md, Witnesses).
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import count
 
-#: in a job of so many workers all are: its steps are announced as soon as the last has applied them
+#: In a job of at most this many workers, all are witnesses. A step is announced once the last worker has applied it.
 SMALL = 16
-#: of more workers, so many at least. Each of them is heard of every step, which is most of what steps cost; where none
-#: is left, a step is announced a heartbeat later
+#: The least number of witnesses in larger jobs. Their messages are most of a step's cost. If no witness is left, steps
+#: are announced a heartbeat later.
 FEW = 4
 
 
 def witnesses_wanted(workers: int, fault_threshold: int) -> int:
-    """Return how many of a job's workers are to tell of steps: one more than the nodes that may be lost at once."""
+    """Return the number of witnesses: one more than the nodes that may be lost together."""
     return workers if workers <= SMALL else max(FEW, fault_threshold + 1)
 
 
 def choose_witnesses(places: Sequence[tuple[str, str]], wanted: int) -> tuple[int, ...]:
-    """Return the ranks of the witnesses, ascending: as many as are wanted, or all.
+    """Return the ranks of the witnesses, ascending: as many as wanted, or all.
 
-    They are on as many nodes as can be, and those in as many racks as can be. A node has more than one only where every
-    node has one.
+    They are on as many nodes, and in as many racks, as possible. A node has several only if every node has one.
 
     Args:
         places: by rank, the node and its rack; "" for a rack of its own.
-        wanted: how many workers, more than 0.
+        wanted: the number of workers, more than 0.
     """
     ranks: dict[str, list[int]] = defaultdict(list)
     firsts: dict[str, str] = {}
     for rank, (node, rack) in enumerate(places):
         ranks[node].append(rank)
-        firsts.setdefault(rack or f"/{node}", node)  # (no rack's name has a slash)
+        # Rack names contain no slash.
+        firsts.setdefault(rack or f"/{node}", node)
     nodes = list(dict.fromkeys((*firsts.values(), *ranks)))
     chosen: list[int] = []
     wanted = min(wanted, len(places))

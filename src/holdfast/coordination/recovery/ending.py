@@ -1,4 +1,4 @@
-"""How a job ends: done, failed, or by the user's will; said once, to everybody who is there."""
+"""The end of a job: finished, failed or resumable; reported once to all connected agents."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from holdfast.protocol.messages.orders import JobDone
 
 
 class Ending:
-    """`over` is None while the job goes on."""
+    """Ends the job."""
 
     def __init__(self, transaction: Transaction) -> None:
+        #: How the job ended, or None while it goes on.
         self.over: EndJob | None = None
         self._transaction = transaction
 
     @property
     def farewell(self) -> str:
-        """Why a node leaves once the job is over."""
+        """The reason with which nodes leave once the job is over."""
         return self._transaction.record.outcome or "drained"
 
     def taken_over(self) -> None:
-        """The coordinator before this one wrote an outcome, and died before everybody knew."""
+        """Repeat the outcome that an earlier coordinator wrote, because some agents may not have heard it."""
         outcome = self._transaction.record.outcome
         self._end(EXIT_DONE if outcome == "finished" else EXIT_FAILED, f"the job is {outcome}")
 
     def done(self) -> None:
-        """Every member has finished."""
+        """Finish the job: every member has finished."""
         transaction = self._transaction
         stops = [info.stopped for info in transaction.members.workers() if info.stopped is not None]
         transaction.change(outcome="finished")
         self._nobody_moves()
         self._emit_finished("stopped" if stops else "completed", next(filter(None, stops), ""))
         transaction.order_all((info.id for info in transaction.members.everybody()), JobDone())
-        # (those without workers are still starting: nobody is there whom JobDone would let go)
+        # Nodes without workers are still starting, and JobDone would reach no worker there.
         starting = (node.connection for node in transaction.members.nodes.values() if not node.workers)
         transaction.broadcast(starting, EndNode(exit_code=EXIT_DONE, why="the job is done"))
         self._end(EXIT_DONE, "done")
 
     def failed(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> None:
-        """The job cannot go on."""
+        """Fail the job."""
         if self.over is not None:
             return
         self._transaction.change(outcome="failed")
@@ -51,7 +52,7 @@ class Ending:
         self._send_home(exit_code, why)
 
     def by_will(self, exit_code: int, reason: str, why: str) -> None:
-        """All nodes are told to end; no outcome is written: the job can be taken up again."""
+        """End all nodes without an outcome, so that the job can be resumed."""
         if self.over is not None:
             return
         self._nobody_moves()
@@ -59,7 +60,7 @@ class Ending:
         self._send_home(exit_code, why)
 
     def _nobody_moves(self) -> None:
-        """Those that were to give their places to standbys have them still."""
+        """Cancel the moves that are not complete."""
         transaction = self._transaction
         stay = [one for one in transaction.record.leaving if one.stays and not one.owed]
         if stay:
@@ -82,12 +83,12 @@ class Ending:
         self._end(exit_code, why)
 
     def late(self, node: Node) -> None:
-        """A node comes after the job's end; one with workers is told by JobDone where all is done."""
+        """Answer a node that connects after the end. With an outcome, its workers get JobDone instead."""
         if self.over is not None and not (self._transaction.record.outcome and node.workers):
             self._transaction.send(node.connection, EndNode(exit_code=self.over.exit_code, why=self.over.why))
 
     def takes(self, name: str) -> bool:
-        """A node hangs: tell whether the job is over, and have its agent end one that has no part in the world."""
+        """Handle a hanging node after the end: end it if it is outside the world. Return whether the job is over."""
         members = self._transaction.members
         node = members.standbys.get(name) or members.owed.get(name)
         if self.over is not None and node is not None:

@@ -1,4 +1,4 @@
-"""The one entrance for failures: whoever saw one, it is told, what failed counts no longer, its generation is left."""
+"""The single entry point for failures: emit the event, remove the lost workers, interrupt their generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.protocol.names import index_of, node_of
 
 
 class Failures:
-    """Takes in failures, and keeps the one that explains the others since the last committed step."""
+    """Handles failures, and keeps the cause of the ones since the last committed step."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Failures:
         ladder: Ladder,
         aside: Sequence[Callable[[Failure], bool]],
     ) -> None:
-        """`aside`: take in a failure of somebody who is no member, and tell whether it was."""
+        """`aside`: handlers of failures outside the world; each returns whether the failure was its own."""
         self._classes = classes
         self._ladder = ladder
         self._cause, self._raised = "", False
@@ -50,9 +50,10 @@ class Failures:
         self._aside = aside
 
     def take(self, *failures: Failure) -> None:
-        """Take in what failed at one moment: none of it may be a member of what is decided afterwards.
+        """Handle failures that were detected together, so that no failed worker is part of the next decision.
 
-        A process that is gone takes the others of its unit with it: that is one failure, however many are told of.
+        A lost process takes the others of its replica group with it. That counts as one failure, even if several are
+        reported.
         """
         mates = {one.worker: self._transaction.break_unit(one.worker) for one in failures if one.worker}
         failures = tuple(failure for failure in failures if not any(take(failure) for take in self._aside))
@@ -68,12 +69,12 @@ class Failures:
         self.gone(gone, min(failure.since for failure in failures))
 
     def note(self, failure: Failure) -> None:
-        """A process has failed that is still needed: tell it, and leave its generation."""
+        """Report a failed process that is still needed, and interrupt its generation."""
         self._tell(self._classed(failure))
         self._stopping.begin(failure.since)
 
     def gone(self, workers: Collection[str], since: float) -> None:
-        """These workers no longer count, whether they failed or left: what they were part of cannot go on."""
+        """Remove workers that failed or left, and interrupt their generation."""
         record = self._transaction.record
         for worker in workers:
             self._ledger.forget(worker)
@@ -86,7 +87,7 @@ class Failures:
                 self.undo_pending(since)
 
     def undo_pending(self, since: float, suspects: Collection[str] | None = None) -> None:
-        """The pending generation cannot come. Once armed, some may have swapped already: only Stop is safe then."""
+        """Cancel the pending generation. If it is armed, some members may have swapped, so only Stop is safe."""
         if self._transaction.record.pending is None or self._stopping.stop is not None:
             return
         if self._joining.armed:
@@ -95,33 +96,33 @@ class Failures:
             self._joining.void(suspects)
 
     def retried(self, complaint: Complaint, report: Report, node: str) -> bool:
-        """Collectives failed, and nothing says whose fault it was: the same members try again, unless too often.
+        """Retry a failed collective of unknown cause with the same members; return False after too many tries.
 
         Args:
-            node: the node whose tries it uses up.
+            node: the node to which the try is charged.
         """
         tries = self._tell(self._classed(collective_failed(complaint, report, node, self._transaction.now)))
         return not self._ladder.exhausted(Severity.RETRY, tries)
 
     def accused(self, complaints: Iterable[Complaint]) -> dict[str, str]:
-        """Return the nodes whose own complaints say that what failed was theirs, with what they say."""
+        """Return the nodes with complaints about a fault of their own, and its details."""
         kind, detector = FailureKind.CONNECTION_LOST, Detector.EXCEPTION
         own = (one for one in complaints if self._classes.of(kind, detector, one.detail).severity < Severity.RETRY)
         return {node_of(complaint.worker): complaint.detail for complaint in own}
 
     def _classed(self, failure: Failure) -> Failure:
-        """Say what class a failure is of, and that a process has died of what its machine has."""
+        """Add the failure's class, and raise its severity if the machine is at fault."""
         evidence = failure.evidence
         found = self._classes.of(failure.kind, evidence.detector, evidence.detail)
-        # (its agent finds the same, and leaves)
+        # Only for a process: for its machine, the agent finds the same and leaves.
         severity = min(failure.severity, found.severity) if failure.worker else failure.severity
         return replace(failure, severity=severity, evidence=replace(evidence, category=found.status))
 
     def _tell(self, failure: Failure, mates: Sequence[str] = ()) -> int:
-        """Announce a failure, and keep the one that explains the others; return how often its rung was tried now.
+        """Emit a failure, and keep it if it is the cause of others; return how often its escalation step was tried.
 
         Args:
-            mates: those that are gone with it.
+            mates: the workers that are lost together with it.
         """
         transaction, evidence, tries = self._transaction, failure.evidence, self._ladder.tries(failure)
         if failure.severity is Severity.NODE or evidence.category in OF_THE_MACHINE:
@@ -140,7 +141,7 @@ class Failures:
             detail=evidence.detail + _with_it(mates),
             tries=tries,
         )
-        # What users' code raises explains the losses around it, and is explained by none of them.
+        # An exception in user code causes the losses around it, and is not caused by them.
         raised = failure.kind is FailureKind.EXCEPTION
         if not self._cause or (raised and not self._raised):
             place = transaction.place_of(failure.worker) if failure.worker else f"node {failure.node}"
@@ -148,22 +149,22 @@ class Failures:
         return tries
 
     def made_good(self) -> None:
-        """A step is committed: whatever had failed explains nothing of what comes."""
+        """Forget the cause: a step was committed, so earlier failures explain nothing later."""
         self._cause, self._raised = "", False
         self._ladder.made_good()
 
     def explain(self, consequence: str) -> str:
-        """Return why the job ends: the first cause, then what it led to."""
+        """Return why the job ends: the first cause, then its consequence."""
         return f"{self._cause}; then {consequence}" if self._cause else consequence
 
     def _is_the_machines(self, failure: Failure) -> bool:
-        """Tell whether no other process would fare better there."""
+        """Return whether any other process would also fail on that machine."""
         evidence = failure.evidence
         found = self._classes.of(failure.kind, evidence.detector, evidence.detail)
         return found.severity is Severity.NODE and evidence.detector is not Detector.NODE_HEALTH
 
     def _out(self, failure: Failure) -> list[str]:
-        """Expel a node that failed; return the workers that are gone with it."""
+        """Expel a failed node; return its lost workers."""
         transaction, tries = self._transaction, self._tell(failure)
         self._absences.lost(failure.node)
         self._costs.lost(transaction.now)
@@ -174,7 +175,7 @@ class Failures:
             why = f"{'' if self._is_the_machines(failure) else often}{why or failure.kind}"
             transaction.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
         elif node is not None and (failure.kind is FailureKind.HANG or failure.evidence.category == REPLICA_DIFFERS):
-            # Its agent lives: it replaces the processes and comes again.
+            # The agent is alive. It replaces the processes and reconnects.
             transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         if node is not None and failure.kind is not FailureKind.CONNECTION_LOST:
             transaction.close(node.connection)
@@ -190,7 +191,7 @@ class Failures:
 
 
 def _with_it(mates: Sequence[str]) -> str:
-    """Say which workers are gone with another one, "" where it is alone in its unit."""
+    """Describe the workers that are lost with another one, or return "" if there are none."""
     if not mates:
         return ""
     names = sorted({index_of(mate) for mate in mates})

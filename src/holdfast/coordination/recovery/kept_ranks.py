@@ -1,4 +1,4 @@
-"""`--on-process-failure hold`: ranks whose processes are gone are kept for those that follow, for a while."""
+"""Rank hold, `--on-process-failure hold`: the ranks of lost processes wait for their replacements."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from holdfast.coordination.roles import unit_of
 from holdfast.coordination.turn import Transaction
 from holdfast.protocol.names import node_and_index_of, node_of
 
-#: of the longest that a process of this job has taken to come up, so many times; and at least, and at most (seconds):
-#: a fork may have to wait for a core, and what takes longer than loading a large model is not waited for
-_TIMES, _LEAST_S, _MOST_S = 3.0, 1.0, 30.0
+#: The wait is this many times the longest start of a process in this job.
+_TIMES = 3.0
+#: The shortest wait in seconds: a fork may have to wait for a core.
+_LEAST_S = 1.0
+#: The longest wait in seconds: a slower start is not worth waiting for.
+_MOST_S = 30.0
 
 
 class KeptRanks:
-    """The seats that are waited for; none where the policy is another."""
+    """The ranks that wait for replacements; empty under other policies."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
         self._transaction = transaction
         self._holds = config.spec.recovery.holds_ranks
-        #: until when each is waited for, and since when, by seat
+        #: Until when each rank waits, and since when, by node and index.
         self._seats: dict[str, tuple[float, float]] = {}
         self._longest_s = 0.0
 
     def lost(self, workers: Iterable[str]) -> None:
-        """Processes of these workers are gone; others follow in their places."""
+        """Hold the ranks of lost processes."""
         plan, now = self._transaction.record.plan, self._transaction.now
         if not self._holds or plan is None or plan.last:
             return
@@ -36,16 +39,16 @@ class KeptRanks:
                 self._seats[node_and_index_of(worker)] = now + wait_s, now
 
     def came(self, worker: str, since: float) -> None:
-        """A process is up; `since`: its node said Hello, if that is when it was begun."""
+        """Record that a process has attached; `since`: when its node connected, the start time if no rank waited."""
         _, since = self._seats.pop(node_and_index_of(worker), (0.0, since))
         self._longest_s = max(self._longest_s, self._transaction.now - since)
 
     def over(self) -> None:
-        """Nobody is waited for any more: it is decided without them."""
+        """Stop waiting: the decision was made without the missing processes."""
         self._seats.clear()
 
     @property
     def waits(self) -> bool:
-        """True while somebody may still come in time; a node that is gone brings nobody."""
+        """Whether a replacement may still attach in time. Disconnected nodes do not count."""
         nodes, now = self._transaction.members.nodes, self._transaction.now
         return any(until > now and node_of(seat) in nodes for seat, (until, _) in self._seats.items())

@@ -1,7 +1,7 @@
-"""Workers whose scripts have raised: their state is kept while it may be the only one, then they are replaced.
+"""Workers with script errors: they keep their state while it may be the only copy, then they are replaced.
 
-An exception that one node meets is a process that starts again; one that the work brings about wherever it is done ends
-the job, saved first.
+An exception on one node restarts a process. An exception that the same work causes on every node ends the job, after a
+save.
 """
 
 from __future__ import annotations
@@ -28,23 +28,26 @@ from holdfast.protocol.messages.worker import Raised, ScriptError
 from holdfast.protocol.names import node_of
 from holdfast.protocol.record import MAX_REASON, RaisedBefore
 
-#: so many of the newest exceptions are remembered: more than any generation of a small job can meet at once
+#: The newest exceptions are remembered, at most this many: more than one generation of a small job can raise.
 _REMEMBERED = 64
-#: classes of what a script does wrong by itself
+#: Failure classes that a script causes by itself.
 _SOFTWARE = ("software_error", UNKNOWN)
 
 
 @dataclass(slots=True)
 class _Blamed:
-    """What the job ends for: where it is raised, what is said of it, and on which nodes it was met so far."""
+    """The exception that ends the job."""
 
+    #: Where it is raised.
     place: str
+    #: Its description.
     said: str
+    #: The nodes that raised it, in words.
     where: str
 
 
 class Raisers:
-    """Takes in what scripts raise, and lets go of the processes that are not needed any more."""
+    """Handles script errors, and releases processes that are no longer needed."""
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class Raisers:
         self._blamed: _Blamed | None = None
 
     def raised(self, node: Node, message: Raised) -> None:
-        """A script has raised; its process is there, and keeps what it has."""
+        """Handle a script error in a process that still runs and keeps its state."""
         transaction, info = self._transaction, node.workers[message.worker]
         if info.raised:
             return
@@ -76,7 +79,7 @@ class Raisers:
             self._failures.take(script_raised(node.name, message, transaction.now))
             self.release([message.worker])
         elif message.worker in (before.worker for before in transaction.record.raised):
-            # A coordinator before this one has told of it. In the last plan it is a member that only saves.
+            # An earlier coordinator has reported it. In the last plan the worker is a member that only saves.
             if transaction.record.plan is not None and not transaction.record.plan.last:
                 self._stopping.begin(transaction.now)
             return
@@ -89,26 +92,26 @@ class Raisers:
             self._remember(message.worker, message.error, message.detail)
 
     def no_more(self, down: WorkerDown) -> bool:
-        """A process has ended: where its script wants no more the job does; tell whether its node's input is bad."""
+        """Close the job if an ended script needs no restart; return whether its node has bad input."""
         if down.final:
             trace = down.error.traceback if down.error is not None else ""
             self._closing.fail(f"{self._transaction.place_of(down.worker)}: {down.detail}", down.exit_code, trace)
         return down.exit_code == EXIT_BAD_INPUT and not down.final
 
     def ended(self, down: WorkerDown) -> None:
-        """A script has raised, and its process is gone."""
+        """Handle a script error in a process that has ended."""
         if down.error is not None and not down.final:
             self._remember(down.worker, down.error, down.detail)
 
     def among(self, workers: Iterable[str]) -> list[str]:
-        """Return those of these workers whose scripts have raised, and with them the others of their units."""
+        """Return the workers with script errors, together with the others of their replica groups."""
         members = self._transaction.members
         infos = [info for worker in workers if (info := members.worker(worker)) is not None]
         units = {unit_of(info.id, members.unit_places) for info in infos if info.raised}
         return [info.id for info in infos if unit_of(info.id, members.unit_places) in units] if units else []
 
     def release(self, workers: Iterable[str]) -> None:
-        """Nobody needs what these have: other processes are to take their places."""
+        """Release these workers, because their state is not needed: their processes are replaced."""
         members = self._transaction.members
         for worker in workers:
             node = members.nodes[node_of(worker)]
@@ -117,15 +120,17 @@ class Raisers:
             self._stopping.forget(worker)
             if info is not None and info.raised:
                 self._transaction.send(node.connection, Replace(worker=worker))
-            else:  # (it goes with another one of its unit)
+            else:
+                # It ends together with another worker of its replica group.
                 node.broken.add(worker)
 
     def _remember(self, worker: str, error: ScriptError, detail: str) -> None:
-        """Keep it with those before; end the job where it is the work's fault."""
+        """Remember a script error; close the job if the work causes it on every node."""
         transaction = self._transaction
         found = self._classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, detail)
         if worker in (one.worker for one in transaction.record.raised):
-            return  # (its node tells a coordinator that has come since)
+            # Reported again by its node, because this coordinator is new.
+            return
         last = RaisedBefore(
             worker=worker,
             place=error.place[:MAX_REASON],
@@ -153,7 +158,7 @@ class Raisers:
 
     @property
     def _nodes(self) -> int:
-        """How many nodes the job has, those that it waits for to begin included."""
+        """The number of nodes in the job, including the ones it waits for at the start."""
         plan, spec = self._transaction.record.plan, self._config.spec
         if plan is None:
             return max(
@@ -164,7 +169,7 @@ class Raisers:
 
 
 def _said(error: ScriptError, detail: str) -> str:
-    """Say what was raised, and at which micro-batch of which step."""
+    """Describe an exception with its step and micro-batch."""
     where = [f"step {error.step}"] if error.step is not None else []
     where += [f"micro-batch {error.micro_batch}"] if error.micro_batch is not None else []
     return f"{', '.join(where)}: {detail}" if where else detail

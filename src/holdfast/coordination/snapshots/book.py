@@ -1,9 +1,8 @@
-"""Which snapshots serve: those that are whole somewhere, of committed steps, on the decided lineage.
+"""The snapshots that can be used: complete ones, of committed steps, on the decided lineage.
 
-A snapshot has a part for each member of the generation in which it was taken, and is complete where a connected node
-holds each of them. That all members have copied the state of a step proves that all had applied it: whatever became of
-the generation, the step was not done again with another v, but where the job went back behind it. Nothing of this is
-durable: agents tell what they hold, and tell it again to a coordinator that comes later.
+A snapshot has one part for each member of its generation. It is complete if connected nodes hold all parts. If all
+members have copied the state of a step, all of them had applied it. Such a step is repeated with another result only
+after a rollback behind it. Nothing here is durable: agents report their parts again to a new coordinator.
 """
 
 from __future__ import annotations
@@ -27,17 +26,19 @@ from holdfast.protocol.plan import FaultThreshold
 from holdfast.protocol.record import Record
 from holdfast.protocol.state import Keeper, SnapshotKey, SnapshotPart, SnapshotSource, seal_of
 
-#: snapshots of which copies are asked for, and are looked through for one that serves
+#: Copies are ordered of at most this many snapshots, the newest ones.
 NEWEST = 2
-#: nodes whose parts are looked through whenever one of them says something; more, so many in a second
-FEW, LOOKED_THROUGH = 64, 500
-#: plans whose seals are kept
+#: With at most this many nodes, all parts are checked at every report.
+FEW = 64
+#: With more nodes, this many are checked per second.
+LOOKED_THROUGH = 500
+#: Seals of at most this many plans are kept.
 KNOWN_SEALS = 16
 
 
 @dataclass(slots=True)
 class _Cost:
-    """What a snapshot has cost its members so far."""
+    """The costs of a snapshot so far, over its members."""
 
     nbytes: int = 0
     seconds: float = 0.0
@@ -46,59 +47,59 @@ class _Cost:
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-#: snapshots whose costs are known at a time
+#: Costs of at most this many snapshots are kept.
 _KEPT_COSTS = 64
-#: damaged copies, and snapshots of which nothing is of use, that are remembered
+#: At most this many damaged copies and useless snapshots are remembered.
 _KEPT_DAMAGED = 4096
 
 
 @dataclass(slots=True)
 class _Held:
-    """One snapshot: who holds its parts, in the order in which they have said so."""
+    """One snapshot, and the holders of each part in the order of their reports."""
 
     example: SnapshotPart
     holders: dict[int, list[Node]] = field(default_factory=dict[int, list[Node]])
 
     @property
     def complete(self) -> bool:
-        """True where each part is somewhere."""
+        """Whether each part has a holder."""
         return len(self.holders) == self.example.parts
 
 
 class SnapshotBook:
-    """What the connected nodes hold, and what follows from it."""
+    """The snapshot parts of the connected nodes, and the decisions that follow."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
         self._transaction, self._config = transaction, config
         self._costs: dict[SnapshotKey, _Cost] = {}
-        #: copies that were found to be of no use: of which snapshot, which part, on which node; and whole snapshots
-        #: each is a set, the oldest first
+        #: Damaged copies (snapshot, part, node), the oldest first.
         self._bad: dict[tuple[SnapshotKey, int, str], None] = {}
+        #: Snapshots without a usable copy, the oldest first.
         self._lost: dict[SnapshotKey, None] = {}
-        #: the newest that was announced
+        #: The newest announced snapshot.
         self._told: SnapshotKey = (0, 0, 0)
-        #: what each node was asked to keep last
+        #: The parts that each node was last ordered to keep.
         self._asked: dict[str, tuple[WantedPart, ...]] = {}
-        #: the step whose snapshot was said to have failed last
+        #: The step of the snapshot that was last reported as failed.
         self._failed = 0
         self._changed = False
-        #: one is complete, but its step not committed yet
+        #: Whether a snapshot is complete, but its step is not committed yet.
         self._ahead = False
         self._looked = 0.0
-        #: of the plans of (term, generation)
+        #: Seals by the (term, generation) of a plan.
         self._seals: dict[tuple[int, int], bytes] = {}
-        #: when this coordinator was first asked whom it waits for
+        #: When this coordinator first checked for awaited nodes.
         self._since: float | None = None
 
     @property
     def key(self) -> bytes:
-        """What whoever reads parts has to know."""
+        """The key that readers of parts must know."""
         return self._config.snapshot_key(self._transaction.record.born)
 
-    # ---- what is heard ----
+    # ---- reports ----
 
     def hold(self, node: Node, told: NodeSnapshots | None) -> None:
-        """A node says what it holds; what is of no use is to be dropped."""
+        """Record the parts that a node holds, and order it to drop useless ones."""
         if told is None:
             return
         self._changed = True
@@ -116,7 +117,7 @@ class SnapshotBook:
             self._transaction.emit(SnapshotRejected, step=foreign[0].step, node=node.name, why=why)
 
     def take(self, message: said.SnapshotTaken | said.SnapshotLeftOut | said.SnapshotDamaged) -> bool:
-        """Take in what a member says; True where the generation cannot go on: what it was to begin with is lost."""
+        """Handle a member's report; return True if the generation cannot continue, because its source is lost."""
         match message:
             case said.SnapshotTaken():
                 cost = self._costs.setdefault(message.snapshot.key, _Cost())
@@ -125,7 +126,8 @@ class SnapshotBook:
                 cost.seconds, cost.stall_s = max(cost.seconds, message.seconds), max(cost.stall_s, message.stall_s)
                 return False
             case said.SnapshotLeftOut():
-                if message.step != self._failed:  # (where one has no room, others may have none either)
+                # If one node has no room, others may have none either: report only the first.
+                if message.step != self._failed:
                     self._failed = message.step
                     self._transaction.emit(
                         SnapshotFailed, node=node_of(message.worker), step=message.step, why=message.why
@@ -150,16 +152,18 @@ class SnapshotBook:
         source = decision.source if decision is not None else None
         if not isinstance(source, SnapshotSource) or source.part(0).key != key:
             return False
-        # (Of the copies that were named: whoever has tried them all waits, although others may have come since.)
+        # Only the copies that were named in the decision count. A worker that has tried them all waits, although others
+        # may have appeared since.
         names = [keeper.node for keeper in source.keepers]
-        parts = source.parts[: source.dense]  # (of experts there are others; who finds none of one says so of all)
+        # Experts have other copies. A worker that finds none of an expert reports the whole snapshot.
+        parts = source.parts[: source.dense]
         copies = [[(key, number, names[place]) for place in places] for number, places in enumerate(parts)]
         return key in self._lost or any(self._bad.keys() >= set(these) for these in copies)
 
-    # ---- what follows ----
+    # ---- decisions ----
 
     def serving(self, committed: int) -> SnapshotSource | None:
-        """Return the newest snapshot of a committed step that is complete, and not known to be of no use."""
+        """Return the newest complete and usable snapshot of a committed step, or None."""
         found = [held for key, held in self._held().items() if key not in self._lost and self._is_whole(held)]
         held = max((one for one in found if one.example.step <= committed), key=_age, default=None)
         if held is None:
@@ -180,7 +184,7 @@ class SnapshotBook:
         )
 
     def _is_whole(self, held: _Held) -> bool:
-        """Tell whether what is held is all of a state; of one that was put away, which counts, each expert once."""
+        """Return whether the parts make up a full state. A stashed state must be the recorded one."""
         if not held.example.everywhere:
             return held.complete
         change = self._transaction.record.change
@@ -188,9 +192,9 @@ class SnapshotBook:
 
     @property
     def lacking(self) -> Sequence[tuple[int, int]]:
-        """Experts (layer, number) for want of which a state that was put away cannot serve: on nodes that are away.
+        """The experts (layer, number) on disconnected nodes without which the stashed state cannot be used.
 
-        None where all else of it is lost, too.
+        It is empty if the rest of the stashed state is also lost.
         """
         change = self._transaction.record.change
         held = self._held().get(change.kept) if change is not None and change.kept is not None else None
@@ -211,7 +215,7 @@ class SnapshotBook:
         return change.experts if held.example.everywhere and change is not None else ()
 
     def everywhere(self, key: SnapshotKey, parts: Mapping[str, int]) -> bool:
-        """Tell whether each of these nodes has so many parts of a state that is put away: all that are to be there."""
+        """Return whether each of these nodes holds its full number of parts of a stashed state."""
         here = self._transaction.members.nodes
         held = [(here[name].snapshots if name in here else None, wanted) for name, wanted in parts.items()]
         return all(
@@ -220,13 +224,13 @@ class SnapshotBook:
         )
 
     def newest(self, committed: int) -> tuple[int, int] | None:
-        """Return the step of the newest snapshot that serves, and on how many nodes each of its parts lies at least."""
+        """Return the step of the newest usable snapshot, and the smallest number of copies of its parts."""
         source = self.serving(committed)
         return (source.step, min(map(len, source.parts[: source.dense]))) if source is not None else None
 
     @property
     def awaited(self) -> bool:
-        """True while nodes may still come that hold what the job is to go back to: this coordinator has just begun."""
+        """Whether nodes with parts of the decided snapshot may still connect, just after this coordinator's start."""
         transaction, decision = self._transaction, self._transaction.record.decision
         self._since = transaction.now if self._since is None else self._since
         source = decision.source if decision is not None else None
@@ -235,7 +239,7 @@ class SnapshotBook:
         return any(keeper.node not in transaction.members.nodes for keeper in source.keepers)
 
     def look(self, committed: int, *, at_once: bool = False) -> None:
-        """Announce what has become complete, and have copies of it made; with many nodes not at once for each."""
+        """Announce complete snapshots and order copies; with many nodes, only at intervals."""
         if self._transaction.record.layouts:
             self._let_go()
         nodes = len(self._transaction.members.nodes)
@@ -251,9 +255,10 @@ class SnapshotBook:
             self._ask(held)
 
     def _let_go(self) -> None:
-        """What was put away for another layout is of no use any more once steps were done under it, or it is not to be.
+        """Drop stashed state that is no longer needed, because steps were done since or the layout change was
+        cancelled.
 
-        Others need their memory.
+        The next stash needs the memory.
         """
         record = self._transaction.record
         for node in self._transaction.members.nodes.values():
@@ -283,7 +288,7 @@ class SnapshotBook:
         self._costs = {key: cost for key, cost in self._costs.items() if key > self._told}
 
     def _ask(self, held: dict[SnapshotKey, _Held]) -> None:
-        """Have each part of the newest snapshots on as many nodes as the fault threshold says."""
+        """Order copies: each part of the newest snapshots belongs on as many nodes as the fault threshold."""
         keeping = {name: node for name, node in self._transaction.members.nodes.items() if node.snapshots is not None}
         threshold = self._config.spec.recovery.fault_threshold
         peers = peers_of({name: node.rack for name, node in keeping.items()}, threshold)
@@ -312,14 +317,14 @@ class SnapshotBook:
         return found
 
     def _parts(self) -> Iterator[tuple[Node, SnapshotPart]]:
-        """Yield what connected nodes hold that is not known to be of no use, nodes in the order of their coming."""
+        """Yield the usable parts of connected nodes, in the order in which the nodes connected."""
         for node in self._transaction.members.nodes.values():
             for part in node.snapshots.parts if node.snapshots is not None else ():
                 if (part.key, part.part, node.name) not in self._bad and _is_of_use(self._transaction.record, part):
                     yield node, part
 
     def _is_ours(self, part: SnapshotPart) -> bool:
-        """Tell whether a part is of this run."""
+        """Return whether a part belongs to this run."""
         record = self._transaction.record
         if part.term > record.term or part.generation > record.generation:
             return False
@@ -341,7 +346,7 @@ class _Saved(Protocol):
 
 
 def on_lineage(record: Record, part: _Saved) -> bool:
-    """Tell whether the state of a part's step, as its generation had it, lies on the decided lineage."""
+    """Return whether a part's state lies on the decided lineage."""
     bases = record.bases
     if not bases or part.generation < bases[0][0]:
         return False
@@ -349,7 +354,7 @@ def on_lineage(record: Record, part: _Saved) -> bool:
 
 
 def _is_of_use(record: Record, part: SnapshotPart) -> bool:
-    """Tell whether a part may be read some time: it lies on the lineage, or was put away for the layout to come."""
+    """Return whether a part may be read later: it lies on the lineage, or is stashed for a layout change."""
     if not part.everywhere:
         return on_lineage(record, part)
     change, plan = record.change, record.plan
@@ -359,7 +364,7 @@ def _is_of_use(record: Record, part: SnapshotPart) -> bool:
 
 
 def _keep_newest(table: dict[_Key, _Value], most: int) -> None:
-    """Forget the oldest entries of a table that has more than `most`."""
+    """Remove the oldest entries of a table that has more than `most`."""
     while len(table) > most:
         del table[next(iter(table))]
 
