@@ -99,8 +99,8 @@ def update_roles(held: Held, nodes: Mapping[str, bool], joining: Mapping[str, st
 def select_surplus(held: Held, candidates: Iterable[str]) -> list[str]:
     """Return the first of these nodes, as many as train beyond the number that the pool granted.
 
-    A standby takes over ranks without asking the pool: those of a lost node, of a draining node, or else of a node that
-    has no ranks at the moment. The last one must then wait, or the pool would recall a training node.
+    A standby takes over ranks without asking the pool. They belonged to a lost node, a draining node, or else a node
+    that has no ranks at the moment. The last one must then wait, or the pool would recall a training node.
     """
     surplus = held.training - held.places if held.places is not None else 0
     if surplus <= 0:

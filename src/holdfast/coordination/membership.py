@@ -367,7 +367,7 @@ class Membership:
                 yield from node.in_units(self.unit_places)
 
     def everybody(self) -> Iterator[WorkerInfo]:
-        """Return all live workers, those of standbys included."""
+        """Return all live workers, including standbys."""
         return iter(self._workers.values())
 
     def live(self, workers: Iterable[str]) -> list[str]:

@@ -61,7 +61,7 @@ class Transaction:
         self.now = 0.0
         #: The job was over and runs again: it has no plan yet, and resumes from its checkpoint.
         self.begins_again = False
-        #: The state that results from all events, those of this call included.
+        #: The state that results from all events, including this call's.
         self.position = position
         #: The position as of the last record.
         self.recorded = position
@@ -75,7 +75,7 @@ class Transaction:
 
     @property
     def generation(self) -> int:
-        """The generation in force, or 0 if there is none."""
+        """The generation in force, or 0."""
         return self.record.plan.generation if self.record.plan else 0
 
     @property

@@ -191,7 +191,7 @@ def _names(lost: Sequence[tuple[int, int]], most: int = 8) -> str:
 def _known_v(previous: Decision | None, carriers: Sequence[Report], *, dense: bool) -> dict[int, Commit]:
     """Return the known step results, by step.
 
-    The flags come from a worker that has passed the step. Otherwise there are none, because a flag counts only if all
+    The flags come from a worker that has passed the step. Otherwise all are down, because a flag counts only if all
     have raised it.
     """
     known: dict[int, Commit] = {}

@@ -71,7 +71,7 @@ def misfit(
 
 
 def _other_work(transaction: Transaction, attach: Attach) -> str:
-    """Describe how a worker differs from workers under another layout; "" if there is no difference."""
+    """Describe how a worker differs from workers under another layout, or return ""."""
     record = transaction.record
     if not record.layouts:
         return ""

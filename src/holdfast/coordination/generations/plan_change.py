@@ -184,7 +184,7 @@ def _ranks_before(change: PlanChange, base: GenerationPlan | None) -> list[int |
     """Return each member's rank in the base.
 
     Raises:
-        MisfitError: there is no such rank, or one is used twice.
+        MisfitError: a rank does not exist, or is used twice.
     """
     world = len(base.members) if base is not None else 0
     stayers = [run for run in change.members if isinstance(run, Stayers)]

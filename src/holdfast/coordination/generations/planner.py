@@ -93,7 +93,7 @@ def _in_units(workers: Sequence[str], holders: Collection[str], places: int) -> 
 
 
 def _seat(worker: str, stand_ins: Mapping[str, str]) -> str:
-    """Return the node and index of a worker, or those of the node that it replaces."""
+    """Return the node and index of a worker, or of the worker that it replaces."""
     node = node_of(worker)
     return f"{stand_ins[node]}/{index_of(worker)}" if node in stand_ins else node_and_index_of(worker)
 

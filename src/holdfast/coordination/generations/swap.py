@@ -36,8 +36,8 @@ from holdfast.protocol.plan import Decision, DecisionKind, ExpertPlan, Generatio
 #: A newcomer that cannot be reached is tried again at least this often.
 LONGEST_RETRY_S = 60.0
 
-#: A member that receives Arm during a step raises its flag at the end of that step. After this many steps without a
-#: swap it has not received it.
+#: A member that receives Arm during a step raises its flag at the end of that step. If no swap follows within this many
+#: steps, a member has not received it.
 _STEPS_TO_SWAP = 3
 
 
@@ -107,7 +107,7 @@ class Joining:
         return fresh
 
     def prepare(self, plan: GenerationPlan) -> None:
-        """Propose a plan with the newcomers, or if there are none, a better division of micro-batches."""
+        """Propose a plan with the newcomers, or without newcomers a better division of micro-batches."""
         transaction = self._transaction
         fresh = self.newcomers(plan)
         if not fresh:
@@ -219,8 +219,8 @@ class Joining:
         """Cancel a pending plan that cannot come into force, and retry a little later.
 
         Args:
-            suspects: the workers with which the group could not be built, as far as known; None if none is to blame.
-                They are left out for a time that doubles with each failure, so that one unreachable worker cannot block
+            suspects: the workers with which the group could not be built, as far as known; None without suspects. They
+                are left out for a time that doubles with each failure, so that one unreachable worker cannot block
                 others.
         """
         transaction = self._transaction

@@ -26,8 +26,7 @@ _FOR = {
 def foresee(
     parts: JobParts, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False
 ) -> list[MoveForecast]:
-    """Return the forecast for draining these nodes, without changing anything. The arguments are those of
-    `Draining.request`.
+    """Return the forecast for draining these nodes, without changing anything; arguments as for `Draining.request`.
 
     Raises:
         BadInputError, UnreachableError, RefusedError: the request itself would be refused.

@@ -91,7 +91,7 @@ class Hearing:
         """Store or report what an agent reports about its machine."""
         match message:
             case msg.ClockOffset():
-                # Delays of a loaded machine are no offset of its clock.
+                # Delays of a loaded machine must not count as an offset of its clock.
                 known = math.isfinite(message.ahead_s) and abs(message.ahead_s) > message.uncertainty_s
                 node.clock_off_s = message.ahead_s if known else 0.0
             case msg.GpusRead():
@@ -391,7 +391,7 @@ class Hearing:
             self._transaction.break_unit(down.worker)
 
     def useless(self, node: Node, why: str) -> bool:
-        """End a node whose script cannot use the received state; return whether no failure must be handled."""
+        """End a node if its script cannot use the received state; return whether no failure must be handled."""
         self._transaction.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
         return self.turned_away(node, why)
 

@@ -84,7 +84,7 @@ def _missing_statically(transaction: Transaction, ep_size: int) -> Need | None:
 
 
 def _missing(transaction: Transaction, why: str) -> Need | None:
-    """Return the need beyond the connected nodes, including those whose workers are still starting."""
+    """Return the need beyond the connected nodes. Nodes with starting workers also count as connected."""
     shape, nodes = transaction.record.expert_shape, transaction.members.regular
     if shape is None:
         return None if nodes else Need(nodes=1, expert_slots=0, why=why)

@@ -71,7 +71,8 @@ class Ending:
 
     def _emit_finished(self, reason: str, why: str = "", *, resumable: bool = False) -> None:
         at = self._transaction.position
-        # All steps have the same number of samples. The steps before these are of a run whose events are not here.
+        # All steps have the same number of samples. Earlier steps belong to a run with events that are not in this
+        # journal.
         counted = at.samples // at.step_samples if at.step_samples else 0
         totals = {"steps": at.step, "samples": at.samples, "samples_since": at.step - counted}
         loss = at.loss if at.step_time else None

@@ -191,7 +191,7 @@ class Failures:
 
 
 def _with_it(mates: Sequence[str]) -> str:
-    """Describe the workers that are lost with another one, or return "" if there are none."""
+    """Describe the workers that are lost with another one, or return ""."""
     if not mates:
         return ""
     names = sorted({index_of(mate) for mate in mates})

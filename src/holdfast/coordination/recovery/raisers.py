@@ -30,7 +30,7 @@ from holdfast.protocol.record import MAX_REASON, RaisedBefore
 
 #: The newest exceptions are remembered, at most this many: more than one generation of a small job can raise.
 _REMEMBERED = 64
-#: Failure classes that a script causes by itself.
+#: Failure classes of errors in the script itself.
 _SOFTWARE = ("software_error", UNKNOWN)
 
 
